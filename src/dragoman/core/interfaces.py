@@ -1,0 +1,159 @@
+"""The things that pass between the parts, and the contracts of the parts that pass them.
+
+B sentences, K hypotheses of each, S source positions, T target positions, D width, V vocabulary.
+
+    text ─tokenizer→ ids ─batching→ Batch ─frontend→ (B, S, D) ─encoder→ Memory ─decoder→ Output ─search→ Hypothesis
+
+A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its state
+is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py. `step`
+consumes the state it is given and may write into it; positions in it are tensors, never Python ints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the same four ids begin every vocabulary
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One pair as read from a file; the target is None where only a source is given."""
+
+    source: str
+    target: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    file: str = ""
+    line: int = 0
+    cut: bool = False  # the line was longer than a line may be, and only its beginning is here
+
+
+@dataclass
+class Segments:
+    """Which positions of a padded (B, S, ·) tensor are real. Only attention and recurrence look at it."""
+
+    lengths: Tensor  # (B,)
+
+    def mask(self, size: int) -> Tensor:
+        """(B, S): true where a position is real."""
+        import torch
+
+        return torch.arange(size, device=self.lengths.device)[None, :] < self.lengths[:, None]
+
+
+@dataclass
+class Batch:
+    """Padded ids of some pairs. `target` begins with <s> and ends with </s>; `lines` are the rows' places in the data."""
+
+    source: Tensor  # (B, S)
+    source_lengths: Tensor  # (B,)
+    target: Tensor  # (B, T + 1)
+    target_lengths: Tensor  # (B,) including <s> and </s>
+    lines: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return int(self.source.shape[0])
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens to predict, </s> included: what a loss is divided by."""
+        return int(self.target_lengths.sum()) - len(self)
+
+    @property
+    def area(self) -> int:
+        """Padded positions of the longer side: what memory grows with."""
+        return len(self) * max(int(self.source.shape[1]), int(self.target.shape[1]))
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Some of the rows, with the padding they do not need cut off."""
+        source_lengths, target_lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
+        source = self.source[start:stop, : int(source_lengths.max())]
+        target = self.target[start:stop, : int(target_lengths.max())]
+        return Batch(source, source_lengths, target, target_lengths, self.lines[start:stop])
+
+    def to(self, device: Any) -> Batch:
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
+
+        return Batch(
+            move(self.source), move(self.source_lengths), move(self.target), move(self.target_lengths), self.lines
+        )
+
+
+@dataclass
+class Memory:
+    """What an encoder hands to a decoder: a state for every source position, and what sums them up."""
+
+    states: Tensor  # (B, S, D): h_1 .. h_S
+    lengths: Tensor  # (B,)
+    summary: Tensor  # (B, D): one vector for the whole source
+    final: tuple[Tensor, ...] | None = None  # the last state of a recurrent encoder, (L, B, D) each
+    source: Tensor | None = None  # (B, S): the source's ids, for copying
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, S): true where a source position is real."""
+        return Segments(self.lengths).mask(self.states.shape[1])
+
+
+@dataclass
+class Output:
+    """What a decoder computes: hidden vectors, and where it looked if it can say so cheaply or is being watched."""
+
+    o: Tensor  # (B, T, D), or (B, K, D) from a step
+    attention: Tensor | None = None  # (B, T, S): the decoder's own word on alignment
+    extras: dict[str, Tensor] = field(default_factory=dict)  # terms that a loss may use
+
+
+class Capacity(NamedTuple):
+    """How much a decoding state must hold: hypotheses for each sentence, and target positions."""
+
+    hypotheses: int
+    length: int
+
+
+class Encoder(Protocol):
+    """(B, S, D_in) → Memory. `d` is the width of its states."""
+
+    d: int
+
+    def __call__(self, x: Tensor, segments: Segments) -> Memory: ...
+
+
+class Decoder(Protocol):
+    """Embedded target tokens → hidden vectors, all at once or one step at a time; `d` is their width."""
+
+    d: int
+
+    def start(self, memory: Memory, capacity: Capacity) -> Any: ...
+
+    def step(self, y: Tensor, state: Any) -> tuple[Output, Any]: ...  # y (B, K, D_in)
+
+    def __call__(self, y: Tensor, memory: Memory) -> Output: ...  # y (B, T, D_in)
+
+
+class Step(Protocol):
+    """All that a search sees of a model: tokens (B, K) and a state → log p (B, K, V) and the next state."""
+
+    def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One result of a search. Scores are log-probabilities: higher is better."""
+
+    tokens: list[int]  # without <s> and </s>
+    log_probs: list[float]  # one for each token, and one for </s> where it ended by itself
+    score: float  # their sum under the length rule
+    ended: str  # "end": </s> was chosen; "length": the limit was reached
+
+    @property
+    def total(self) -> float:
+        """log p of the whole sequence."""
+        return sum(self.log_probs)

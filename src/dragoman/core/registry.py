@@ -1,0 +1,181 @@
+"""Names → parts. A part's constructor is its schema.
+
+Positional parameters are wiring (widths and the like, given by whoever builds the part); keyword-only parameters are
+options (given by the user). From the options a pydantic model is made that forbids unknown keys, so that a misspelt
+option is an error with a hint and never a silent default.
+
+    encoders = Registry("encoder", __name__)        # in encoders/__init__.py: the folder is the registry
+
+    @encoders.register("rnn")                       # in encoders/rnn.py
+    class RNNEncoder(nn.Module):
+        \"\"\"h_t = f(x_t, h_{t-1}), read in both directions.\"\"\"
+        def __init__(self, d: int, *, layers: Positive = 1, score: Annotated[Part, scores] = Part("dot")): ...
+
+    encoders.build(Part("rnn", {"layers": 2}), 256)
+
+In YAML a part is a bare name (`encoder: rnn`) or a mapping (`encoder: {name: rnn, layers: 2}`). An option that is itself
+a part is annotated with its registry, as `score` above. Others add parts through entry points (`dragoman.encoders`)
+or by importing their module first; a config or a model folder can only name parts, never bring code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from dragoman.core.errors import nearest
+
+T = TypeVar("T")
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]  # a probability or proportion below 1
+Rate = Annotated[float, Field(gt=0.0)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The name of a registered part and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def plain(self) -> dict[str, Any]:
+        """The part as a config file writes it."""
+        return {"name": self.name} | {
+            key: value.plain() if isinstance(value, Part) else value for key, value in self.options.items()
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, (self.name, dict(self.options))  # a mapping proxy cannot travel to another process
+
+
+class Options(BaseModel):
+    """A group of settings: unknown keys are errors, types are not converted, nothing changes after construction.
+
+    `problems` yields what is wrong between the fields, one sentence each.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=())
+
+    def problems(self) -> Iterator[str]:
+        return iter(())
+
+
+class Registry(Generic[T]):
+    """The parts of one kind, by name; `package` is the folder whose modules hold them, read on first use."""
+
+    def __init__(self, kind: str, package: str | None = None) -> None:
+        self.kind, self.package = kind, package
+        self._parts: dict[str, Callable[..., T]] = {}
+        self._schemas: dict[str, type[BaseModel]] = {}
+        self._discovered = False
+
+    # -- filling -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        def add(part: Any) -> Any:
+            if name in self._parts:
+                raise ValueError(f"there are two {self.kind}s called '{name}'")
+            self._parts[name] = part
+            return part
+
+        return add
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        if self.package:
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
+                importlib.import_module(f"{self.package}.{module.name}")
+        for entry in importlib.metadata.entry_points(group=f"dragoman.{self.kind.replace(' ', '_')}s"):
+            entry.load()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        self._discover()
+        return sorted(self._parts)
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        self._discover()
+        if name not in self._parts:
+            raise KeyError(self.unknown(name))
+        return self._parts[name]
+
+    def unknown(self, name: str) -> str:
+        """The sentence that says a name is not one of ours."""
+        return f"no {self.kind} called '{name}'{nearest(name, self.names)} (there is {', '.join(self.names)})"
+
+    def line(self, name: str) -> str:
+        """What a part is, in one line: the first of its docstring."""
+        return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
+
+    def schema(self, name: str) -> type[BaseModel]:
+        """The options of a part as a pydantic model."""
+        part = self[name]
+        if name not in self._schemas:
+            call = part.__init__ if isinstance(part, type) else part
+            hints = typing.get_type_hints(call, include_extras=True)
+            fields: dict[str, Any] = {
+                key: (hints.get(key, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+                for key, parameter in inspect.signature(call).parameters.items()
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            }
+            self._schemas[name] = create_model(f"{self.kind} {name}", __base__=Options, **fields)
+        return self._schemas[name]
+
+    def build(self, part: Part, *wiring: Any) -> T:
+        """The part itself, from its wiring and its options."""
+        return self[part.name](*wiring, **part.options)
+
+    # -- as a type in configs and in other parts' options ----------------------------------------------------------
+
+    def parse(self, value: Any) -> Part:
+        """A bare name, a mapping with a name, or a Part → the Part with every option checked and filled in."""
+        if isinstance(value, Part):
+            value = {"name": value.name, **value.options}
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            found = f"{value!r}"[:60]
+            raise PydanticCustomError(
+                "part", "must be the name of a {kind} or a mapping with one, not {found}", {"kind": self.kind, "found": found}
+            )
+        name = value["name"]
+        if name not in self.names:
+            raise PydanticCustomError("part", "{message}", {"message": self.unknown(name)})
+        options = self.schema(name).model_validate({key: item for key, item in value.items() if key != "name"})
+        return Part(name, {key: getattr(options, key) for key in type(options).model_fields})
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.parse, serialization=core_schema.plain_serializer_function_ser_schema(Part.plain)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        variants: list[JsonSchemaValue] = [{"enum": self.names}]
+        for name in self.names:
+            variant = self.schema(name).model_json_schema()
+            variant["title"], variant["description"] = name, self.line(name)
+            variant["properties"] = {"name": {"const": name}} | variant.get("properties", {})
+            variant["required"] = ["name", *variant.get("required", [])]
+            variants.append(variant)
+        return {"anyOf": variants, "title": self.kind}
