@@ -1,0 +1,1 @@
+"""The equations: layers, attention, encoders, decoders, and the whole model."""

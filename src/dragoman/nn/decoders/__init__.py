@@ -1,0 +1,8 @@
+"""Embedded target tokens and a Memory → hidden vectors, one file for each kind. The folder is the registry."""
+
+from __future__ import annotations
+
+from dragoman.core.interfaces import Decoder
+from dragoman.core.registry import Registry
+
+decoders: Registry[Decoder] = Registry("decoder", __name__)

@@ -1,0 +1,8 @@
+"""(B, S, D_in) → Memory, one file for each kind. The folder is the registry."""
+
+from __future__ import annotations
+
+from dragoman.core.interfaces import Encoder
+from dragoman.core.registry import Registry
+
+encoders: Registry[Encoder] = Registry("encoder", __name__)

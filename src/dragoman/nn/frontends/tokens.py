@@ -1,0 +1,24 @@
+"""x_j = √D · E[source_j]: a row of a table for each token."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from dragoman.core.interfaces import PAD
+from dragoman.nn.frontends import frontends
+
+
+@frontends.register("tokens")
+class Tokens(nn.Module):
+    """A table with one vector for each token of the source vocabulary, scaled by √D."""
+
+    def __init__(self, size: int, d: int, *, scale: bool = True) -> None:
+        super().__init__()
+        self.d, self.factor = d, math.sqrt(d) if scale else 1.0
+        self.table = nn.Embedding(size, d, padding_idx=PAD)
+        nn.init.normal_(self.table.weight, std=d**-0.5 if scale else 1.0)
+
+    def forward(self, source: Tensor) -> Tensor:
+        return self.table(source) * self.factor  # type: ignore[no-any-return]
