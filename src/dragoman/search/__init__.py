@@ -1,0 +1,36 @@
+"""From a step function to sequences. A search sees `step(tokens, state) → log p, state` and nothing else of a model.
+
+    results = searches.build(Part("beam", {"size": 5}))(step, start, limits)      # n-best lists of Hypothesis, one per sentence
+
+The folder is the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dragoman.core.interfaces import Capacity, Hypothesis, Step
+from dragoman.core.registry import Registry
+
+Start = Callable[[Capacity], Any]  # how much room a search needs → the model's state before the first token
+
+
+@dataclass
+class Limits:
+    """How long results may and must be, in tokens without </s>, for each sentence."""
+
+    longest: Tensor  # (B,)
+    shortest: int = 0
+
+
+class Search(Protocol):
+    """`start` gives the state before the first token, with room for as many hypotheses as the search asks for."""
+
+    def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]: ...
+
+
+searches: Registry[Search] = Registry("search", __name__)
