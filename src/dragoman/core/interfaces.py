@@ -32,6 +32,7 @@ class Example:
     file: str = ""
     line: int = 0
     cut: bool = False  # the line was longer than a line may be, and only its beginning is here
+    references: tuple[str, ...] = ()  # every accepted target, the first included, where several may be given
 
 
 @dataclass

@@ -76,13 +76,25 @@ class Options(BaseModel):
         return iter(())
 
 
+def options_of(part: Callable[..., Any], title: str) -> type[Options]:
+    """The keyword-only parameters of a constructor or function as a group of settings."""
+    call = part.__init__ if isinstance(part, type) else part
+    hints = typing.get_type_hints(call, include_extras=True)
+    fields: dict[str, Any] = {
+        key: (hints.get(key, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)
+        for key, parameter in inspect.signature(call).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    return create_model(title, __base__=Options, **fields)
+
+
 class Registry(Generic[T]):
     """The parts of one kind, by name; `package` is the folder whose modules hold them, read on first use."""
 
     def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind, self.package = kind, package
         self._parts: dict[str, Callable[..., T]] = {}
-        self._schemas: dict[str, type[BaseModel]] = {}
+        self._schemas: dict[str, type[Options]] = {}
         self._discovered = False
 
     # -- filling -------------------------------------------------------------------------------------------------
@@ -128,18 +140,11 @@ class Registry(Generic[T]):
         """What a part is, in one line: the first of its docstring."""
         return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
 
-    def schema(self, name: str) -> type[BaseModel]:
+    def schema(self, name: str) -> type[Options]:
         """The options of a part as a pydantic model."""
         part = self[name]
         if name not in self._schemas:
-            call = part.__init__ if isinstance(part, type) else part
-            hints = typing.get_type_hints(call, include_extras=True)
-            fields: dict[str, Any] = {
-                key: (hints.get(key, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)
-                for key, parameter in inspect.signature(call).parameters.items()
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-            }
-            self._schemas[name] = create_model(f"{self.kind} {name}", __base__=Options, **fields)
+            self._schemas[name] = options_of(part, f"{self.kind} {name}")
         return self._schemas[name]
 
     def build(self, part: Part, *wiring: Any) -> T:

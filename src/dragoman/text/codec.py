@@ -94,7 +94,13 @@ class Codec:
 
 
 def learn(
-    source: Part, target: Part, joint: bool, normalization: Form, sources: Iterable[str], targets: Iterable[str], extra: Sequence[str]
+    source: Part,
+    target: Part,
+    joint: bool,
+    normalization: Form,
+    sources: Iterable[str],
+    targets: Iterable[str],
+    extra: Sequence[str],
 ) -> Codec:
     """New tokenizers from the training texts; `extra` are the language tags, which belong to the source."""
 

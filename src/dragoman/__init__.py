@@ -1,0 +1,54 @@
+"""Dragoman: sequence-to-sequence models from pairs.
+
+    import dragoman
+    model = dragoman.load("runs/g2p")
+    model.predict(["dragoman"], beam=5, nbest=3)
+    model.score([("dragoman", "D R AE G AH M AH N")])
+    for report in dragoman.train("config.yaml"): ...
+
+Everything is imported on first use, so that `import dragoman` costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dragoman.version import __version__
+
+if TYPE_CHECKING:
+    from dragoman.pipeline import Pipeline, Prediction
+    from dragoman.training import Report
+
+__all__ = ["Pipeline", "Prediction", "Report", "__version__", "load", "train"]
+
+
+def load(path: str | Path, device: str = "auto") -> Pipeline:
+    """A trained model from a run folder or a model folder."""
+    from dragoman import pipeline
+
+    return pipeline.load(path, device)
+
+
+def train(
+    config: str | Path, *, set: Sequence[str] = (), run: str | Path | None = None, allow_change: Sequence[str] = ()
+) -> Iterator[Report]:
+    """Train as a config file says; yields a Report for everything that happens. `set` takes "key=value" texts."""
+    from dragoman import config as configs
+    from dragoman import training
+
+    loaded = configs.load(config, None, set)
+    return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Pipeline", "Prediction"):
+        from dragoman import pipeline
+
+        return getattr(pipeline, name)
+    if name == "Report":
+        from dragoman import training
+
+        return training.Report
+    raise AttributeError(f"module 'dragoman' has no attribute '{name}'")

@@ -1,0 +1,382 @@
+"""The typed config of a whole run, from YAML: every problem at once, or a config that has been rehearsed.
+
+    load(path, preset, ["model.decoder.layers=2"]) → Loaded(config, origins)
+
+A file may say `preset: NAME` to build on a preset; a file's values replace the preset's, `--set` values replace both. Where a
+part changes its name, its options start over. `origins` says for each value where it came from.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from dragoman.core import yaml
+from dragoman.core.errors import ConfigError, PartError, nearest
+from dragoman.core.registry import Count, Options, Part, Positive, Rate, Registry, Share, options_of
+from dragoman.evaluation.metrics import metrics
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.optim.optimizers import optimizers
+from dragoman.optim.schedules import schedules
+from dragoman.search import searches
+from dragoman.text.normalization import Form
+from dragoman.text.tokenizers import tokenizers
+
+COLUMNS = ("source", "target", "source_lang", "target_lang", "-")
+
+
+class Corpus(Options):
+    """One set of pairs; `weight` is how often each of its lines is seen in an epoch."""
+
+    path: str
+    weight: Rate = 1.0
+
+
+def _corpora(value: Any) -> Any:
+    """One path, a list of paths, or a list of mappings with weights."""
+    values = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in values]
+
+
+class Data(Options):
+    """Where the pairs are, and which of them count."""
+
+    train: Annotated[list[Corpus], BeforeValidator(_corpora), Field(min_length=1)]
+    valid: str | None = None
+    columns: Annotated[list[Literal["source", "target", "source_lang", "target_lang", "-"]], Field(min_length=2)] = [
+        "source",
+        "target",
+    ]
+    normalization: Form = "nfc"
+    max_source: Positive = 256  # tokens with </s> and tags; longer pairs are left out and counted
+    max_target: Positive = 256
+    on_error: Literal["stop", "skip"] = "stop"  # what to do with a line that cannot be read
+    workers: Count = 0  # processes that prepare batches ahead
+    cache: str | None = None  # where token stores are kept; default: beside the run folder
+
+    def problems(self) -> Iterator[str]:
+        for name in ("source", "target"):
+            if self.columns.count(name) != 1:  # type: ignore[arg-type]
+                yield f"columns must name '{name}' exactly once, found {self.columns}"
+
+
+class Tokenizing(Options):
+    """How text becomes ids. Without `target` both sides use the kind named for the source."""
+
+    source: Annotated[Part, tokenizers] = Part("characters")
+    target: Annotated[Part, tokenizers] | None = None
+    joint: bool = False  # one vocabulary for both sides
+    load: str | None = None  # take the tokenizers of this model instead of learning them
+
+    def problems(self) -> Iterator[str]:
+        if self.joint and self.target is not None and self.target != self.source:
+            yield "target must be left out (or equal source) when joint is true: there is one tokenizer for both sides"
+
+
+class Training(Options):
+    """How weights are found."""
+
+    steps: Positive = 10_000  # updates; training also ends after `epochs`, whichever comes first
+    epochs: Positive | None = None
+    batch_tokens: Positive = 4096  # padded tokens of the longer side in a batch
+    batch_sentences: Positive | None = None
+    accumulate: Positive = 1  # batches for each update
+    optimizer: Annotated[Part, optimizers] = Part("adamw")
+    schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
+    clip: Rate | None = 1.0  # the largest norm of a gradient
+    label_smoothing: Share = 0.1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    validate_every: Positive = 500  # steps
+    validate_metrics: list[Annotated[Part, metrics]] = []  # decoded, besides the loss
+    validate_examples: Positive = 500  # how many are decoded
+    validate_search: Annotated[Part, searches] = Part("greedy")
+    best: str = "loss"  # what decides which checkpoint is best: loss, or one of validate_metrics
+    patience: Positive | None = None  # stop after so many validations without a better one
+    save_every: Positive = 500  # steps
+    keep: Positive = 3  # checkpoints, besides the best
+    average: Positive = 1  # average the last so many checkpoints at the end
+    ema: Share = 0.0  # decay of a moving average of the weights, which then is the model
+    start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
+    freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
+    log_every: Positive = 20  # steps
+
+    def problems(self) -> Iterator[str]:
+        warmup = self.schedule.options.get("warmup", 0)
+        if warmup > self.steps:
+            yield f"schedule.warmup is {warmup}; it must not exceed steps, {self.steps}"
+        names = ["loss", *(metric.name for metric in self.validate_metrics)]
+        if self.best not in names:
+            yield f"best is '{self.best}'; it must be one of {', '.join(names)}{nearest(self.best, names)}"
+        if self.average > self.keep:
+            yield f"average is {self.average}; it must not exceed keep, {self.keep}, the checkpoints there are"
+
+
+class Generation(Options):
+    """How results are searched for by default. A result has at most `ratio` × source tokens + `extra` tokens."""
+
+    search: Annotated[Part, searches] = Part("beam")
+    ratio: Annotated[float, Field(ge=0.0)] = 2.0
+    extra: Count = 20
+    shortest: Count = 0
+
+
+class Runtime(Options):
+    """The machine's side of things."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: Positive | None = None  # CPU threads; chosen once and kept with the run
+    tensorboard: bool = False  # event files beside metrics.jsonl
+
+
+if TYPE_CHECKING:
+    Model = Options
+else:
+    Model = options_of(Seq2Seq, "Model")  # a part's constructor is its schema, the whole model's too
+
+
+class Config(Options):
+    """Everything that decides a run."""
+
+    name: str = "model"
+    seed: Count = 1
+    data: Data
+    tokenizer: Tokenizing = Tokenizing()
+    model: Model = Model()
+    training: Training = Training()
+    generation: Generation = Generation()
+    runtime: Runtime = Runtime()
+
+    def problems(self) -> Iterator[str]:
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            yield f"name is '{self.name}'; it becomes a folder's name, so it needs letters and no '/'"
+        needs_valid = [
+            key
+            for key, asked in {
+                "training.patience": self.training.patience is not None,
+                "training.validate_metrics": bool(self.training.validate_metrics),
+                "training.schedule: plateau": self.training.schedule.name == "plateau",
+            }.items()
+            if asked
+        ]
+        if self.data.valid is None and needs_valid:
+            yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
+        for side, limit in {"encoder": self.data.max_source, "decoder": self.data.max_target}.items():
+            position = getattr(self.model, side).options.get("position")
+            reach = position.options.get("length") if isinstance(position, Part) else None
+            if reach is not None and reach < limit:
+                key = "data.max_source" if side == "encoder" else "data.max_target"
+                yield f"{key} is {limit}, but model.{side}.position reaches only {reach} tokens"
+
+    def plain(self) -> dict[str, Any]:
+        """As a config file writes it, every default filled in."""
+        return self.model_dump()
+
+    def text(self) -> str:
+        return yaml.dump(self.plain())
+
+
+def build_model(config: Config, source_size: int, target_size: int) -> Seq2Seq:
+    """The model of a config, freshly initialized."""
+    options = {key: getattr(config.model, key) for key in type(config.model).model_fields}
+    return Seq2Seq(source_size, target_size, **options)
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loaded:
+    """A config, and for each of its keys the file or option that set it."""
+
+    config: Config
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name and the first line of its comment."""
+    files = sorted(resources.files("dragoman.presets").iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+        for file in files
+        if file.name.endswith(".yaml")
+    }
+
+
+def load(path: str | Path | None = None, preset: str | None = None, sets: Sequence[str] = ()) -> Loaded:
+    """A config from a file, a preset and single values, the later over the earlier; or one error with every problem."""
+    where = str(path or (f"preset {preset}" if preset else "the config"))
+    value = yaml.read(Path(path)) if path is not None else {}
+    preset = value.pop("preset", None) or preset
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if preset is not None:
+        merge(merged, _preset(preset, where), f"preset {preset}", origins)
+    merge(merged, value, where, origins)
+    for text in sets:
+        merge(merged, _assignment(text), f"--set {text.split('=', 1)[0]}", origins)
+    config = validate(merged, where)
+    problems = rehearse(config)
+    if problems:
+        raise ConfigError(where, problems)
+    return Loaded(config, origins)
+
+
+def validate(value: dict[str, Any], where: str) -> Config:
+    """A plain mapping → the config, or an error with every problem in it."""
+    problems: list[str] = []
+    try:
+        config = Config.model_validate(value)
+    except ValidationError as error:
+        problems = [_sentence(item, value) for item in error.errors(include_url=False)]
+        problems += [text for group in _valid_groups(value) for text in _cross(group)]
+        raise ConfigError(where, sorted(set(problems), key=problems.index)) from None
+    problems = list(_cross(("", config)))
+    for name in Config.model_fields:
+        group = getattr(config, name)
+        if isinstance(group, Options):
+            problems += _cross((name + ".", group))
+    if problems:
+        raise ConfigError(where, problems)
+    return config
+
+
+def rehearse(config: Config) -> list[str]:
+    """Build the model with a vocabulary of 8 and run a tiny batch through it: widths that do not fit fail here."""
+    import torch
+
+    from dragoman.core.interfaces import Batch, Capacity
+
+    state = torch.random.get_rng_state()
+    try:
+        model = build_model(config, 8, 8).eval()
+        ids, lengths = torch.tensor([[4, 5, 2], [6, 2, 0]]), torch.tensor([3, 2])
+        with torch.no_grad():
+            model.loss(Batch(ids, lengths, ids, lengths))
+            model.step(ids[:, :1], model.start(model.encode(ids, lengths), Capacity(1, 2)))
+    except PartError as error:
+        return [f"model: {error}"]
+    finally:
+        torch.random.set_rng_state(state)
+    return []
+
+
+def merge(into: dict[str, Any], value: dict[str, Any], origin: str, origins: dict[str, str], path: str = "") -> None:
+    """Lay one mapping over another; a part under another name starts over."""
+    for key, new in value.items():
+        here, old = f"{path}{key}", into.get(key)
+        if isinstance(new, dict):
+            if isinstance(old, str):  # a part by its bare name, now given options
+                old = {"name": old}
+            renamed = isinstance(old, dict) and "name" in new and new["name"] != old.get("name")
+            into[key] = {} if renamed or not isinstance(old, dict) else old
+            if renamed:
+                for gone in [k for k in origins if k.startswith(here + ".")]:
+                    del origins[gone]
+            merge(into[key], new, origin, origins, here + ".")
+        else:
+            same_part = isinstance(new, str) and isinstance(old, dict) and old.get("name") == new
+            into[key] = old if same_part else new
+            origins[here] = origin
+
+
+def explain(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
+    """Every value of a config with its key and where it came from."""
+
+    def walk(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any, str]]:
+        for key, item in value.items():
+            here = f"{path}{key}"
+            if isinstance(item, dict):
+                yield from walk(item, here + ".")
+            else:
+                bare = here.removesuffix(".name")
+                yield here, item, loaded.origins.get(here) or loaded.origins.get(bare) or "default"
+
+    return walk(loaded.config.plain(), "")
+
+
+def _preset(name: Any, where: str) -> dict[str, Any]:
+    names = presets()
+    if name not in names:
+        raise ConfigError(where, [f"preset: no preset called '{name}'{nearest(str(name), names)} (there is {', '.join(names)})"])
+    return yaml.parse((resources.files("dragoman.presets") / f"{name}.yaml").read_text(encoding="utf-8"), name) or {}
+
+
+def _assignment(text: str) -> dict[str, Any]:
+    """`a.b.c=value` → {a: {b: {c: value}}}, the value read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.strip().split(".")):
+        raise ConfigError(f"--set {text}", ["must read KEY=VALUE, as in --set model.decoder.layers=2"])
+    result: Any = yaml.parse(value, f"--set {text}")
+    for part in reversed(key.strip().split(".")):
+        result = {part: result}
+    return result  # type: ignore[no-any-return]
+
+
+# -- problems as sentences ---------------------------------------------------------------------------------------------
+
+
+def _cross(group: tuple[str, Options]) -> Iterator[str]:
+    prefix, options = group
+    return (f"{prefix}{problem}" for problem in options.problems())
+
+
+def _valid_groups(value: dict[str, Any]) -> Iterator[tuple[str, Options]]:
+    """The groups of a broken config that are right by themselves: their cross-field rules can still be checked."""
+    for name, info in Config.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Options) and isinstance(value.get(name, {}), dict):
+            try:
+                yield name + ".", kind.model_validate(value.get(name, {}))
+            except ValidationError:
+                continue
+
+
+def _sentence(error: Any, value: dict[str, Any]) -> str:
+    """One of pydantic's errors as `key: what is wrong, what was found, what is allowed`."""
+    location = [str(part) for part in error["loc"] if part != "function-plain[parse()]"]
+    key, found, kind = ".".join(location), f"{error['input']!r}"[:60], error["type"]
+    if kind == "extra_forbidden":
+        options = _options_at(location[:-1], value)
+        return f"{key} is not an option{nearest(location[-1], options)} (there is {', '.join(options)})"
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind == "part":
+        return f"{key}: {error['msg']}"
+    if kind == "literal_error":
+        allowed = error["ctx"]["expected"]
+        return f"{key}: found {found}, allowed is {allowed}"
+    text = error["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+    return f"{key}: {text[0].lower() + text[1:]}, found {found}"
+
+
+def _options_at(location: Sequence[str], value: Any) -> list[str]:
+    """The options there are at a place of the config."""
+    kind: Any = Config
+    for part in location:
+        fields = kind.model_fields
+        if part not in fields:
+            return []
+        value = value.get(part) if isinstance(value, dict) else None
+        info = fields[part]
+        registry = next((m for m in [*info.metadata, *_arguments(info.annotation)] if isinstance(m, Registry)), None)
+        if registry is not None:
+            name = value.get("name") if isinstance(value, dict) else value
+            kind = registry.schema(str(name)) if name in registry.names else Options
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, Options):
+            kind = info.annotation
+        else:
+            return []
+    return list(kind.model_fields)
+
+
+def _arguments(annotation: Any) -> Iterator[Any]:
+    """Everything inside a type: the registry of `Annotated[Part, registry] | None`."""
+    for argument in typing.get_args(annotation):
+        yield argument
+        yield from _arguments(argument)

@@ -1,0 +1,1 @@
+"""Files → batches: readers, the data doctor, the store of ids, and batching."""

@@ -1,0 +1,294 @@
+"""From the lengths of pairs to batches: one seeded order whose whole state is a cursor.
+
+    sizes, weights ─epoch_order→ blocks of (corpus, row) ─plan→ batches of rows ─Batches→ ids ─collate→ Batch
+
+An epoch shows each line as often as the weight of its corpus says. The corpora are cut into short spans, the spans are
+shuffled and gathered into blocks, and only within a block are rows shuffled and sorted into batches: memory holds one
+block, however large the corpora are, and a block reads the files in whole spans. Everything is a function of (seed,
+epoch): Cursor(epoch, batch) and the seed are all that a checkpoint needs to go on with exactly the same batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.interfaces import BOS, PAD, Batch
+from dragoman.data.store import Store
+
+if TYPE_CHECKING:
+    from dragoman.text.codec import Codec
+
+BLOCK = 1 << 20  # rows planned at once: about 100 MB while planning
+SPANS = 256  # spans in a block: enough to mix corpora well, few enough to read whole pages
+WINDOW = 1 << 20  # rows sorted together: 3 % of padding at 25,000 tokens a batch; 2^16 rows gave 19 %
+
+Integers = NDArray[np.int64]
+Ids = Sequence[int] | NDArray[Any]
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+class Arrays(NamedTuple):
+    """A batch before it becomes tensors: what travels between processes."""
+
+    source: Integers  # (B, S)
+    source_lengths: Integers  # (B,)
+    target: Integers  # (B, T + 1)
+    target_lengths: Integers  # (B,)
+    lines: list[int]
+
+    def tensors(self) -> Batch:
+        import torch
+
+        source, source_lengths, target, target_lengths = (torch.from_numpy(array) for array in self[:4])
+        return Batch(source, source_lengths, target, target_lengths, self.lines)
+
+
+def pad(rows: Sequence[tuple[Ids, Ids]], lines: Sequence[int]) -> Arrays:
+    """Source ids as they are, target ids with <s> before them, filled up with <pad>."""
+    source, source_lengths = _rectangle([row[0] for row in rows])
+    ids, lengths = _rectangle([row[1] for row in rows])
+    target = np.concatenate([np.full((len(rows), 1), BOS), ids], axis=1)
+    return Arrays(source, source_lengths, target, lengths + 1, list(lines))
+
+
+def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
+    """(B, longest) ids and (B,) lengths."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    width = int(lengths.max(initial=0))
+    filled = np.full((len(rows), width), PAD, np.int64)
+    if width:
+        filled[np.arange(width) < lengths[:, None]] = np.concatenate(rows)
+    return filled, lengths
+
+
+def collate(rows: Sequence[tuple[Ids, Ids]], lines: Sequence[int]) -> Batch:
+    """Pairs of ids, each ending with </s>, as one batch of tensors."""
+    return pad(rows, lines).tensors()
+
+
+# -- the order of an epoch ---------------------------------------------------------------------------------------------
+
+
+def _generator(seed: int, epoch: int, *purpose: int) -> np.random.Generator:
+    # SeedSequence fills short seeds up with zeros, so (7, 3) and (7, 3, 0, 0) are one stream; a spawn key stands apart.
+    return np.random.default_rng(np.random.SeedSequence((seed, epoch), spawn_key=purpose))
+
+
+def epoch_order(
+    sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int, *, block: int = BLOCK
+) -> Iterator[Integers]:
+    """The (corpus, row) items of an epoch, shuffled, as blocks (N, 2).
+
+    Weight 2 shows each line twice, weight 0.5 a half of the lines, drawn anew in each epoch.
+    """
+    rng = _generator(seed, epoch, 0)
+    span = max(1, block // SPANS)
+    parts = [
+        _spans(corpus, size, weight, span, rng)
+        for corpus, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    ]
+    spans = rng.permutation(np.concatenate(parts))
+    # The block of each span: spans are never cut, so aiming one span lower keeps every block within its size.
+    numbers = (np.cumsum(spans[:, 3]) - 1) // (block - span + 1)
+    for number in range(int(numbers[-1]) + 1 if len(numbers) else 0):
+        rng = _generator(seed, epoch, 1, number)
+        items = [_rows(place, rng) for place in spans[numbers == number]]
+        yield rng.permutation(np.concatenate(items))
+
+
+def _spans(corpus: int, size: int, weight: float, span: int, rng: np.random.Generator) -> Integers:
+    """(N, 4): corpus, first row, row after the last, and how many of those rows to take."""
+    starts = np.arange(0, size, span)
+    stops = np.minimum(starts + span, size)
+    whole, share = divmod(weight, 1.0)
+    # Running totals rounded with one random offset: the takes add up to share · size, give or take one, and no corpus
+    # is too small to be seen now and then.
+    offset = rng.random()
+    some = np.floor(share * stops + offset) - np.floor(share * starts + offset)
+    takes = [stops - starts] * int(whole) + [np.minimum(some.astype(np.int64), stops - starts)]
+    copies = [np.stack([np.full_like(starts, corpus), starts, stops, take], axis=1) for take in takes]
+    spans = np.concatenate(copies)
+    return spans[spans[:, 3] > 0]
+
+
+def _rows(span: Integers, rng: np.random.Generator) -> Integers:
+    """The (corpus, row) items of one span."""
+    corpus, start, stop, take = span
+    if take == stop - start:
+        rows = np.arange(start, stop)
+    else:
+        rows = start + rng.choice(stop - start, take, replace=False)
+    return np.stack([np.full_like(rows, corpus), rows], axis=1)
+
+
+# -- from lengths to batches -------------------------------------------------------------------------------------------
+
+
+def plan(
+    source_lengths: Integers,
+    target_lengths: Integers,
+    order: Integers,
+    *,
+    tokens: int,
+    sentences: int | None,
+    rng: np.random.Generator,
+) -> list[Integers]:
+    """Batches of the rows in `order`: alike in length, at most `tokens` positions with padding, themselves shuffled.
+
+    A batch of B rows has B · max(source length, target length) positions; a row with more than `tokens` is alone.
+    """
+    batches: list[Integers] = []
+    for start in range(0, len(order), WINDOW):
+        rows = order[start : start + WINDOW]
+        source, target = source_lengths[rows], target_lengths[rows]
+        by_length = np.lexsort((rng.random(len(rows)), source, target))
+        cuts = _cuts(np.maximum(source, target)[by_length], tokens, sentences)
+        batches += np.split(rows[by_length], cuts)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _cuts(longest: Integers, tokens: int, sentences: int | None) -> list[int]:
+    """Where, in rows sorted by length, a new batch begins; 0 is left out."""
+    cuts, start = [], 0
+    while start < len(longest):
+        most = max(1, tokens // max(1, int(longest[start])))  # no more fit, since the first row alone is that long
+        if sentences is not None:
+            most = min(most, sentences)
+        width = np.maximum.accumulate(longest[start : start + most])
+        fits = int(np.count_nonzero(width * np.arange(1, len(width) + 1) <= tokens))
+        start += max(1, fits)
+        cuts.append(start)
+    return cuts[:-1]
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place between two batches: so many batches of this epoch are done (by all ranks together)."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Place(NamedTuple):
+    """A batch before its ids are looked up: which items of which epoch, and the cursor after it."""
+
+    epoch: int
+    items: Integers  # (B, 2): corpus, row
+    after: Cursor
+
+
+class Batches:
+    """An endless stream of training batches from weighted corpora; the same from the same seed and cursor.
+
+    `tokens` limits a batch's area: rows × the longer padded side, <s> counted. Where subwords are sampled, lengths
+    are those of the plain encoding, so a batch may come out somewhat larger. Several ranks take turns in one stream.
+    """
+
+    def __init__(
+        self,
+        corpora: Sequence[tuple[Store, float]],
+        codec: Codec,
+        *,
+        tokens: int,
+        sentences: int | None = None,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        block: int = BLOCK,
+    ) -> None:
+        self.stores = [store for store, _ in corpora]
+        self.weights = [weight for _, weight in corpora]
+        if not corpora or not all(len(store) for store in self.stores):
+            raise ValueError("there must be corpora, and none of them empty")
+        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+            raise ValueError(f"the weights of corpora must be positive, not {self.weights}")
+        if codec.samples and not all(store.keeps_text for store in self.stores):
+            raise ValueError("to sample subwords, stores must be built with keep_text=True")
+        self.codec = codec if codec.samples else None  # else it need not travel to the workers
+        self.tokens, self.sentences, self.seed = tokens, sentences, seed
+        self.rank, self.ranks, self.block = rank, ranks, block
+
+    def after(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
+        """All batches from a cursor on, each with the cursor after it; epoch follows epoch without end."""
+        for place in self.places(cursor):
+            yield self.arrays(place).tensors(), place.after
+
+    def per_epoch(self, epoch: int) -> int:
+        """How many batches an epoch has, for all ranks together."""
+        return sum(1 for _ in self._epoch(epoch))
+
+    def places(self, cursor: Cursor) -> Iterator[Place]:
+        """What `after` yields, before any ids are read: every process can count along cheaply."""
+        stream = self._stream(cursor)
+        while True:
+            turn = list(itertools.islice(stream, self.ranks))
+            yield turn[self.rank]._replace(after=turn[-1].after)
+
+    def arrays(self, place: Place) -> Arrays:
+        """The padded ids of a batch."""
+        items: list[tuple[int, int]] = place.items.tolist()
+        rows = [self._ids(place.epoch, corpus, row) for corpus, row in items]
+        return pad(rows, [int(self.stores[corpus].lines[row]) for corpus, row in items])
+
+    def _stream(self, cursor: Cursor) -> Iterator[Place]:
+        """The batches of all ranks."""
+        done = cursor.batch
+        for epoch in itertools.count(cursor.epoch):
+            for number, items in enumerate(self._epoch(epoch)):
+                if number >= done:
+                    yield Place(epoch, items, Cursor(epoch, number + 1))
+            done = 0
+
+    def _epoch(self, epoch: int) -> Iterator[Integers]:
+        sizes = [len(store) for store in self.stores]
+        for number, block in enumerate(epoch_order(sizes, self.weights, self.seed, epoch, block=self.block)):
+            source, target = self._lengths(block)
+            rng = _generator(self.seed, epoch, 2, number)
+            order = np.arange(len(block))
+            for rows in plan(source, target, order, tokens=self.tokens, sentences=self.sentences, rng=rng):
+                yield block[rows]
+
+    def _lengths(self, block: Integers) -> tuple[Integers, Integers]:
+        """Padded lengths of the items of a block: the target has <s> before its ids."""
+        lengths = np.empty((2, len(block)), np.int64)
+        for corpus, store in enumerate(self.stores):
+            mine = np.flatnonzero(block[:, 0] == corpus)
+            lengths[:, mine] = store.lengths(block[mine, 1])
+        return lengths[0], lengths[1] + 1
+
+    def _ids(self, epoch: int, corpus: int, row: int) -> tuple[Ids, Ids]:
+        """The ids of a pair; where they are sampled, a function of seed, epoch, corpus and row alone."""
+        store = self.stores[corpus]
+        if self.codec is None:
+            return store.source(row), store.target(row)
+        example = store.example(row)
+        rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
+        source = self.codec.encode_source(example, rng)
+        target = self.codec.encode_target(example.target or "", rng)
+        # A sampled split is longer than the plain one; a model's positions end at the limit all the same.
+        return (
+            source if len(source) <= store.max_source else store.source(row),
+            target if len(target) <= store.max_target else store.target(row),
+        )
+
+
+def in_order(store: Store, tokens: int) -> Iterator[Batch]:
+    """Every row once, short ones first, never sampled: for validation. `lines` are row numbers."""
+    source, target = store.source_lengths, store.target_lengths + 1
+    by_length = np.lexsort((source, target))
+    cuts = _cuts(np.maximum(source, target)[by_length].astype(np.int64), tokens, None)
+    for rows in np.split(by_length, cuts):
+        numbers: list[int] = rows.tolist()
+        yield collate([(store.source(row), store.target(row)) for row in numbers], numbers)

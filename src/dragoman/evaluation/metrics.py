@@ -1,0 +1,317 @@
+"""Hypotheses and references → a score from 0 to 100 (error rates may exceed it), by way of sums.
+
+    statistics(hypotheses, references) → (N, F)      what each item adds: its edits and its reference's length, say
+    score(Σ_n statistics) → the score of the corpus
+
+Every metric here is a function of a sum over items. So a resampled or a partial corpus costs one sum and no new look at
+the text, which is what the bootstrap and quality by length are made of.
+
+`references[n]` are the accepted references of item n: one or more, not as many for every item. What becomes of several:
+BLEU, chrF and TER follow sacreBLEU; all others take the reference that is kindest to the hypothesis.
+
+N items, F statistics for each.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import sacrebleu
+from pydantic import Field
+from rapidfuzz.distance import LCSseq, Levenshtein
+
+from dragoman.core.errors import DataError
+from dragoman.core.registry import Registry
+
+Array = npt.NDArray[np.float64]
+
+
+class Metric(Protocol):
+    """What every metric can do; its options are the keyword-only parameters of its constructor."""
+
+    @property
+    def label(self) -> str:
+        """The name to print, such as "BLEU"."""
+        ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def signature(self) -> str | None:
+        """sacreBLEU's signature, once something was scored (it counts the references); None for other metrics."""
+        ...
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+        """(N, F): what each item adds to the corpus."""
+        ...
+
+    def score(self, totals: Array) -> Array:
+        """Summed statistics (…, F) → scores (…)."""
+        ...
+
+
+metrics: Registry[Metric] = Registry("metric")
+
+
+def corpus(metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """The score of a whole corpus."""
+    return float(metric.score(metric.statistics(hypotheses, references).sum(axis=0)))
+
+
+def check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Refuse what has no score: nothing at all, sides of unequal length, an item without a reference."""
+    if len(hypotheses) != len(references):
+        raise DataError(
+            f"there are {len(hypotheses)} hypotheses and references for {len(references)} items; there must be as many"
+        )
+    if not hypotheses:
+        raise DataError("there is nothing to score; give at least one hypothesis and its reference")
+    for number, accepted in enumerate(references, start=1):
+        if isinstance(accepted, str):  # its characters would pass for references
+            raise TypeError(f"the references of item {number} are a str; give a list of texts, even for one reference")
+        if not accepted:
+            raise DataError(f"item {number} has no reference; every item needs at least one (which may be empty)")
+
+
+# -- what sacreBLEU computes -------------------------------------------------------------------------------------------
+
+
+class Sacre:
+    """A metric of sacreBLEU, so that its numbers compare with everyone else's."""
+
+    def __init__(self, scorer: Any, label: str, higher_is_better: bool) -> None:
+        self._scorer, self.label, self.higher_is_better = scorer, label, higher_is_better
+
+    @property
+    def signature(self) -> str | None:
+        known = hasattr(self._scorer, "num_refs")  # set when references are first seen
+        return str(self._scorer.get_signature()) if known else None
+
+    # sacreBLEU has statistics, and scores made from them, only under private names (for its own significance tests).
+    # They are used in the next two methods and nowhere else; a test holds the result equal to its `corpus_score`.
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+        check(hypotheses, references)
+        streams = list(zip_longest(*references))  # reference by reference; sacreBLEU skips the None of shorter lists
+        return np.array(self._scorer._extract_corpus_statistics(hypotheses, streams), dtype=np.float64)
+
+    def score(self, totals: Array) -> Array:
+        rows = totals.reshape(-1, totals.shape[-1]).tolist()
+        scores = [self._scorer._compute_score_from_stats(row).score for row in rows]
+        return np.array(scores, dtype=np.float64).reshape(totals.shape[:-1])
+
+
+@metrics.register("bleu")
+class BLEU(Sacre):
+    """Shared n-grams up to 4 words, with a penalty for brevity (Papineni et al. 2002), as sacreBLEU computes it."""
+
+    def __init__(
+        self,
+        *,
+        tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a",
+        lowercase: bool = False,
+        smooth: Literal["exp", "floor", "add-k", "none"] = "exp",
+    ) -> None:
+        # `force` drops only a warning about tokenized text, which training would repeat at every validation.
+        scorer = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True)
+        super().__init__(scorer, "BLEU", True)
+
+
+@metrics.register("chrf")
+class CHRF(Sacre):
+    """F2 of shared character n-grams up to 6 (Popović 2015), as sacreBLEU computes it; word_order 2 is chrF++."""
+
+    def __init__(self, *, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> None:
+        super().__init__(sacrebleu.CHRF(word_order=word_order, lowercase=lowercase), "chrF" + "+" * word_order, True)
+
+
+@metrics.register("ter")
+class TER(Sacre):
+    """Edits of words, shifts of blocks included, per reference word (Snover et al. 2006), as sacreBLEU computes it."""
+
+    def __init__(self, *, normalized: bool = False, case_sensitive: bool = False) -> None:
+        super().__init__(sacrebleu.TER(normalized=normalized, case_sensitive=case_sensitive), "TER", False)
+
+
+# -- what is a share of a whole ----------------------------------------------------------------------------------------
+
+
+class Ratio(ABC):
+    """100 · Σ part / Σ whole; over a whole of nothing, 100 if there is any part of it and 0 if not (as TER has it)."""
+
+    label: str
+    higher_is_better: bool
+    signature: str | None = None
+
+    @abstractmethod
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        """(part, whole) of one item."""
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+        check(hypotheses, references)
+        pairs = zip(hypotheses, references, strict=True)
+        return np.array([self.item(hypothesis, accepted) for hypothesis, accepted in pairs], dtype=np.float64)
+
+    def score(self, totals: Array) -> Array:
+        part, whole = totals[..., 0], totals[..., 1]
+        share = np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), part > 0)
+        return np.asarray(100.0 * share, dtype=np.float64)
+
+
+class EditRate(Ratio):
+    """Insertions, deletions and substitutions (Levenshtein) per unit of the reference, summed over the corpus.
+
+    Of several references the one with the fewest edits per unit counts; an empty one is taken for one unit long there.
+    """
+
+    higher_is_better = False
+
+    @abstractmethod
+    def units(self, text: str) -> Sequence[str]:
+        """The symbols that are inserted, deleted and substituted."""
+
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        found = self.units(hypothesis)
+        candidates = []
+        for reference in references:
+            wanted = self.units(reference)
+            candidates.append((Levenshtein.distance(wanted, found), len(wanted)))
+        return min(candidates, key=lambda candidate: candidate[0] / max(candidate[1], 1))
+
+
+@metrics.register("wer")
+class WER(EditRate):
+    """Word error rate: edits per reference word; words are what whitespace separates."""
+
+    label = "WER"
+
+    def units(self, text: str) -> Sequence[str]:
+        return text.split()
+
+
+@metrics.register("cer")
+class CER(EditRate):
+    """Character error rate: edits per reference character; spaces count, except around the text (as jiwer does)."""
+
+    label = "CER"
+
+    def units(self, text: str) -> Sequence[str]:
+        return text.strip()
+
+
+@metrics.register("per")
+class PER(EditRate):
+    """Phoneme error rate: edits per reference phoneme; phonemes are what whitespace separates."""
+
+    label = "PER"
+
+    def units(self, text: str) -> Sequence[str]:
+        return text.split()
+
+
+@metrics.register("exact")
+class Exact(Ratio):
+    """The share of items that are equal to one of their references, character for character."""
+
+    label = "exact match"
+    higher_is_better = True
+
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return float(hypothesis in references), 1.0
+
+
+@metrics.register("accuracy")
+class Accuracy(Ratio):
+    """Token accuracy: the share of reference positions that hold the same token in the hypothesis.
+
+    Tokens are what whitespace separates. Nothing is aligned: one token too many at the front makes all that follow
+    wrong, and what comes after the reference's last position is not looked at. An empty reference is one position,
+    right if the hypothesis is empty too.
+    """
+
+    label = "accuracy"
+    higher_is_better = True
+
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        found = hypothesis.split()
+        candidates = []
+        for reference in references:
+            wanted = reference.split()
+            right = sum(x == y for x, y in zip(wanted, found, strict=False)) if wanted else int(not found)
+            candidates.append((right, max(len(wanted), 1)))
+        return max(candidates, key=lambda candidate: candidate[0] / candidate[1])
+
+
+# -- ROUGE -------------------------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    """The lower-cased runs of letters and digits, not stemmed.
+
+    The usual rouge_score package keeps only a–z and 0–9. Here the letters and digits of every script count, and the
+    marks that belong to them (accents, vowel signs). A script without spaces has to be segmented first.
+    """
+    kept = (c if c.isalnum() or unicodedata.category(c).startswith("M") else " " for c in text.lower())
+    return "".join(kept).split()
+
+
+class Rouge(Ratio):
+    """F1 of what hypothesis and reference share, averaged over items (Lin 2004); of several references the best F1."""
+
+    higher_is_better = True
+
+    @abstractmethod
+    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
+        """How much is shared, how much there is in the hypothesis, how much in the reference."""
+
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        found = words(hypothesis)
+        return max(self._f1(found, words(reference)) for reference in references), 1.0
+
+    def _f1(self, found: list[str], wanted: list[str]) -> float:
+        shared, in_found, in_wanted = self.overlap(found, wanted)
+        return 2.0 * shared / (in_found + in_wanted) if shared else 0.0  # = 2PR / (P + R)
+
+
+def shared_ngrams(found: list[str], wanted: list[str], n: int) -> tuple[int, int, int]:
+    """How many n-grams are in both sides (the smaller count of each), in the hypothesis, in the reference."""
+    counts = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (found, wanted)]
+    return (counts[0] & counts[1]).total(), counts[0].total(), counts[1].total()
+
+
+@metrics.register("rouge1")
+class Rouge1(Rouge):
+    """ROUGE-1: F1 of single words, averaged over items."""
+
+    label = "ROUGE-1"
+
+    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
+        return shared_ngrams(found, wanted, 1)
+
+
+@metrics.register("rouge2")
+class Rouge2(Rouge):
+    """ROUGE-2: F1 of pairs of neighboring words, averaged over items."""
+
+    label = "ROUGE-2"
+
+    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
+        return shared_ngrams(found, wanted, 2)
+
+
+@metrics.register("rougel")
+class RougeL(Rouge):
+    """ROUGE-L: F1 of the longest common subsequence of words, averaged over items."""
+
+    label = "ROUGE-L"
+
+    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
+        return LCSseq.similarity(found, wanted), len(found), len(wanted)

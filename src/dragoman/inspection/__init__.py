@@ -1,0 +1,1 @@
+"""What a model looked at, made visible: heat maps in the terminal, pictures in files."""

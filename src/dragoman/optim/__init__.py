@@ -1,0 +1,1 @@
+"""How weights move: optimizers, and schedules of the learning rate."""

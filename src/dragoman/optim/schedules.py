@@ -1,0 +1,121 @@
+"""The learning rate over time, as a factor of its peak; steps count from 1, N is the last, w the warm-up.
+
+    constant       min(t/w, 1)
+    inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, scaled to peak at 1)
+    linear         t/w, then a straight line to `floor` at N
+    cosine         t/w, then half a cosine to `floor` at N
+    plateau        t/w, then × decay whenever the watched metric has not improved for `patience` validations
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from dragoman.core.registry import Count, Positive, Registry, Share
+
+
+class Schedule(Protocol):
+    """A factor for each step; `observe` hears of every validation (improved or not)."""
+
+    def factor(self, t: int) -> float: ...
+
+    def observe(self, improved: bool) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+schedules: Registry[Schedule] = Registry("schedule")
+
+
+class Stateless:
+    """A schedule that is a function of the step alone."""
+
+    def observe(self, improved: bool) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def warm(t: int, warmup: int) -> float:
+    return min(t / warmup, 1.0) if warmup else 1.0
+
+
+def share(t: int, warmup: int, steps: int) -> float:
+    """How much of the way from the end of the warm-up to the last step is behind us."""
+    return min(max((t - warmup) / max(steps - warmup, 1), 0.0), 1.0)
+
+
+@schedules.register("constant")
+class Constant(Stateless):
+    """The peak, after a warm-up."""
+
+    def __init__(self, steps: int, *, warmup: Count = 0) -> None:
+        self.warmup = warmup
+
+    def factor(self, t: int) -> float:
+        return warm(t, self.warmup)
+
+
+@schedules.register("inverse_sqrt")
+class InverseSqrt(Stateless):
+    """Up in a straight line, then down with 1/√t."""
+
+    def __init__(self, steps: int, *, warmup: Positive = 4000) -> None:
+        self.warmup = warmup
+
+    def factor(self, t: int) -> float:
+        return min(t / self.warmup, math.sqrt(self.warmup / t))
+
+
+@schedules.register("linear")
+class Linear(Stateless):
+    """Up, then down in a straight line to `floor` at the last step."""
+
+    def __init__(self, steps: int, *, warmup: Count = 0, floor: Share = 0.0) -> None:
+        self.steps, self.warmup, self.floor = steps, warmup, floor
+
+    def factor(self, t: int) -> float:
+        down = 1.0 - (1.0 - self.floor) * share(t, self.warmup, self.steps)
+        return warm(t, self.warmup) * down
+
+
+@schedules.register("cosine")
+class Cosine(Stateless):
+    """Up, then down on half a cosine to `floor` at the last step."""
+
+    def __init__(self, steps: int, *, warmup: Count = 0, floor: Share = 0.0) -> None:
+        self.steps, self.warmup, self.floor = steps, warmup, floor
+
+    def factor(self, t: int) -> float:
+        wave = (1.0 + math.cos(math.pi * share(t, self.warmup, self.steps))) / 2
+        return warm(t, self.warmup) * (self.floor + (1.0 - self.floor) * wave)
+
+
+@schedules.register("plateau")
+class Plateau:
+    """The peak until validations stop improving, then × decay each time they do."""
+
+    def __init__(self, steps: int, *, warmup: Count = 0, decay: Share = 0.5, patience: Positive = 2) -> None:
+        self.warmup, self.decay, self.patience = warmup, decay, patience
+        self.level, self.waited = 1.0, 0
+
+    def factor(self, t: int) -> float:
+        return warm(t, self.warmup) * self.level
+
+    def observe(self, improved: bool) -> None:
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited >= self.patience:
+            self.level, self.waited = self.level * self.decay, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"level": self.level, "waited": self.waited}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.level, self.waited = float(state["level"]), int(state["waited"])

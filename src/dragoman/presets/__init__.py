@@ -1,0 +1,1 @@
+"""Named systems: config files and nothing else. The first line of each says what it is."""

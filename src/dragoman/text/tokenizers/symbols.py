@@ -1,0 +1,31 @@
+"""Tokens that the text itself separates by spaces, such as phonemes.
+
+    "D R AE1 G" → D R AE1 G
+
+A text comes back with every run of whitespace as one space and none at its ends. A symbol that was not learned is
+<unk>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dragoman.core.registry import Positive
+from dragoman.text.tokenizers import tokenizers
+from dragoman.text.vocabulary import Lookup
+
+
+@tokenizers.register("symbols")
+class Symbols(Lookup):
+    """Whole symbols separated by spaces, such as phonemes."""
+
+    kind = "symbols"
+
+    def __init__(self, *, min_count: Positive = 1) -> None:
+        super().__init__(min_count=min_count)
+
+    def split(self, text: str) -> list[str]:
+        return text.split()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(str(part) for part in self.vocabulary.parts(ids))

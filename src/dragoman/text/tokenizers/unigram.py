@@ -1,0 +1,101 @@
+"""Unigram pieces (Kudo 2018): every piece has a probability, and a split is as probable as the product of its pieces.
+
+    encode   the split of highest probability
+    sample   a split x with probability p(x) ∝ exp(α Σ_i log p(x_i)); α = 1 follows the model, α near 0 takes all alike
+
+Sampling: F[j] = log Σ_{pieces i..j} exp(F[i] + α log p(piece)) from left to right, then pieces from the end backward,
+each in proportion to its term in F[j]. All but the draws depends on the word alone, and is kept for the next time.
+
+What a text looks like after encoding and decoding is said in text/pieces.py.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from dragoman.core.registry import Positive
+from dragoman.text.pieces import Pieces
+from dragoman.text.tokenizers import tokenizers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REMEMBERED = 20  # characters; longer words, such as whole sentences without spaces, seldom come twice
+UNKNOWN_PENALTY = 10.0  # an unknown character scores this much less than the worst piece, as in sentencepiece
+
+Edges = list[list[tuple[int, float]]]  # for every end: (start, score) of each piece
+Choices = list[tuple[list[int], list[float]]]  # for every end: starts, and their cumulative shares
+
+
+@tokenizers.register("unigram")
+class Unigram(Pieces):
+    """Subwords by a unigram language model; with alpha, training sees other splits of the same text."""
+
+    kind = "unigram"
+
+    def __init__(
+        self,
+        *,
+        size: Positive = 8000,
+        alpha: Annotated[float, Field(ge=0.0)] = 0.0,
+        byte_fallback: bool = True,
+        character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = 1.0,
+    ) -> None:
+        super().__init__(size=size, byte_fallback=byte_fallback, character_coverage=character_coverage)
+        self.alpha = alpha
+
+    @property
+    def samples(self) -> bool:
+        return self.alpha > 0
+
+    def draw(self, word: str, rng: np.random.Generator) -> list[str]:
+        pieces: list[str] = []
+        choices = self._recall(word) if len(word) <= REMEMBERED else self._choices(word)
+        end = len(word)
+        while end > 0:
+            starts, shares = choices[end]
+            # A single choice takes no draw; the last share may be a rounding error below 1.
+            start = starts[min(bisect(shares, rng.random()), len(starts) - 1)] if len(starts) > 1 else starts[0]
+            pieces.append(word[start:end])
+            end = start
+        return pieces[::-1]
+
+    def _open(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
+        super()._open(model, extra, byte_fallback)
+        self.unknown = min(self.scores.values(), default=0.0) - UNKNOWN_PENALTY
+        self._recall = lru_cache(maxsize=1 << 14)(self._choices)
+
+    def _choices(self, word: str) -> Choices:
+        return backward(edges(word, self.scores, self.unknown, self.longest), self.alpha)
+
+
+def edges(word: str, scores: Mapping[str, float], unknown: float, longest: int) -> Edges:
+    """For every end in a word the pieces that end there, as (start, score); a character without a piece is unknown."""
+    ending: Edges = [[] for _ in range(len(word) + 1)]
+    for end in range(1, len(word) + 1):
+        for start in range(max(0, end - longest), end):
+            score = scores.get(word[start:end], unknown if start == end - 1 else None)
+            if score is not None:
+                ending[end].append((start, score))
+    return ending
+
+
+def backward(ending: Edges, alpha: float) -> Choices:
+    """For every end the starts its last piece may have, and the cumulative share of each."""
+    F = [0.0]
+    choices: Choices = [([], [])]
+    for pieces in ending[1:]:
+        terms = [F[start] + alpha * score for start, score in pieces]
+        top = max(terms)
+        weights = [math.exp(term - top) for term in terms]
+        total = sum(weights)
+        F.append(top + math.log(total))
+        choices.append(([start for start, _ in pieces], [share / total for share in accumulate(weights)]))
+    return choices

@@ -1,0 +1,126 @@
+"""From the files a config names to what a training loop reads: tokenizers, token stores, validation examples."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dragoman import checkpoint
+from dragoman.config import Config
+from dragoman.core.interfaces import Example
+from dragoman.core.errors import DataError, RunError
+from dragoman.data import store as stores
+from dragoman.data.check import check
+from dragoman.data.lines import Tally
+from dragoman.data.readers import files_of, read_pairs
+from dragoman.data.store import Store
+from dragoman.text import codec as codecs
+from dragoman.text.codec import Codec, tags
+
+LEARN_FROM = 5_000_000  # lines that tokenizers are learned from at most
+
+
+@dataclass
+class Prepared:
+    """What training reads."""
+
+    codec: Codec
+    corpora: list[tuple[Store, float]]
+    valid: Store | None = None
+    examples: list[Example] = field(default_factory=list)  # of the validation set, as text, to decode
+
+
+def examine(config: Config) -> Iterator[str]:
+    """The fast part of the data doctor: errors stop, everything else is a line to show."""
+    data = config.data
+    valid = [data.valid] if data.valid else []
+    report = check([c.path for c in data.train], valid, columns=data.columns, fast=True)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    if errors and data.on_error == "stop":
+        places = errors[0].places
+        more = f" ({len(errors) - 1} more: dragoman data check shows all)" if len(errors) > 1 else ""
+        raise DataError(f"{places[0] + ': ' if places and places[0] not in errors[0].message else ''}{errors[0].message}{more}")
+    yield from (finding.message for finding in report.findings)
+
+
+def open_codec(config: Config) -> tuple[Codec, Config]:
+    """The tokenizers of this run: those of another model, or learned now; and the config that says so."""
+    other = config.tokenizer.load or config.training.start_from
+    if other is not None:
+        model = checkpoint.load(other)
+        section = model.config.tokenizer.model_copy(update={"load": config.tokenizer.load})
+        data = config.data.model_copy(update={"normalization": model.config.data.normalization})
+        return model.codec, config.model_copy(update={"tokenizer": section, "data": data})
+
+    def lines(side: Callable[[Example], str]) -> Iterator[str]:
+        examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
+        return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
+
+    extra = sorted({tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)})
+    options = config.tokenizer
+    codec = codecs.learn(
+        options.source,
+        options.target or options.source,
+        options.joint,
+        config.data.normalization,
+        lines(lambda example: example.source),
+        lines(lambda example: example.target or ""),
+        extra,
+    )
+    return codec, config
+
+
+def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
+    """Token stores of all corpora (from the cache where they were built before) and the validation examples."""
+
+    def store(path: str, keep_text: bool) -> Store:
+        return stores.prepare(
+            files_of(path),
+            lambda: pairs(config, path),
+            codec,
+            cache,
+            max_source=config.data.max_source,
+            max_target=config.data.max_target,
+            keep_text=keep_text,
+            reading=json.dumps([path.rsplit(".", 1)[-1], list(config.data.columns), config.data.on_error]),
+        )
+
+    corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]
+    prepared = Prepared(codec, corpora)
+    if config.data.valid is not None:
+        prepared.valid = store(config.data.valid, False)
+        prepared.examples = list(itertools.islice(pairs(config, config.data.valid), config.training.validate_examples))
+    return prepared
+
+
+def pairs(config: Config, path: str, tally: Tally | None = None) -> Iterator[Example]:
+    return read_pairs(path, columns=config.data.columns, on_error=config.data.on_error, tally=tally)
+
+
+def skipped(prepared: Prepared) -> Iterator[str]:
+    """One sentence for every corpus of which something was left out."""
+    named: Iterable[tuple[str, Store]] = [
+        *((f"training corpus {i + 1}", store) for i, (store, _) in enumerate(prepared.corpora)),
+        *([("validation set", prepared.valid)] if prepared.valid is not None else []),
+    ]
+    for name, store in named:
+        if store.skipped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(store.skipped.items()))
+            yield f"{name}: {len(store):,} pairs are used; left out: {reasons}"
+
+
+def same_data(saved: list[str], prepared: Prepared, where: Path) -> None:
+    """Refuse to go on with other data than a run began with."""
+    if saved != fingerprints(prepared):
+        raise RunError(
+            f"{where}: the training or validation files changed since this run began, so it cannot be resumed exactly. "
+            "Start a new run with --run DIR, or accept the change with --allow-change data"
+        )
+
+
+def fingerprints(prepared: Prepared) -> list[str]:
+    every = [store for store, _ in prepared.corpora] + ([prepared.valid] if prepared.valid is not None else [])
+    return [store.folder.name for store in every]

@@ -1,0 +1,133 @@
+"""The folder that tells everything about a run.
+
+    config.yaml  env.json  metrics.jsonl  train.log  checkpoints/step-N/  best  last  finished
+
+`best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended. One process at a time may train in a folder: it holds a lock that
+ends with the process, however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.config import Config
+from dragoman.core import files, yaml
+from dragoman.core.errors import RunError
+from dragoman.version import __version__
+
+FREE_TO_CHANGE = ("data.workers", "data.cache", "runtime.tensorboard", "runtime.threads")  # no number depends on these
+
+
+class RunFolder:
+    """Paths and small files of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; a second training is refused, a dead one's lock is free by itself."""
+        files.make_folder(self.path)
+        with files.writing(self.path / ".lock", 0):
+            handle = (self.path / ".lock").open("a+", encoding="utf-8")
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                handle.seek(0)
+                holder = handle.read().strip() or "unknown"
+                raise RunError(f"{self.path}: in use by pid {holder}; wait for it, or choose another folder with --run") from None
+            handle.truncate(0)
+            handle.write(f"{os.getpid()}\n")
+            handle.flush()
+            yield
+
+    # -- config ------------------------------------------------------------------------------------------------------
+
+    def settle(self, config: Config, allowed: Sequence[str], fresh: bool) -> None:
+        """Write the config of a new run; refuse one that differs from an old run's, key by key."""
+        saved = self.path / "config.yaml"
+        if saved.exists() and not fresh:
+            changes = [
+                (key, old, new)
+                for key, old, new in differences(yaml.read(saved), config.plain())
+                if not any(key == free or key.startswith(free + ".") for free in (*FREE_TO_CHANGE, *allowed))
+            ]
+            if changes:
+                table = "\n".join(f"  {key}: was {old!r}, is now {new!r}" for key, old, new in changes)
+                raise RunError(
+                    f"{self.path}: this run was started with another config:\n{table}\n"
+                    "Start a new run with --run DIR, or accept a change with --allow-change KEY"
+                )
+        files.write(saved, config.text().encode())
+
+    def describe_machine(self, device: torch.device, threads: int) -> None:
+        facts = {
+            "dragoman": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "platform": platform.platform(),
+            "device": str(device) if device.type != "cuda" else torch.cuda.get_device_name(device),
+            "threads": threads,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        files.write(self.path / "env.json", (json.dumps(facts, indent=1) + "\n").encode())
+
+    # -- metrics and log -----------------------------------------------------------------------------------------------
+
+    def record(self, values: dict[str, Any]) -> None:
+        with files.writing(self.path / "metrics.jsonl", 0), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget what was recorded after a checkpoint: it will happen again."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                values = json.loads(line)
+                if values["step"] <= step and values["kind"] != "average":
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that was being written when the process was killed
+        files.write(path, "".join(line + "\n" for line in kept).encode())
+
+    def log(self, text: str) -> None:
+        with files.writing(self.path / "train.log", 0), (self.path / "train.log").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> int | None:
+        """The step at which the run ended by itself, if it did."""
+        try:
+            return int((self.path / "finished").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def point(self, pointer: str, checkpoint: str) -> None:
+        files.write(self.path / pointer, f"{checkpoint}\n".encode())
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Keys whose values differ, with both values."""
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from differences(a, b, f"{path}{key}.")
+        elif a != b:
+            yield f"{path}{key}", a, b

@@ -1,0 +1,90 @@
+"""The gradient of one update, from batches of any size: what does not fit into memory is split and tried again.
+
+    g = 1/T ∇ Σ_batches Σ_t −log p(y_t)          T: target tokens of all batches of the update
+
+Every piece divides by the same T, so that splitting changes nothing but rounding. Random numbers are seeded from (seed, step,
+piece): a retry draws the same ones, and a resumed run needs no saved generator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dragoman.core.errors import UserError
+from dragoman.core.interfaces import Batch
+from dragoman.nn.seq2seq import Seq2Seq
+
+
+@dataclass
+class Update:
+    """What an update found: the summed loss, its tokens, and the new limit if something had to be split."""
+
+    loss: float
+    tokens: int
+    limit: int | None
+
+
+def gradient(
+    model: Seq2Seq,
+    batches: Sequence[Batch],
+    *,
+    seed: int,
+    step: int,
+    smoothing: float,
+    device: torch.device,
+    precision: str,
+    limit: int | None,
+) -> Update:
+    """Leave the gradient of some batches in the model; `limit` is the largest area known to fit."""
+    tokens = sum(batch.tokens for batch in batches)
+    pieces = [piece for batch in batches for piece in split(batch, limit)]
+    while True:
+        model.zero_grad(set_to_none=True)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        done = 0
+        try:
+            for piece in pieces:
+                torch.manual_seed(seed_of(seed, step, done))
+                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                    loss = model.loss(piece.to(device), smoothing).sum
+                (loss / tokens).backward()
+                total += loss.detach().double()
+                done += 1
+            return Update(float(total), tokens, limit)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            too_large = pieces[done]
+        # Outside the except block, where the traceback still holds the tensors that did not fit.
+        if len(too_large) == 1:
+            raise UserError(
+                f"a single pair of {too_large.area:,} tokens does not fit into memory; lower data.max_source or data.max_target"
+            )
+        limit = too_large.area // 2
+        pieces = [piece for batch in batches for piece in split(batch, limit)]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def split(batch: Batch, limit: int | None) -> list[Batch]:
+    """Rows of a batch in pieces of at most `limit` padded positions, at least one row each."""
+    if limit is None or batch.area <= limit or len(batch) == 1:
+        return [batch]
+    half = len(batch) // 2
+    return [*split(batch.rows(0, half), limit), *split(batch.rows(half, len(batch)), limit)]
+
+
+def seed_of(seed: int, step: int, piece: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{piece}".encode()).digest()[:8], "little") >> 1
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch has a class for it on a GPU, on the CPU only a text."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return any(sign in text for sign in ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"))

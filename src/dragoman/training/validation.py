@@ -1,0 +1,55 @@
+"""How good a model is on pairs it was not trained on: loss per token, and metrics of decoded results.
+
+    loss = −1/T Σ log p(y_t | y_<t, x)          perplexity = e^loss
+
+The loss has no label smoothing and is summed in float64, so that it does not depend on the batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dragoman.config import Config
+from dragoman.core.interfaces import Example
+from dragoman.core.registry import Part
+from dragoman.data.batching import in_order
+from dragoman.data.store import Store
+from dragoman.evaluation.metrics import corpus, metrics
+from dragoman.pipeline import Pipeline
+
+
+@torch.no_grad()
+def loss(pipeline: Pipeline, store: Store, tokens: int) -> float:
+    """Mean negative log-probability of a target token."""
+    pipeline.model.eval()
+    total, count = 0.0, 0
+    for batch in in_order(store, tokens):
+        batch = batch.to(pipeline.device)
+        total -= float(pipeline.model.token_log_probs(batch).sum())
+        count += batch.tokens
+    return total / count
+
+
+def validate(pipeline: Pipeline, store: Store, examples: Sequence[Example], config: Config) -> dict[str, float]:
+    """Loss, perplexity, and every metric the config asks for."""
+    options = config.training
+    mean = loss(pipeline, store, options.batch_tokens)
+    values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+    if options.validate_metrics:
+        texts = [p.text for p in pipeline.stream(examples, search=options.validate_search)]
+        references = [[example.target or "", *example.references] for example in examples]
+        for part in options.validate_metrics:
+            values[part.name] = corpus(metrics.build(part), texts, references)
+    return values
+
+
+def better(name: str, new: float, old: float | None, parts: Sequence[Part]) -> bool:
+    """Whether a value of a metric beats another; NaN beats nothing."""
+    if math.isnan(new) or old is None:
+        return not math.isnan(new)
+    part = next((part for part in parts if part.name == name), None)
+    higher = part is not None and metrics.build(part).higher_is_better
+    return new > old if higher else new < old

@@ -1,0 +1,232 @@
+"""Workers change nothing but the speed, and whatever ends, ends at once and by name."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import Batch, Example
+from dragoman.core.registry import Part
+from dragoman.data import store
+from dragoman.data.batching import Batches, Cursor
+from dragoman.data.loader import load
+from dragoman.text import codec as codecs
+from dragoman.text.codec import Codec
+
+START = Cursor()
+DEADLINE = 20.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def deadline() -> Iterator[None]:
+    """A test that hangs fails."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"this took more than {DEADLINE} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+TEXTS = [" ".join(["one two three four"] * (1 + i % 4)) + f" {i}" for i in range(60)]
+
+
+def learned(name: str, **options: object) -> Codec:
+    return codecs.learn(Part(name, options), Part(name, options), True, "nfc", TEXTS, TEXTS, ["<to:de>"])
+
+
+def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> Batches:
+    """Endless batches of a few rows; one line bears a language tag if one is given."""
+    examples = [Example(text, text, None, lang if i == 50 else None, line=i) for i, text in enumerate(TEXTS)]
+    part = store.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
+    return Batches([(part, 1.0)], codec, tokens=200, seed=1)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Batches:
+    return batches_of(tmp_path_factory.mktemp("plain") / "store", learned("characters"))
+
+
+@pytest.fixture(scope="module")
+def sampling(tmp_path_factory) -> Batches:
+    codec = learned("bpe", size=50, dropout=0.5, byte_fallback=False)
+    return batches_of(tmp_path_factory.mktemp("sampling") / "store", codec, "de")
+
+
+def take(batches: Batches, cursor: Cursor, workers: int, count: int) -> list[tuple[Batch, Cursor]]:
+    with contextlib.closing(load(batches, cursor, workers)) as stream:
+        return list(itertools.islice(stream, count))
+
+
+def crew() -> dict[str, int]:
+    """The pids of the workers by name."""
+    return {child.name: child.pid for child in multiprocessing.active_children() if child.name.startswith("loader-")}
+
+
+def ended(pid: int) -> bool:
+    """Whether a process ends within the deadline; one that is gone has."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], DEADLINE)[0])
+    finally:
+        os.close(handle)
+
+
+def assert_same(one: list[tuple[Batch, Cursor]], other: list[tuple[Batch, Cursor]]) -> None:
+    assert [(batch.lines, after) for batch, after in one] == [(batch.lines, after) for batch, after in other]
+    for (a, _), (b, _) in zip(one, other, strict=True):
+        assert torch.equal(a.source, b.source)
+        assert torch.equal(a.target, b.target)
+        assert torch.equal(a.source_lengths, b.source_lengths)
+        assert torch.equal(a.target_lengths, b.target_lengths)
+
+
+# -- the same stream ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_stream_is_the_same_with_any_number_of_workers(sampling, workers):
+    count = 2 * sampling.per_epoch(0) + 5
+    expected = list(itertools.islice(sampling.after(START), count))
+    assert expected[-1][1].epoch == 2
+    assert_same(take(sampling, START, 0, count), expected)
+    assert_same(take(sampling, START, workers, count), expected)
+    middle = count // 2
+    assert_same(take(sampling, expected[middle - 1][1], workers, count - middle), expected[middle:])
+
+
+def test_workers_serve_plain_ids_too(plain):
+    assert_same(take(plain, START, 2, 40), take(plain, START, 0, 40))
+
+
+def test_workers_do_not_need_torch():
+    code = "import sys, dragoman.data.loader; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE, check=False).returncode == 0
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_named_with_its_signal(plain, victim):
+    stream = load(plain, START, 2)
+    next(stream)
+    pid = crew()[f"loader-{victim}"]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=rf"loader worker {victim} \(pid {pid}\) was killed by SIGKILL"):
+        for _ in stream:
+            pass
+    assert not crew()
+
+
+def test_an_error_of_the_user_travels_in_its_place_as_its_message(sampling):
+    options = {"size": 50, "dropout": 0.5, "byte_fallback": False}
+    stranger = codecs.learn(Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, [])  # knows no tag
+
+    def until_it_fails(workers: int, seed: int) -> tuple[int, str]:
+        batches = Batches([(sampling.stores[0], 1.0)], stranger, tokens=80, seed=seed)
+        count = 0
+        try:
+            for _ in load(batches, START, workers):
+                count += 1
+        except DataError as failure:
+            return count, str(failure)
+
+    seed = next(seed for seed in itertools.count() if until_it_fails(0, seed)[0] > 4)
+    expected = until_it_fails(0, seed)
+    assert "the language tag <to:de> was not in the training data" in expected[1]
+    assert until_it_fails(1, seed) == until_it_fails(2, seed) == expected
+
+
+def test_a_store_damaged_after_the_start_is_told_by_its_message(tmp_path):
+    batches = batches_of(tmp_path / "store", learned("characters"))
+    file = tmp_path / "store" / "target.ids"
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"target\.ids: the file has .* bytes where .* were written"):
+        take(batches, START, 2, 5)
+
+
+def test_our_own_error_in_a_worker_is_no_data_error_and_shows_where(tmp_path):
+    batches = batches_of(tmp_path / "store", learned("characters"))
+    batches.tokens = None
+    with pytest.raises(RuntimeError, match=r"(?s)loader worker 0 \(pid \d+\) failed:.*Traceback.*_cuts"):
+        take(batches, START, 1, 5)
+
+
+def test_closing_the_stream_ends_the_workers(plain):
+    stream = load(plain, START, 2)
+    next(stream)
+    pids = crew().values()
+    assert len(pids) == 2
+    stream.close()
+    assert not crew()
+    assert all(ended(pid) for pid in pids)
+
+
+def test_an_error_in_the_consumer_ends_the_workers(plain):
+    def consume() -> None:
+        for _ in load(plain, START, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert not crew()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_signals_that_stop_a_training_are_left_to_the_parent(plain, name):
+    expected = take(plain, START, 0, 200)
+    with contextlib.closing(load(plain, START, 1)) as stream:
+        got = [next(stream)]
+        os.kill(crew()["loader-0"], signal.Signals[name])
+        got += itertools.islice(stream, 199)
+    assert_same(got, expected)
+
+
+SCRIPT = """
+import multiprocessing, sys
+from pathlib import Path
+from dragoman.data import store
+from dragoman.data.batching import Batches, Cursor
+from dragoman.data.loader import load
+
+class Plain:
+    samples = False
+
+stream = load(Batches([(store.open(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1), Cursor(), 2)
+next(stream)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_workers_end_with_their_parent_however_it_ends(plain, kill):
+    command = [sys.executable, "-c", SCRIPT, str(plain.stores[0].folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        if kill:
+            parent.kill()
+        else:
+            parent.stdin.close()  # it comes to its end without closing the stream
+        assert parent.wait(timeout=DEADLINE) == (-signal.SIGKILL if kill else 0)
+        assert all(ended(pid) for pid in pids)

@@ -1,0 +1,262 @@
+"""What BPE and unigram share: learning from odd texts, the way through sentencepiece and back, and broken models."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.errors import DataError, ModelError, PartError
+from dragoman.core.interfaces import UNK
+from dragoman.core.registry import Part
+from dragoman.text.pieces import SENTENCE, Pieces, cut, words
+from dragoman.text.tokenizers import tokenizers
+
+KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
+CORPUS = ["the cat sat on the mat", "the dog sat  there", "naïve café in 東京"] * 4
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"))
+
+
+def learned(kind: str, lines: list[str] = CORPUS, **options: object) -> Pieces:
+    tokenizer = tokenizers.build(Part(kind, options))
+    tokenizer.learn(lines, ["<to:de>"])
+    assert isinstance(tokenizer, Pieces)
+    return tokenizer
+
+
+LEARNED = {kind: learned(kind) for kind in ("bpe", "unigram")}
+
+
+@KINDS
+@given(text=TEXT)
+@settings(deadline=None, max_examples=100)
+def test_any_text_comes_back_exactly_with_byte_fallback(kind: str, text: str) -> None:
+    tokenizer = LEARNED[kind]
+    ids = tokenizer.encode(text)
+    assert UNK not in ids
+    assert tokenizer.decode(ids) == text
+
+
+@KINDS
+@pytest.mark.parametrize("text", [" ", "  the  cat ", "\tthe\ncat\u3000", "a\0b", "\u2585", "<0x41>", "\ufffd"])
+def test_spaces_and_odd_characters_survive(kind: str, text: str) -> None:
+    assert LEARNED[kind].decode(LEARNED[kind].encode(text)) == text
+
+
+@KINDS
+def test_the_mark_in_a_text_becomes_a_space(kind: str) -> None:
+    assert LEARNED[kind].encode("the▁cat") == LEARNED[kind].encode("the cat")
+
+
+@KINDS
+def test_pieces_show_the_mark_and_the_numbers_of_bytes(kind: str) -> None:
+    tokenizer = LEARNED[kind]
+    pieces = tokenizer.pieces(tokenizer.encode("the ж"))
+    assert pieces[0].startswith("▁")
+    assert pieces[-2:] == ["<0xD0>", "<0xB6>"]
+
+
+@KINDS
+def test_a_run_of_unknown_characters_is_one_unk_without_byte_fallback(kind: str) -> None:
+    tokenizer = learned(kind, byte_fallback=False)
+    ids = tokenizer.encode("cat жжж")
+    assert ids.count(UNK) == 1
+    assert tokenizer.decode(ids) == "cat ⁇"
+
+
+def test_words_are_cut_before_every_mark() -> None:
+    assert words("a  dog ") == ["▁a", "▁", "▁dog", "▁"]
+    assert words(" ") == ["▁", "▁"]
+    assert words("") == []
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["a"],
+        ["ab"],
+        ["hello"],
+        ["<s> </s> <unk> <pad> <to:de> <0x41>"],
+        ["\u2585 only"],
+        ["a\0b"],
+        ["a\tb", "c\nd"],
+        ["\ud800 half"],
+        ["", "x"],
+        ["▁"],
+    ],
+)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_a_tiny_corpus_gives_a_smaller_vocabulary(kind: str, lines: list[str], byte_fallback: bool) -> None:
+    tokenizer = learned(kind, lines, size=8000, byte_fallback=byte_fallback)
+    assert len(tokenizer) < 300
+    assert tokenizer.encode("a")
+
+
+@KINDS
+@given(lines=st.lists(st.one_of(st.text(max_size=30), st.text("ab <s>0x4▁\t\u2585", max_size=30)), max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_any_texts_are_learned_or_refused_as_empty(kind: str, lines: list[str]) -> None:
+    blank = not any(line and not line.isspace() for line in lines)
+    if blank:
+        with pytest.raises(DataError, match="empty"):
+            learned(kind, lines)
+        return
+    tokenizer = learned(kind, lines)
+    for line in lines:
+        assert tokenizer.decode(tokenizer.encode(line)) == line.replace("▁", " ")
+
+
+@KINDS
+@pytest.mark.parametrize("lines", [[], [""], ["", "  ", "\t"]])
+def test_empty_texts_are_refused_in_one_sentence(kind: str, lines: list[str]) -> None:
+    with pytest.raises(DataError, match=f"the {kind} tokenizer has nothing to learn from"):
+        learned(kind, lines)
+
+
+@KINDS
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_a_size_below_the_characters_is_refused_with_the_least_that_works(kind: str, byte_fallback: bool) -> None:
+    characters = len(set("".join(CORPUS)) - {" "}) + 1  # the space is the mark
+    least = 5 + 256 * byte_fallback + characters
+    with pytest.raises(PartError, match=rf"size {least - 1} has no room .* more than {least}\b"):
+        learned(kind, size=least - 1, byte_fallback=byte_fallback)
+    assert len(learned(kind, size=least + 1, byte_fallback=byte_fallback)) <= least + 1
+
+
+@KINDS
+def test_the_size_is_kept_where_the_texts_allow_it(kind: str) -> None:
+    lines = [f"{a}{b}{c}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]
+    assert len(learned(kind, [*lines, *lines], size=320)) == 320
+
+
+@KINDS
+def test_the_letters_of_a_special_in_the_texts_are_learned(kind: str) -> None:
+    tokenizer = learned(kind, ["<s> x </s> <unk> <to:de>"] * 5, byte_fallback=False)
+    for text in ("<s> x", "</s>", "<unk>", "<to:de>"):
+        assert UNK not in tokenizer.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@KINDS
+def test_a_word_longer_than_sentencepiece_can_hold_is_learned_in_parts(kind: str) -> None:
+    long = "".join(chr(97 + (i * i + i // 7) % 23) for i in range(70_000))  # 65,536 characters would end the process
+    tokenizer = learned(kind, [long, "the cat"], size=400)
+    assert tokenizer.decode(tokenizer.encode(long)) == long
+
+
+@given(line=st.text("ab  \n", max_size=5 * SENTENCE), times=st.integers(1, 30))
+@settings(deadline=None, max_examples=50)
+def test_a_long_line_is_cut_at_spaces_and_loses_nothing_else(line: str, times: int) -> None:
+    line = (line or "x") * times
+    parts = cut(line)
+    assert all(0 < len(part) <= SENTENCE for part in parts)
+    assert "".join(parts).replace(" ", "") == line.replace(" ", "")
+    if max(map(len, line.split(" "))) < SENTENCE:
+        assert " ".join(parts).split() == line.split()
+
+
+@KINDS
+def test_a_long_line_is_not_skipped(kind: str) -> None:
+    tokenizer = learned(kind, ["word " * 5000 + "ж"], byte_fallback=False)
+    assert UNK not in tokenizer.encode("ж")
+
+
+@KINDS
+def test_an_error_of_the_reader_comes_through(kind: str) -> None:
+    def lines():
+        yield "fine"
+        raise DataError("is not UTF-8", "pairs.tsv", 2)
+
+    with pytest.raises(DataError, match=r"pairs\.tsv:2: is not UTF-8"):
+        tokenizers.build(Part(kind)).learn(lines())
+
+
+@KINDS
+def test_learning_says_nothing_on_the_terminal(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    learned(kind)
+    with pytest.raises(PartError):
+        learned(kind, size=10)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+@KINDS
+def test_rare_characters_are_left_to_the_bytes_below_full_coverage(kind: str) -> None:
+    lines = ["common letters only here"] * 50 + ["ж"]
+    assert "ж" in learned(kind, lines).scores
+    assert "ж" not in learned(kind, lines, character_coverage=0.99).scores
+
+
+@KINDS
+def test_a_tag_may_hold_a_comma_or_a_quote(kind: str) -> None:
+    tags = ["<to:zh,tw>", '<to:"x">', "<to:a b>"]
+    tokenizer = tokenizers.build(Part(kind))
+    tokenizer.learn(CORPUS, tags)
+    assert [tokenizer.id(tag) for tag in tags] == [4, 5, 6]
+    assert not {4, 5, 6} & set(tokenizer.encode(" ".join(tags)))
+
+
+# -- broken models -----------------------------------------------------------------------------------------------------
+
+
+def with_model(files: dict[str, bytes], model: bytes) -> dict[str, bytes]:
+    """Files whose checksum is right, so that the model itself is read."""
+    content = json.loads(files["tokenizer.json"]) | {"sha256": hashlib.sha256(model).hexdigest()}
+    return {"tokenizer.json": json.dumps(content).encode(), "tokenizer.model": model}
+
+
+@KINDS
+@pytest.mark.parametrize("keep", [0, 1, 100, -1, -50])
+def test_a_cut_model_is_refused_by_its_checksum(kind: str, keep: int) -> None:
+    files = LEARNED[kind].state()
+    with pytest.raises(ModelError, match=r"tokenizer\.model is not the file"):
+        tokenizers.build(Part(kind)).restore({**files, "tokenizer.model": files["tokenizer.model"][:keep]})
+
+
+@KINDS
+@pytest.mark.parametrize("model", [b"", b"garbage", b"\x80\x04N."])
+def test_a_file_that_is_no_model_is_refused_even_with_its_checksum(kind: str, model: bytes) -> None:
+    with pytest.raises(ModelError, match="not a sentencepiece model"):
+        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].state(), model))
+
+
+@KINDS
+def test_a_missing_model_is_named(kind: str) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.model of the .* is missing"):
+        tokenizers.build(Part(kind)).restore({"tokenizer.json": LEARNED[kind].state()["tokenizer.json"]})
+
+
+@KINDS
+def test_a_model_with_other_tags_or_bytes_is_refused(kind: str) -> None:
+    files = LEARNED[kind].state()
+    content = json.loads(files["tokenizer.json"])
+    for change in ({"extra": ["<to:fr>"]}, {"extra": []}, {"byte_fallback": False}, {"extra": ["<to:de>", "<0x00>"]}):
+        changed = {**files, "tokenizer.json": json.dumps(content | change).encode()}
+        with pytest.raises(ModelError, match="do not belong together"):
+            tokenizers.build(Part(kind)).restore(changed)
+
+
+@KINDS
+def test_a_model_of_other_origin_whose_tags_are_found_in_text_is_refused(kind: str) -> None:
+    model = io.BytesIO()
+    options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "vocab_size": 500, "hard_vocab_limit": False}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type=kind,
+        user_defined_symbols=["<to:de>"],
+        byte_fallback=True,
+        minloglevel=2,
+        **options,
+    )
+    with pytest.raises(ModelError, match="do not belong together"):
+        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].state(), model.getvalue()))
