@@ -74,7 +74,8 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def manifest(contents: Mapping[str, bytes]) -> bytes:
     listed = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(contents.items())
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in sorted(contents.items())
     }
     return _canonical({"format": FORMAT, "dragoman": __version__, "files": listed})
 
@@ -97,7 +98,11 @@ def load(path: str | Path) -> Model:
     try:
         tokenizing = config.tokenizer
         codec = codecs.restore(
-            tokenizing.source, tokenizing.target or tokenizing.source, tokenizing.joint, config.data.normalization, contents
+            tokenizing.source,
+            tokenizing.target or tokenizing.source,
+            tokenizing.joint,
+            config.data.normalization,
+            contents,
         )
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None

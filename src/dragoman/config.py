@@ -220,6 +220,7 @@ def load(path: str | Path | None = None, preset: str | None = None, sets: Sequen
     merge(merged, value, where, origins)
     for text in sets:
         merge(merged, _assignment(text), f"--set {text.split('=', 1)[0]}", origins)
+    merged.setdefault("name", Path(path).name.split(".")[0] if path is not None else preset or "model")
     config = validate(merged, where)
     problems = rehearse(config)
     if problems:
@@ -303,7 +304,9 @@ def explain(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
 def _preset(name: Any, where: str) -> dict[str, Any]:
     names = presets()
     if name not in names:
-        raise ConfigError(where, [f"preset: no preset called '{name}'{nearest(str(name), names)} (there is {', '.join(names)})"])
+        raise ConfigError(
+            where, [f"preset: no preset called '{name}'{nearest(str(name), names)} (there is {', '.join(names)})"]
+        )
     return yaml.parse((resources.files("dragoman.presets") / f"{name}.yaml").read_text(encoding="utf-8"), name) or {}
 
 

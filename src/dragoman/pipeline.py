@@ -184,7 +184,9 @@ class Pipeline:
         examples = [pair if isinstance(pair, Example) else Example(pair[0], pair[1]) for pair in pairs]
         sources = [self.codec.encode_source(example) for example in examples]
         targets = [self.codec.encode_target(example.target or "") for example in examples]
-        sizes = [source if len(source) > len(target) else target for source, target in zip(sources, targets, strict=True)]
+        sizes = [
+            source if len(source) > len(target) else target for source, target in zip(sources, targets, strict=True)
+        ]
         results: list[list[float]] = [[] for _ in examples]
         for rows in self._batches(list(range(len(examples))), sizes, 1):
             batch = collate([(sources[i], targets[i]) for i in rows], rows).to(self.device)
@@ -213,7 +215,9 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = next(kind for kind, found in there.items() if found)
     if not there.get(name.split(":")[0], False):
-        raise UserError(f"there is no device '{name}' here; use {' or '.join(k for k, found in there.items() if found)}")
+        raise UserError(
+            f"there is no device '{name}' here; use {' or '.join(k for k, found in there.items() if found)}"
+        )
     return torch.device(name)
 
 

@@ -111,6 +111,7 @@ def test_lines_that_were_written_are_read_back(lines, end, zipped, mark):
         (b"ok\nab\xe2\x82\n", 2, "byte 0xE2 at offset 2"),
         (b"a\xc0\xaf\n", 1, "byte 0xC0 at offset 1"),
         (b"a\x00b\n", 1, "byte 0x00 (NUL) at offset 1"),
+        (b"\xef\xbb\xbfa\0\n", 1, "byte 0x00 (NUL) at offset 4"),
         ("\u00e9\0\n".encode(), 1, "byte 0x00 (NUL) at offset 2"),
         (b"ok\nx\xed\xa0\x80y\n", 2, "offset 1 of the line is not valid UTF-8: it begins the lone surrogate U+D800"),
         (b"x\xed\xbf\xbf\n", 1, "lone surrogate U+DFFF"),

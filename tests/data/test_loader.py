@@ -222,11 +222,14 @@ sys.stdin.read()
 def test_workers_end_with_their_parent_however_it_ends(plain, kill):
     command = [sys.executable, "-c", SCRIPT, str(plain.stores[0].folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        if kill:
+        try:
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert len(pids) == 2
+            if kill:
+                parent.kill()
+            else:
+                parent.stdin.close()  # it comes to its end without closing the stream
+            assert parent.wait(timeout=DEADLINE / 2) == (-signal.SIGKILL if kill else 0)
+            assert all(ended(pid) for pid in pids)
+        finally:
             parent.kill()
-        else:
-            parent.stdin.close()  # it comes to its end without closing the stream
-        assert parent.wait(timeout=DEADLINE) == (-signal.SIGKILL if kill else 0)
-        assert all(ended(pid) for pid in pids)

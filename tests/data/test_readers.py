@@ -20,7 +20,7 @@ from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.data.lines import LINE_LIMIT, Tally
-from dragoman.data.readers import files_of, read_pairs, read_sources, readers
+from dragoman.data.readers import files_of, parallel, read_pairs, read_sources, readers
 from dragoman.data.readers.parallel import departure
 from dragoman.text.codec import learn
 
@@ -255,9 +255,21 @@ def test_a_side_that_ends_early_is_said_to_end_early(tmp_path):
     with pytest.raises(DataError, match="end 10 lines too early") as caught:
         pairs(f"{a},{b}")
     assert (caught.value.file, caught.value.line) == (str(b), 90)
+    ten, seven = write(tmp_path, "x\n" * 10, "ten"), write(tmp_path, "x\n" * 7, "seven")  # nothing speaks for any place
+    with pytest.raises(DataError, match="end 3 lines too early"):
+        pairs(f"{ten},{seven}")
     empty = write(tmp_path, "", "empty")
     with pytest.raises(DataError, match="has 0 lines"):
         pairs(f"{empty},{b}")
+
+
+def test_a_place_behind_the_lengths_that_are_kept_is_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "LOOK", 100)
+    source, target = corpus(np.random.default_rng(2), 400)
+    del target[300]
+    a, b = write(tmp_path, "\n".join(source), "a"), write(tmp_path, "\n".join(target), "b")
+    with pytest.raises(DataError, match="first 99 lines seem to go together; look behind them"):
+        pairs(f"{a},{b}")
 
 
 @settings(deadline=None, max_examples=60)
@@ -400,3 +412,22 @@ assert "torch" not in sys.modules
 def test_every_reader_says_in_a_line_what_it_reads():
     assert {"tsv", "parallel", "jsonl"} <= set(readers.names)
     assert all(readers.line(name) for name in readers.names)
+
+
+def test_a_new_reader_is_asked_before_the_one_that_takes_any_file(monkeypatch):
+    class Numbers:
+        """Pairs of numbers, from no file at all."""
+
+        def accepts(self, spec):
+            return spec.startswith("numbers:")
+
+        def files(self, spec):
+            return []
+
+        def read(self, spec, reading):
+            return (Example(str(i), str(i * i)) for i in range(int(spec.removeprefix("numbers:"))))
+
+    assert readers.names
+    monkeypatch.setitem(readers._parts, "zahlen", Numbers)
+    assert pairs("numbers:3") == [("0", "0"), ("1", "1"), ("2", "4")]
+    assert files_of("numbers:3") == []

@@ -69,14 +69,20 @@ def test_the_terminal_says_how_wide_it_is(monkeypatch):
 @given(source=st.lists(tokens, min_size=1, max_size=8), target=st.lists(tokens, max_size=5), color=st.booleans())
 def test_columns_stay_columns_whatever_the_tokens_hold(source, target, color):
     drawn = lines(heat_map(np.ones((len(target), len(source))), source, target, color=color, width=10_000))
-    depth = len(drawn) - len(target) - 2
-    assert len({cell_len(line) for line in drawn[depth:-2]}) <= 1
-    if target and not color:  # every row begins its cells in the same place, and each heading begins on its column
-        start = {cell_len(line.split("█")[0].rstrip("█")) for line in drawn[depth:-2] if "█" not in "".join(target)}
-        assert len(start) <= 1
-    rows = len(target)
+    rows = drawn[len(drawn) - len(target) - 2 : -2]
+    assert len({cell_len(row) for row in rows}) <= 1
     if rows:
-        assert all(cell_len(line) <= cell_len(drawn[depth]) for line in drawn[:depth])
+        assert all(cell_len(heading) <= cell_len(rows[0]) for heading in drawn[: -len(target) - 2])
+        assert color or all(row.endswith("█" * 2 * len(source)) for row in rows)
+
+
+def test_wide_characters_and_marks_keep_their_column():
+    weights = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    assert lines(heat_map(weights, ["日", "e\u0301", "ｶ", "\u0301"], ["x", "語"], color=False, width=80))[:3] == [
+        "   日 e\u0301  ｶ  ◌\u0301",  # three cells for each column, since 日 takes two
+        " x ███         ",
+        "語       ███   ",
+    ]
 
 
 @settings(deadline=None, max_examples=100)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from dragoman.core.errors import RunError
 
@@ -29,6 +30,23 @@ def write(path: Path, data: bytes) -> None:
         except BaseException:
             with suppress(OSError):
                 aside.unlink()
+            raise
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write piece by piece, which appears under its name when all of it is there."""
+    place = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    with writing(path, 0):
+        try:
+            with place.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            place.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                place.unlink()
             raise
 
 

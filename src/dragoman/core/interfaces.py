@@ -34,6 +34,11 @@ class Example:
     cut: bool = False  # the line was longer than a line may be, and only its beginning is here
     references: tuple[str, ...] = ()  # every accepted target, the first included, where several may be given
 
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Every target that counts as right."""
+        return self.references or (self.target or "",)
+
 
 @dataclass
 class Segments:

@@ -162,7 +162,9 @@ class Registry(Generic[T]):
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             found = f"{value!r}"[:60]
             raise PydanticCustomError(
-                "part", "must be the name of a {kind} or a mapping with one, not {found}", {"kind": self.kind, "found": found}
+                "part",
+                "must be the name of a {kind} or a mapping with one, not {found}",
+                {"kind": self.kind, "found": found},
             )
         name = value["name"]
         if name not in self.names:

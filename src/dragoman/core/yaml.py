@@ -24,9 +24,7 @@ class _Constructor(SafeConstructor):
     """Safe, and a date is text."""
 
 
-_Constructor.add_constructor(
-    "tag:yaml.org,2002:timestamp", lambda self, node: self.construct_scalar(node)
-)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda self, node: self.construct_scalar(node))
 
 
 def _yaml() -> YAML:

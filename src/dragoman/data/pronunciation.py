@@ -30,8 +30,8 @@ WORD = re.compile(r"([a-z'.-]+)(?:\(\d+\))?")  # a word, and the number of a fur
 # A final e goes and a final y becomes i before other endings are seen, so "-ably" is "abli" here and "-able" is "abl".
 ENDINGS = (
     ("abli", "", 3), ("abl", "", 3), ("ical", "ic", 3), ("less", "", 3), ("ness", "", 3), ("ment", "", 3),
-    ("ful", "", 3), ("li", "", 2), ("ing", "", 2), ("est", "", 2), ("er", "", 2), ("ed", "e", 2), ("s", "", 2), ("e", "", 2),
-    ("y", "i", 2), ("v", "f", 2), ("ck", "c", 2),
+    ("ful", "", 3), ("li", "", 2), ("ing", "", 2), ("est", "", 2), ("er", "", 2), ("ed", "e", 2),
+    ("s", "", 2), ("e", "", 2), ("y", "i", 2), ("v", "f", 2), ("ck", "c", 2),
 )  # fmt: skip
 DOUBLED = re.compile(r"([bcdfghjklmnpqrtvwxz])\1$")  # running, run; not ss, for the sake of -less and -ness
 LATE_L = re.compile(r"(?<=[bcdfghjkmnpqrstvwxz])l$")  # gentle without its e, beside gently without its -ly
@@ -97,7 +97,7 @@ def _entries(file: Path, stress: bool) -> Iterator[tuple[str, str]]:
 def stem(word: str) -> str:
     """What the forms of a word share: walk, walks, walked, walking, walker, walker's, walkers' → walk."""
     while word.endswith(("'s", "'")):
-        word = word.removesuffix("s").removesuffix("'")
+        word = word[:-1]
     word = re.sub("[^a-z]", "", word)
     while (shorter := _shorter(word)) != word:
         word = shorter

@@ -16,7 +16,6 @@ of letters to be written in a test was ever written in training, whatever the se
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import re
 import string
@@ -25,6 +24,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Literal
 
+from dragoman.core import files
 from dragoman.core.errors import DataError, nearest
 
 Pair = tuple[str, str]
@@ -193,19 +193,8 @@ def side_of(target: str) -> Side:
 def write(path: str | Path, rows: Iterable[Sequence[str]]) -> None:
     """Pairs (or rows of more columns) as TSV, written aside and renamed."""
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines("\t".join(row) + "\n" for row in rows)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}. Choose another place.", path) from error
+    files.make_folder(path.parent)
+    files.write(path, "".join("\t".join(row) + "\n" for row in rows).encode())
 
 
 def _check(task: str, symbols: int, max_length: int) -> None:

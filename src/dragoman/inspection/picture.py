@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.cells import cell_len
 
+from dragoman.core import files
 from dragoman.core.errors import MissingExtra, UserError
 from dragoman.inspection.terminal import visible
 
@@ -334,20 +334,9 @@ def _figure() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Draw into memory, write aside, rename."""
+    """Draw into memory, then write all of it at once."""
     picture = io.BytesIO()
     dpi = min(DPI, PIXELS / max(figure.get_size_inches()))
     figure.savefig(picture, format=path.suffix.lower()[1:], dpi=dpi, facecolor="white")
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("wb") as file:
-                file.write(picture.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: the picture cannot be written: {error.strerror}.") from error
+    files.make_folder(path.parent)
+    files.write(path, picture.getvalue())

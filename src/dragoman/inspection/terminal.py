@@ -47,7 +47,7 @@ def heat_map(
     if a.shape != (len(target), len(source)):
         raise ValueError(f"weights are {a.shape}; {len(target)} target and {len(source)} source tokens were given")
     width = width or shutil.get_terminal_size().columns
-    headings = [_clusters(visible(token))[:DEEPEST] for token in source]
+    headings = [_clusters(visible(token)) for token in source]
     labels = _right([_cut(visible(token), max(8, width // 3)) for token in target])
     margin = max((cell_len(label) for label in labels), default=0) + 1
     cell = 1 + max((cell_len(cluster) for heading in headings for cluster in heading), default=1)
@@ -85,7 +85,7 @@ def _sign(character: str) -> str:
 
 
 def _clusters(text: str) -> list[str]:
-    """Characters, each with the marks that stand on it."""
+    """Characters, each with the marks that stand on it; of a long text the first few."""
     clusters: list[str] = []
     for character in text:
         if clusters and cell_len(character) == 0:
@@ -100,10 +100,10 @@ def _cut(text: str, limit: int) -> str:
     if cell_len(text) <= limit:
         return text
     kept = ""
-    for cluster in text:
-        if cell_len(kept + cluster) >= limit:
+    for character in text:
+        if cell_len(kept + character) >= limit:
             break
-        kept += cluster
+        kept += character
     return f"{kept}…"
 
 

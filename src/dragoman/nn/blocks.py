@@ -71,7 +71,12 @@ class Block(nn.Module):
         return norm(x + self.dropout(f(x)))  # type: ignore[no-any-return]
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, causal: bool = False, memory: Tensor | None = None, memory_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        causal: bool = False,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
     ) -> Tensor:
         """x (B, T, D); mask and memory_mask broadcast to (B, H, T, T) and (B, H, T, S)."""
 

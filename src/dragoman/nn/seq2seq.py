@@ -60,7 +60,9 @@ class Seq2Seq(nn.Module):
         if how == "none":
             return
         if self.decoder.d != width:
-            raise PartError(f"tie: {how} needs a decoder of width {width} (the embedding's), not {self.decoder.d}; use tie: none")
+            raise PartError(
+                f"tie: {how} needs a decoder of width {width} (the embedding's), not {self.decoder.d}; use tie: none"
+            )
         self.output.weight = self.embedding.table.weight
         if how == "all":
             if not isinstance(self.frontend, Tokens) or source_size != target_size:

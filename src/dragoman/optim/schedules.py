@@ -1,10 +1,10 @@
 """The learning rate over time, as a factor of its peak; steps count from 1, N is the last, w the warm-up.
 
-    constant       min(t/w, 1)
-    inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, scaled to peak at 1)
-    linear         t/w, then a straight line to `floor` at N
-    cosine         t/w, then half a cosine to `floor` at N
-    plateau        t/w, then × decay whenever the watched metric has not improved for `patience` validations
+constant       min(t/w, 1)
+inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, scaled to peak at 1)
+linear         t/w, then a straight line to `floor` at N
+cosine         t/w, then half a cosine to `floor` at N
+plateau        t/w, then × decay whenever the watched metric has not improved for `patience` validations
 """
 
 from __future__ import annotations

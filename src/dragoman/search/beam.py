@@ -113,7 +113,9 @@ def extend(live: Prefixes, log_p: Tensor, t: int, rule: LengthRule) -> tuple[Pre
     wide.log_probs[:, :, t] = best.flatten(1).double().gather(1, order)
     ended = (token == EOS) & (total > -math.inf)
     length = torch.full_like(wide.length, t) + ~ended
-    return Prefixes(wide.tokens, wide.log_probs, total, rule(total, torch.full_like(total, t + 1)), length, ended), parents
+    return Prefixes(
+        wide.tokens, wide.log_probs, total, rule(total, torch.full_like(total, t + 1)), length, ended
+    ), parents
 
 
 def widen(x: Tensor, parents: Tensor) -> Tensor:
@@ -129,7 +131,14 @@ def keep_best(pool: Prefixes, extended: Prefixes, which: Tensor, k: int) -> Pref
 
 
 def fill_cut(
-    pool: Prefixes, live: Prefixes, extended: Prefixes, parents: Tensor, ending: Tensor, at_limit: Tensor, t: int, rule: LengthRule
+    pool: Prefixes,
+    live: Prefixes,
+    extended: Prefixes,
+    parents: Tensor,
+    ending: Tensor,
+    at_limit: Tensor,
+    t: int,
+    rule: LengthRule,
 ) -> Prefixes:
     """At the limit, live hypotheses that did not just end take the free places of the pool, after those that ended."""
     gone = torch.zeros_like(live.ended).scatter_reduce(1, parents, ending, "amax", include_self=True)

@@ -339,7 +339,9 @@ class Trainer:
             yield from self.keep_average(last[-options.average :])
         self.place.point("finished", str(progress.step))
         where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
-        yield self.report("end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}")
+        yield self.report(
+            "end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}"
+        )
 
     def keep_average(self, folders: list[Path]) -> Iterator[Report]:
         options, progress = self.options, self.progress

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from dragoman import checkpoint
 from dragoman.config import Config
-from dragoman.core.interfaces import Example
 from dragoman.core.errors import DataError, RunError
+from dragoman.core.interfaces import Example
 from dragoman.data import store as stores
 from dragoman.data.check import check
 from dragoman.data.lines import Tally
-from dragoman.data.readers import files_of, read_pairs
+from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, tags
@@ -42,7 +42,9 @@ def examine(config: Config) -> Iterator[str]:
     if errors and data.on_error == "stop":
         places = errors[0].places
         more = f" ({len(errors) - 1} more: dragoman data check shows all)" if len(errors) > 1 else ""
-        raise DataError(f"{places[0] + ': ' if places and places[0] not in errors[0].message else ''}{errors[0].message}{more}")
+        raise DataError(
+            f"{places[0] + ': ' if places and places[0] not in errors[0].message else ''}{errors[0].message}{more}"
+        )
     yield from (finding.message for finding in report.findings)
 
 
@@ -59,7 +61,9 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
         return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
 
-    extra = sorted({tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)})
+    extra = sorted(
+        {tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)}
+    )
     options = config.tokenizer
     codec = codecs.learn(
         options.source,
@@ -85,7 +89,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             max_source=config.data.max_source,
             max_target=config.data.max_target,
             keep_text=keep_text,
-            reading=json.dumps([path.rsplit(".", 1)[-1], list(config.data.columns), config.data.on_error]),
+            reading=json.dumps([type(reader_of(path)).__name__, list(config.data.columns), config.data.on_error]),
         )
 
     corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]

@@ -47,7 +47,9 @@ class RunFolder:
             except OSError:
                 handle.seek(0)
                 holder = handle.read().strip() or "unknown"
-                raise RunError(f"{self.path}: in use by pid {holder}; wait for it, or choose another folder with --run") from None
+                raise RunError(
+                    f"{self.path}: in use by pid {holder}; wait for it, or choose another folder with --run"
+                ) from None
             handle.truncate(0)
             handle.write(f"{os.getpid()}\n")
             handle.flush()
@@ -87,7 +89,10 @@ class RunFolder:
     # -- metrics and log -----------------------------------------------------------------------------------------------
 
     def record(self, values: dict[str, Any]) -> None:
-        with files.writing(self.path / "metrics.jsonl", 0), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (
+            files.writing(self.path / "metrics.jsonl", 0),
+            (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(values) + "\n")
 
     def cut_metrics(self, step: int) -> None:

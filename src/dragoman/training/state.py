@@ -40,7 +40,9 @@ class Progress:
     data: list[str] = field(default_factory=list)
 
 
-def dump(progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None) -> dict[str, bytes]:
+def dump(
+    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+) -> dict[str, bytes]:
     """The training files of a checkpoint."""
     tensors = {
         f"optimizer.{index}.{key}": value

@@ -40,7 +40,7 @@ def validate(pipeline: Pipeline, store: Store, examples: Sequence[Example], conf
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
     if options.validate_metrics:
         texts = [p.text for p in pipeline.stream(examples, search=options.validate_search)]
-        references = [[example.target or "", *example.references] for example in examples]
+        references = [example.accepted for example in examples]
         for part in options.validate_metrics:
             values[part.name] = corpus(metrics.build(part), texts, references)
     return values

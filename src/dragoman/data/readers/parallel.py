@@ -93,7 +93,7 @@ def _differ(files: tuple[str, str], counts: list[int], lengths: tuple[array[int]
     a, b = (np.frombuffer(lengths[side], dtype=np.uint32) for side in (long, short))
     n = min(counts[short], len(a) - k)  # as far as both can be compared at both shifts
     if n <= 0:
-        return SidesDiffer(f"{said}. Give files with as many lines", files[short], min(counts[short], 1) or None)
+        return SidesDiffer(f"{said}. Give files with as many lines", files[short])
     p = departure(a[: n + k], b[:n], k)
     if p == n == counts[short]:
         text = f"{said}. Up to here the lengths go together, so the file seems to end {k:,} lines too early"

@@ -59,7 +59,9 @@ class RNNDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if input_feeding and order == "before":
-            raise PartError("input feeding belongs to attention after the cell; with order 'before' the cell reads c already")
+            raise PartError(
+                "input feeding belongs to attention after the cell; with order 'before' the cell reads c already"
+            )
         self.d = d = width or d_in
         self.layers, self.order, self.feeding, self.bridge = layers, order, input_feeding, bridge
         kind, self.tensors = CELLS[cell]
@@ -83,7 +85,10 @@ class RNNDecoder(nn.Module):
         for t in range(y.shape[1]):
             output, state = self.step(y[:, t : t + 1], state)
             outputs.append(output)
-        return Output(torch.cat([o.o for o in outputs], 1), torch.cat([o.attention for o in outputs if o.attention is not None], 1))
+        return Output(
+            torch.cat([o.o for o in outputs], 1),
+            torch.cat([o.attention for o in outputs if o.attention is not None], 1),
+        )
 
     # -- step by step ----------------------------------------------------------------------------------------------
 

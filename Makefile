@@ -1,0 +1,43 @@
+# make demo, make test: each works on a fresh clone with nothing done before, in either order, and again.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-long lint format clean
+
+demo: $(VENV)/.demo
+	$(VENV)/bin/dragoman demo
+
+test: $(VENV)/.dev lint
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2
+
+# Soaks, sweeps and trainings that take longer; their last results are in docs/results.md.
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m long
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# A stamp for each set of extras, renewed when the pins or the project's metadata change.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dragoman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[demo,tensorboard,dev]'
+	touch $@

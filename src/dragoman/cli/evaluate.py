@@ -1,0 +1,62 @@
+"""dragoman evaluate: decode a test set and score it, with intervals."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.options import Beam, Columns, Device, Imports, Model, Pairs, console, import_all
+
+if TYPE_CHECKING:
+    from dragoman.core.registry import Part
+
+Metrics = Annotated[str, typer.Option(help="Names separated by commas; default: all. See `dragoman list metrics`.")]
+
+
+def evaluate(
+    model: Model,
+    pairs: Pairs,
+    metrics: Metrics = "",
+    beam: Beam = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    columns: Columns = "source,target",
+    device: Device = "auto",
+    modules: Imports = [],  # noqa: B006
+) -> None:
+    """Decode every source and compare with the targets; columns after the target are further references."""
+    import_all(modules)
+    names = parse_metrics(metrics)
+    from dragoman import pipeline
+    from dragoman.data.readers import read_pairs
+    from dragoman.inspection.quality import assess
+
+    opened = pipeline.load(model, device)
+    examples = list(read_pairs(pairs, columns=columns.split(","), extra_targets=True))
+    found = assess(opened, examples, names, beam=beam)
+    if as_json:
+        print(json.dumps({"model": str(model), "pairs": pairs, **found.as_json()}, indent=1))
+        return
+    out = console()
+    for score in found.scores.values():
+        signature = score.metric.signature
+        out.print(f"{score}" + (f"   {signature}" if signature else ""), markup=False, soft_wrap=True)
+    out.print(f"perplexity {found.perplexity:.3f}", markup=False)
+    out.print(
+        f"{len(examples):,} pairs decoded in {found.seconds:.1f} s, {len(examples) / found.seconds:,.0f} a second",
+        markup=False,
+    )
+
+
+def parse_metrics(text: str) -> list[Part]:
+    """The metrics named on a command line."""
+    from dragoman.core.errors import UserError
+    from dragoman.core.registry import Part
+    from dragoman.evaluation.metrics import metrics
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in metrics.names:
+            raise UserError(f"--metrics: {metrics.unknown(name)}")
+    return [Part(name) for name in names]

@@ -1,0 +1,57 @@
+"""The command line: every command, and what becomes of errors.
+
+Exit codes: 0 fine · 1 our bug · 2 your config, data or files · 3 training diverged · 4 a check did not pass ·
+130/143 training stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from dragoman.cli import compare, config, data, demo, evaluate, inspect, list, predict, score, train
+from dragoman.cli.options import console
+from dragoman.core.errors import DragomanError
+from dragoman.version import __version__
+
+app = typer.Typer(
+    name="dragoman",
+    help="Sequence-to-sequence models: give it pairs; it gives back a trained model, an honest score and a picture.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(train.train)
+app.command()(predict.predict)
+app.command()(score.score)
+app.command()(evaluate.evaluate)
+app.command()(inspect.inspect)
+app.command()(compare.compare)
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+app.command("list")(list.show)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    if version:
+        print(f"dragoman {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message on the standard error and an exit code, no traceback."""
+    try:
+        app()
+    except DragomanError as error:
+        console(error=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone (| head): nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

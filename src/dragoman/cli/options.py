@@ -1,0 +1,54 @@
+"""Arguments and options that several commands share, and the console they print on."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
+Pairs = Annotated[
+    str, typer.Argument(help="file.tsv (source TAB target), source.txt,target.txt or .jsonl; .gz too.", metavar="PAIRS")
+]
+Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE over the config, as in model.decoder.layers=2.")]
+Imports = Annotated[list[str], typer.Option("--import", help="A Python module to import first: it may register parts.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]
+Columns = Annotated[str, typer.Option(help="What the columns of a TSV file are, separated by commas.")]
+OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line that cannot be read.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, whole or not at all.")]
+
+
+def console(error: bool = False) -> Console:
+    """rich's console; it honors NO_COLOR and whether there is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=error, highlight=False)
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import what the user named on the command line, from here or from what is installed."""
+    from dragoman.core.errors import UserError
+
+    sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"--import {module}: {error}") from None
+
+
+def choice(value: str, allowed: Sequence[str], option: str) -> str:
+    """A word from a short list, or an error that shows the list."""
+    from dragoman.core.errors import UserError, nearest
+
+    if value not in allowed:
+        raise UserError(f"{option} is '{value}'; it must be one of {', '.join(allowed)}{nearest(value, allowed)}")
+    return value

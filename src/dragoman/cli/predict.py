@@ -1,0 +1,127 @@
+"""dragoman predict: N lines in, N lines out, in order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.options import Beam, Device, Imports, Model, OnError, Output, choice, console, import_all
+
+if TYPE_CHECKING:
+    from dragoman.core.interfaces import Example
+    from dragoman.pipeline import Pipeline, Prediction
+
+
+def predict(
+    model: Model,
+    file: Annotated[str, typer.Argument(help="One source on each line, or .jsonl; - is the standard input.")] = "-",
+    beam: Beam = None,
+    nbest: Annotated[int, typer.Option(help="Results for each source; more than 1 needs --format tsv or jsonl.")] = 1,
+    format: Annotated[str, typer.Option(help="text, tsv (line, rank, score, text) or jsonl.")] = "text",
+    output: Output = None,
+    source_lang: Annotated[
+        str | None, typer.Option(help="The language of the sources, for models that know several.")
+    ] = None,
+    target_lang: Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")] = None,
+    on_error: OnError = "stop",
+    device: Device = "auto",
+    modules: Imports = [],  # noqa: B006
+) -> None:
+    """Turn every source into its best result. A blank or skipped line gives an empty line."""
+    from dragoman.core.errors import UserError
+    from dragoman.data.lines import Tally
+    from dragoman.data.readers import read_sources
+
+    choice(format, ("text", "tsv", "jsonl"), "--format")
+    choice(on_error, ("stop", "skip"), "--on-error")
+    if nbest > 1 and format == "text":
+        raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one result")
+    import_all(modules)
+    from dragoman import pipeline
+
+    opened = pipeline.load(model, device)
+    tally = Tally()
+    sources = read_sources(file, on_error=on_error, tally=tally)  # type: ignore[arg-type]
+    results = _predictions(opened, _tagged(sources, source_lang, target_lang), beam, nbest, file)
+    lines = (line for i, p in enumerate(results, 1) for line in render(i, p, format))
+    write(lines, output)
+    for notice in tally.notices():
+        console(error=True).print(notice, markup=False, soft_wrap=True)
+
+
+def _predictions(
+    opened: Pipeline, sources: Iterable[Example], beam: int | None, nbest: int, file: str
+) -> Iterator[Prediction]:
+    """Results in order; a person at a terminal gets an answer after every line."""
+    cut = 0
+    interactive = file == "-" and sys.stdin.isatty()
+    groups: Iterable[Iterable[Example]] = ([source] for source in sources) if interactive else [sources]
+    for group in groups:
+        for prediction in opened.stream(group, beam=beam, nbest=nbest):
+            cut += prediction.cut
+            yield prediction
+    if cut:
+        text = f"{cut:,} sources were too long and only their beginning was read ({opened.longest:,} tokens)"
+        console(error=True).print(text, markup=False)
+
+
+def _tagged(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:
+    from dataclasses import replace
+
+    for source in sources:
+        yield replace(
+            source, source_lang=source.source_lang or source_lang, target_lang=source.target_lang or target_lang
+        )
+
+
+def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
+    """The output lines of one source; a newline inside a result is escaped, so that lines stay in step."""
+    ranked = [prediction, *prediction.alternatives]
+    if format == "text":
+        yield escape(prediction.text)
+    elif format == "tsv":
+        for rank, p in enumerate(ranked, 1):
+            yield f"{line}\t{rank}\t{p.score:.6f}\t{escape(p.text)}"
+    else:
+        fields = ("text", "score", "log_prob", "tokens", "log_probs", "ended")
+        results = [{name: getattr(p, name) for name in fields} for p in ranked]
+        value = {"line": line, "source_tokens": prediction.source_tokens, "cut": prediction.cut, **results[0]}
+        yield json.dumps(value | ({"alternatives": results[1:]} if results[1:] else {}), ensure_ascii=False)
+
+
+def escape(text: str) -> str:
+    return (
+        text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+        if _odd(text)
+        else text
+    )
+
+
+def _odd(text: str) -> bool:
+    return any(c in text for c in "\n\r\t")
+
+
+def write(lines: Iterable[str], output: object) -> None:
+    """To the standard output as they come, or to a file that appears when it is whole."""
+    from pathlib import Path
+
+    from dragoman.core import files
+
+    if output is None:
+        out = sys.stdout
+        if hasattr(out, "reconfigure"):
+            out.reconfigure(encoding="utf-8", newline="\n")
+        for line in lines:
+            out.write(line + "\n")
+            if out.isatty():
+                out.flush()
+        out.flush()
+        return
+    assert isinstance(output, Path)
+    with files.aside(output) as file:
+        for line in lines:
+            file.write((line + "\n").encode())

@@ -1,0 +1,54 @@
+"""dragoman train: a config, a preset or both → a run folder with a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.options import Imports, Set, console, import_all
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A config file (YAML).", metavar="[CONFIG]")] = None,
+    preset: Annotated[str | None, typer.Option(help="A named config to build on; see `dragoman list presets`.")] = None,
+    set: Set = [],  # noqa: B006
+    run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
+    explain: Annotated[bool, typer.Option(help="Print every value and where it came from; train nothing.")] = False,
+    allow_change: Annotated[
+        list[str], typer.Option(help="Resume although this key (or 'data') is not as it was when the run began.")
+    ] = [],  # noqa: B006
+    modules: Imports = [],  # noqa: B006
+) -> None:
+    """Train a model. The same command again resumes where a stopped or killed run left off."""
+    from dragoman.core.errors import UserError
+
+    if config is None and preset is None:
+        raise UserError("train needs a config file or --preset NAME (see `dragoman list presets`)")
+    import_all(modules)
+    from dragoman import config as configs
+
+    loaded = configs.load(config, preset, set)
+    if explain:
+        _explain(loaded)
+        return
+    from dragoman import training
+    from dragoman.cli import progress
+
+    last = progress.show(training.run(loaded.config, run, allow_change=allow_change))
+    if last is not None:
+        folder = run or Path("runs") / loaded.config.name
+        console(error=True).print(f'try it: echo "some source" | dragoman predict {folder}', markup=False)
+
+
+def _explain(loaded: object) -> None:
+    from rich.table import Table
+
+    from dragoman import config as configs
+
+    assert isinstance(loaded, configs.Loaded)
+    table = Table("key", "value", "from", box=None, pad_edge=False)
+    for key, value, origin in configs.explain(loaded):
+        table.add_row(key, "null" if value is None else str(value), origin)
+    console().print(table)

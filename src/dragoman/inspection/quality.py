@@ -1,0 +1,110 @@
+"""How good models are on a file of pairs: scores with intervals, perplexity, speed, and one model against another."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import Example
+from dragoman.core.registry import Part
+from dragoman.evaluation.by_length import Bucket, by_length
+from dragoman.evaluation.metrics import Metric, metrics
+from dragoman.evaluation.significance import Paired, format_score, interval, paired
+from dragoman.pipeline import Pipeline, Prediction
+
+
+@dataclass
+class Score:
+    """A metric on a set of pairs: its value, its 95 % interval, and what it was computed from."""
+
+    name: str
+    metric: Metric
+    stats: np.ndarray
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return format_score(self.metric.label, self.value, self.low, self.high)
+
+
+@dataclass
+class Assessment:
+    """One model on one set of pairs."""
+
+    examples: list[Example]
+    predictions: list[Prediction]
+    scores: dict[str, Score]
+    perplexity: float
+    seconds: float  # spent on decoding
+
+    def as_json(self) -> dict[str, Any]:
+        """One object with every metric, its signature, the number of pairs and the decoding rate."""
+        tokens = sum(len(prediction.tokens) for prediction in self.predictions)
+        scores = {
+            name: {
+                "value": score.value,
+                "interval": [score.low, score.high],
+                "signature": score.metric.signature,
+                "higher_is_better": score.metric.higher_is_better,
+            }
+            for name, score in self.scores.items()
+        }
+        return {
+            "n": len(self.examples),
+            "metrics": scores,
+            "perplexity": self.perplexity,
+            "decoding": {
+                "seconds": self.seconds,
+                "sentences_per_second": len(self.examples) / self.seconds,
+                "tokens_per_second": tokens / self.seconds,
+            },
+        }
+
+
+def assess(
+    pipeline: Pipeline, examples: Sequence[Example], names: Sequence[Part | str] = (), *, beam: int | None = None
+) -> Assessment:
+    """Decode, score and measure; every metric there is where none is named."""
+    examples = [example for example in examples if example.target is not None]
+    if not examples:
+        raise DataError("there is no pair to evaluate on; a pair is a source and a target")
+    began = time.perf_counter()
+    predictions = pipeline.predict(examples, beam=beam)
+    seconds = time.perf_counter() - began
+    parts = [Part(name) if isinstance(name, str) else name for name in names or metrics.names]
+    references = [example.accepted for example in examples]
+    texts = [prediction.text for prediction in predictions]
+    scores = {part.name: measure(part, texts, references) for part in parts}
+    return Assessment(examples, predictions, scores, perplexity(pipeline, examples), max(seconds, 1e-9))
+
+
+def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    metric = metrics.build(part)
+    stats = metric.statistics(texts, references)
+    return Score(part.name, metric, stats, float(metric.score(stats.sum(0))), *interval(metric, stats))
+
+
+def perplexity(pipeline: Pipeline, examples: Sequence[Example]) -> float:
+    """e to the mean negative log-probability of a target token, </s> included."""
+    log_probs = pipeline.token_scores(examples)
+    tokens = sum(map(len, log_probs))
+    return math.exp(min(-sum(map(sum, log_probs)) / tokens, 700.0))
+
+
+def against(first: Score, other: Score) -> Paired:
+    """What the other model gains over the first on the same pairs, tested by paired bootstrap."""
+    return paired(other.metric, other.stats, first.stats)
+
+
+def lengths(assessment: Assessment, name: str, edges: Sequence[int] | None = None) -> list[Bucket]:
+    """A metric by the length of the source in tokens, </s> not counted."""
+    score = assessment.scores[name]
+    sizes = [len(prediction.source_tokens) - 1 for prediction in assessment.predictions]
+    return by_length(score.metric, score.stats, sizes, edges=edges)
