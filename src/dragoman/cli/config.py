@@ -15,7 +15,7 @@ app = typer.Typer(help="Look after config files.", no_args_is_help=True)
 
 
 @app.command()
-def schema(modules: Imports = []) -> None:  # noqa: B006
+def schema(modules: Imports = []) -> None:
     """Print the JSON schema of config files, for editors that complete and check."""
     import_all(modules)
     from dragoman.config import Config
@@ -31,7 +31,7 @@ def schema(modules: Imports = []) -> None:  # noqa: B006
 def check(
     config: Annotated[Path, typer.Argument(help="A config file.")],
     set: Set = [],
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Say whether a config file is right, without starting any work."""
     import_all(modules)

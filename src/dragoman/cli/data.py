@@ -24,15 +24,15 @@ def check(
     ],
     valid: Annotated[
         list[str], typer.Option(help="Validation pairs: overlap with the training pairs is reported.")
-    ] = [],  # noqa: B006
-    test: Annotated[list[str], typer.Option(help="Test pairs: likewise.")] = [],  # noqa: B006
+    ] = [],
+    test: Annotated[list[str], typer.Option(help="Test pairs: likewise.")] = [],
     model: Annotated[
         str | None, typer.Option(help="A model whose tokenizers to measure lengths and unknowns by.")
     ] = None,
     columns: Columns = "source,target",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what is wrong or odd in files of pairs, each finding with file and line. Exit code 2 where it must be mended."""
+    """Say what is wrong or odd in files of pairs, with file and line. Exit code 2 where it must be mended."""
     from dragoman.data.check import check
 
     codec = None

@@ -23,7 +23,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     columns: Columns = "source,target",
     device: Device = "auto",
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Decode every source and compare with the targets; columns after the target are further references."""
     import_all(modules)

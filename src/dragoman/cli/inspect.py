@@ -18,7 +18,7 @@ def inspect(
     beam: Beam = None,
     png: Annotated[Path | None, typer.Option(help="Draw the alignments into this file (.png, .svg or .pdf).")] = None,
     device: Device = "auto",
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Show which source tokens the model attended to for every token it wrote."""
     import_all(modules)

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from dragoman.cli import compare, config, data, demo, evaluate, inspect, list, predict, score, train
+from dragoman.cli import compare, config, data, demo, evaluate, inspect, parts, predict, score, train
 from dragoman.cli.options import console
 from dragoman.core.errors import DragomanError
 from dragoman.version import __version__
@@ -33,7 +33,7 @@ app.command()(inspect.inspect)
 app.command()(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
-app.command("list")(list.show)
+app.command("list")(parts.show)
 
 
 @app.callback(invoke_without_command=True)

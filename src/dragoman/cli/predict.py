@@ -29,7 +29,7 @@ def predict(
     target_lang: Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")] = None,
     on_error: OnError = "stop",
     device: Device = "auto",
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Turn every source into its best result. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError

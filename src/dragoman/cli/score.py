@@ -18,7 +18,7 @@ def score(
     columns: Columns = "source,target",
     device: Device = "auto",
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     import_all(modules)

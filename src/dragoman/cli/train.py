@@ -13,13 +13,13 @@ from dragoman.cli.options import Imports, Set, console, import_all
 def train(
     config: Annotated[Path | None, typer.Argument(help="A config file (YAML).", metavar="[CONFIG]")] = None,
     preset: Annotated[str | None, typer.Option(help="A named config to build on; see `dragoman list presets`.")] = None,
-    set: Set = [],  # noqa: B006
+    set: Set = [],
     run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
     explain: Annotated[bool, typer.Option(help="Print every value and where it came from; train nothing.")] = False,
     allow_change: Annotated[
         list[str], typer.Option(help="Resume although this key (or 'data') is not as it was when the run began.")
-    ] = [],  # noqa: B006
-    modules: Imports = [],  # noqa: B006
+    ] = [],
+    modules: Imports = [],
 ) -> None:
     """Train a model. The same command again resumes where a stopped or killed run left off."""
     from dragoman.core.errors import UserError

@@ -4,9 +4,9 @@ B sentences, K hypotheses of each, S source positions, T target positions, D wid
 
     text ─tokenizer→ ids ─batching→ Batch ─frontend→ (B, S, D) ─encoder→ Memory ─decoder→ Output ─search→ Hypothesis
 
-A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its state
-is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py. `step`
-consumes the state it is given and may write into it; positions in it are tensors, never Python ints.
+A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its
+state is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py.
+`step` consumes the state it is given and may write into it; positions in it are tensors, never Python ints.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Segments:
 
 @dataclass
 class Batch:
-    """Padded ids of some pairs. `target` begins with <s> and ends with </s>; `lines` are the rows' places in the data."""
+    """Padded ids of some pairs; `target` runs from <s> to </s>, `lines` are the rows' places in the data."""
 
     source: Tensor  # (B, S)
     source_lengths: Tensor  # (B,)

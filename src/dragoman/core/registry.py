@@ -13,9 +13,9 @@ option is an error with a hint and never a silent default.
 
     encoders.build(Part("rnn", {"layers": 2}), 256)
 
-In YAML a part is a bare name (`encoder: rnn`) or a mapping (`encoder: {name: rnn, layers: 2}`). An option that is itself
-a part is annotated with its registry, as `score` above. Others add parts through entry points (`dragoman.encoders`)
-or by importing their module first; a config or a model folder can only name parts, never bring code.
+In YAML a part is a bare name (`encoder: rnn`) or a mapping (`encoder: {name: rnn, layers: 2}`). An option that is
+itself a part is annotated with its registry, as `score` above. Others add parts through entry points
+(`dragoman.encoders`) or by importing their module first; a config or a model folder can only name parts, never bring code.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Options(BaseModel):
 
 def options_of(part: Callable[..., Any], title: str) -> type[Options]:
     """The keyword-only parameters of a constructor or function as a group of settings."""
-    call = part.__init__ if isinstance(part, type) else part
+    call: Any = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
     hints = typing.get_type_hints(call, include_extras=True)
     fields: dict[str, Any] = {
         key: (hints.get(key, Any), ... if parameter.default is inspect.Parameter.empty else parameter.default)

@@ -1,4 +1,4 @@
-"""YAML 1.2 in and out, with the traps closed: `no` is a word, `1e-4` a number, a date stays text, aliases cannot explode.
+"""YAML 1.2 in and out, the traps closed: `no` is a word, `1e-4` a number, a date stays text, aliases cannot explode.
 
 ruamel.yaml because PyYAML reads YAML 1.1 (`lang: no` becomes False, `1e-4` a string). Nothing in a file can name a
 Python object; tags other than YAML's own are errors.
@@ -31,7 +31,7 @@ def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 120
     return yaml
 

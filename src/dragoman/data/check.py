@@ -293,7 +293,7 @@ def _look(name: str, specs: list[str], columns: Sequence[str], codec: CodecLike 
     """Read every file of a split, whatever is wrong with any of them."""
     split = _Split(name, codec)
     for spec in specs:
-        pairs = read_pairs(spec, columns=columns, on_error="skip", tally=split.tally)
+        pairs = read_pairs(spec, columns=columns, extra_targets=name != "train", on_error="skip", tally=split.tally)
         before = split.pairs
         try:
             for example in islice(pairs, most):

@@ -4,9 +4,9 @@
 
     dot q·k    scaled q·k/√d    general qᵀWk    additive vᵀ tanh(W₁q + W₂k)
 
-B batch, H heads, T queries, S keys, D width. Scores work on any leading dimensions: (B, T, D_q) × (B, S, D_k) → (B, T, S),
-or the same with heads in between. `prepare` does once per source what a score needs of its keys; the result lives in
-the caller's state, never on `self`. A score may remember what it saw (`memo`); those here do not.
+B batch, H heads, T queries, S keys, D width. Scores work on any leading dimensions: (B, T, D_q) × (B, S, D_k) →
+(B, T, S), or the same with heads in between. `prepare` does once per source what a score needs of its keys; the result
+lives in the caller's state, never on `self`. A score may remember what it saw (`memo`); those here do not.
 
 Weights are computed only when somebody looks: `with watching() as seen:` collects them from every attention that runs
 inside, by module; otherwise scaled dot with softmax goes through the fused kernel, which never forms them.
@@ -146,7 +146,8 @@ def watched() -> bool:
 
 def noted(module: nn.Module) -> Tensor | None:
     """What this attention weighed last, if somebody is watching."""
-    return ((_seen.get() or {}).get(module) or [None])[-1]
+    weights = (_seen.get() or {}).get(module)
+    return weights[-1] if weights else None
 
 
 # -- the two forms ---------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class MultiHead(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(…, S, D) → (…, H, S, D/H)"""
-        return x.unflatten(-1, (self.heads, self.d_head)).transpose(-2, -3)
+        return x.view(*x.shape[:-1], self.heads, self.d_head).transpose(-2, -3)
 
     def keys_values(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """What queries look at, projected once: (…, H, S, D/H) each, keys as the score wants them."""

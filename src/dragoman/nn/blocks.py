@@ -112,7 +112,7 @@ class Block(nn.Module):
             q = self.self_attention.queries(x[:, :, None])  # (B, K, H, 1, D/H)
             rows = past.expand(-1, x.shape[1], -1, -1, -1).flatten(0, 1)
             seen = self.self_attention.attend(q.flatten(0, 1), cache.k.flatten(0, 1), cache.v.flatten(0, 1), rows)
-            return self.self_attention.join(seen)[:, 0].unflatten(0, x.shape[:2])
+            return self.self_attention.join(seen)[:, 0].view(x.shape)
 
         x = self.residual(x, self.self_norm, look_at_self)
         if self.cross_attention is not None and self.cross_norm is not None and cache.cross is not None:

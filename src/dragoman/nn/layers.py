@@ -10,7 +10,7 @@ B batch, T length, D width; t holds positions, as a tensor, so that a step can c
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class Learned(nn.Module):
         nn.init.normal_(self.table.weight, std=d**-0.5)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return x + self.table(t)
+        return x + self.table(t)  # type: ignore[no-any-return]
 
 
 @positions.register("none")
@@ -102,7 +102,7 @@ class FeedForward(nn.Module):
     def __init__(self, d: int, inner: int, activation: Literal["relu", "gelu"], dropout: float) -> None:
         super().__init__()
         self.W1, self.W2 = linear(d, inner), linear(inner, d)
-        self.f = {"relu": nn.functional.relu, "gelu": nn.functional.gelu}[activation]
+        self.f: Any = {"relu": nn.functional.relu, "gelu": nn.functional.gelu}[activation]
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

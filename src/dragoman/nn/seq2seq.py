@@ -2,7 +2,7 @@
 
     source ─frontend→ x ─encoder→ memory ─decoder(embedded target)→ o ─output layer→ logits over the vocabulary
 
-The keyword-only parameters of the constructor are the `model:` section of a config. Search sees `start` and `step` only.
+The constructor's keyword-only parameters are the `model:` section of a config. Search sees `start` and `step` only.
 
 B sentences, K hypotheses, S source and T target positions, D width, V vocabulary.
 """

@@ -1,6 +1,6 @@
 """From a step function to sequences. A search sees `step(tokens, state) → log p, state` and nothing else of a model.
 
-    results = searches.build(Part("beam", {"size": 5}))(step, start, limits)      # n-best lists of Hypothesis, one per sentence
+    searches.build(Part("beam", {"size": 5}))(step, start, limits)      # an n-best list of Hypothesis for each sentence
 
 The folder is the registry.
 """

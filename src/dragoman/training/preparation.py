@@ -14,7 +14,6 @@ from dragoman.core.errors import DataError, RunError
 from dragoman.core.interfaces import Example
 from dragoman.data import store as stores
 from dragoman.data.check import check
-from dragoman.data.lines import Tally
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
@@ -100,8 +99,10 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     return prepared
 
 
-def pairs(config: Config, path: str, tally: Tally | None = None) -> Iterator[Example]:
-    return read_pairs(path, columns=config.data.columns, on_error=config.data.on_error, tally=tally)
+def pairs(config: Config, path: str) -> Iterator[Example]:
+    """The pairs of a file; further columns of a validation set are further references."""
+    several = path == config.data.valid
+    return read_pairs(path, columns=config.data.columns, extra_targets=several, on_error=config.data.on_error)
 
 
 def skipped(prepared: Prepared) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
     config.yaml  env.json  metrics.jsonl  train.log  checkpoints/step-N/  best  last  finished
 
-`best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended. One process at a time may train in a folder: it holds a lock that
-ends with the process, however the process ends.
+`best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended.
+One process at a time may train in a folder: it holds a lock that ends with the process, however the process ends.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RunFolder:
         with files.writing(self.path / "train.log", 0), (self.path / "train.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> int | None:

@@ -2,8 +2,8 @@
 
     g = 1/T ∇ Σ_batches Σ_t −log p(y_t)          T: target tokens of all batches of the update
 
-Every piece divides by the same T, so that splitting changes nothing but rounding. Random numbers are seeded from (seed, step,
-piece): a retry draws the same ones, and a resumed run needs no saved generator.
+Every piece divides by the same T, so that splitting changes nothing but rounding. Random numbers are seeded from
+(seed, step, piece): a retry draws the same ones, and a resumed run needs no saved generator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gradient(
                 torch.manual_seed(seed_of(seed, step, done))
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                     loss = model.loss(piece.to(device), smoothing).sum
-                (loss / tokens).backward()
+                (loss / tokens).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach().double()
                 done += 1
             return Update(float(total), tokens, limit)
@@ -62,7 +62,8 @@ def gradient(
         # Outside the except block, where the traceback still holds the tensors that did not fit.
         if len(too_large) == 1:
             raise UserError(
-                f"a single pair of {too_large.area:,} tokens does not fit into memory; lower data.max_source or data.max_target"
+                f"a single pair of {too_large.area:,} tokens does not fit into memory; "
+                "lower data.max_source or data.max_target"
             )
         limit = too_large.area // 2
         pieces = [piece for batch in batches for piece in split(batch, limit)]

@@ -1,10 +1,10 @@
 """A recurrent decoder that looks at the source once a step, before or after its cell.
 
-    before (Bahdanau)   c_t = attend(s_{t-1}, h)    s_t = g([y_{t-1}; c_t], s_{t-1})          o_t = tanh(W [s_t; c_t; y_{t-1}])
-    after (Luong)       s_t = g([y_{t-1}; o_{t-1}], s_{t-1})    c_t = attend(s_t, h)          o_t = tanh(W [s_t; c_t])
+    before (Bahdanau)   c_t = attend(s_{t-1}, h)    s_t = g([y_{t-1}; c_t], s_{t-1})   o_t = tanh(W [s_t; c_t; y_{t-1}])
+    after (Luong)       s_t = g([y_{t-1}; o_{t-1}], s_{t-1})    c_t = attend(s_t, h)   o_t = tanh(W [s_t; c_t])
 
-In the second, o_{t-1} enters the cell only with input feeding; without it no step waits for an attention, so that the whole
-target runs through the cell at once. s_0 comes from the encoder over the bridge.
+In the second, o_{t-1} enters the cell only with input feeding; without it no step waits for an attention, so that the
+whole target runs through the cell at once. s_0 comes from the encoder over the bridge.
 
 B sentences, K hypotheses, T target and S source positions, L layers, D width of s and o.
 """
@@ -116,13 +116,14 @@ class RNNDecoder(nn.Module):
         B = memory.states.shape[0]
         if self.bridge == "dense":
             over = torch.tanh(self.over(memory.summary))
-            return over.unflatten(-1, (self.tensors, self.layers, self.d)).unbind(1)
+            return over.view(B, self.tensors, self.layers, self.d).unbind(1)
         if self.bridge == "zero":
             return (memory.states.new_zeros(B, self.layers, self.d),) * self.tensors
         final = memory.final
         if final is None or len(final) != self.tensors or final[0].shape[::2] != (self.layers, self.d):
             raise PartError(
-                f"bridge 'copy' needs an RNN encoder with the same cell, {self.layers} layers and width {self.d}; use 'dense'"
+                f"bridge 'copy' needs an RNN encoder with the same cell, {self.layers} layers and width {self.d}; "
+                "use 'dense'"
             )
         return tuple(x.transpose(0, 1) for x in final)
 
@@ -135,7 +136,7 @@ class RNNDecoder(nn.Module):
         B, K = x.shape[:2]
         out, cell = self.rnn(x.reshape(B * K, 1, -1), self.cell_state(s))
         tensors = cell if isinstance(cell, tuple) else (cell,)
-        return out.reshape(B, K, -1), tuple(z.transpose(0, 1).unflatten(0, (B, K)) for z in tensors)
+        return out.reshape(B, K, -1), tuple(z.transpose(0, 1).reshape(B, K, *z.shape[::2]) for z in tensors)
 
     def cell_state(self, s: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         """(B, K, L, D) each → (L, B·K, D), alone for a GRU and as a pair for an LSTM, as torch wants it."""

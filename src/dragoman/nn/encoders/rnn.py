@@ -60,4 +60,4 @@ class RNNEncoder(nn.Module):
 
     def join(self, s: Tensor) -> Tensor:
         """(L · directions, B, D / directions) → (L, B, D)"""
-        return torch.cat(s.unflatten(0, (-1, self.directions)).unbind(1), -1)
+        return torch.cat(s.view(-1, self.directions, *s.shape[1:]).unbind(1), -1)

@@ -1,7 +1,8 @@
 """Text → ids → text, one file for each kind; the folder is the registry.
 
-Every vocabulary begins with <pad> <s> </s> <unk> (ids 0 to 3), then the extra symbols (language tags) in the order given,
-then what was learned. No special symbol is ever found in text: a text that spells "</s>" is six characters like any others.
+Every vocabulary begins with <pad> <s> </s> <unk> (ids 0 to 3), then the extra symbols (language tags) in the order
+given, then what was learned. No special symbol is ever found in text: a text that spells "</s>" is four characters like
+any others.
 
     tokenizer = tokenizers.build(Part("bpe", {"size": 8000}))     # options only
     tokenizer.learn(lines, extra=["<to:de>"])                     # once, from the training texts

@@ -31,7 +31,7 @@ KINDS = (
 
 def show(
     kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}; default: all.")] = None,
-    modules: Imports = [],  # noqa: B006
+    modules: Imports = [],
 ) -> None:
     """Print the names of parts, what each is in one line, and its options with their defaults."""
     if kind is not None:

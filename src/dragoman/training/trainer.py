@@ -1,0 +1,322 @@
+"""The moving parts of a run: take a step, and do what is due after it.
+
+update    gradient of some batches → clip → optimizer; a step without a finite number changes nothing
+upkeep    now and then a line in the log, a validation, a checkpoint
+finish    average the last checkpoints if asked, and say that the run is over
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman import checkpoint
+from dragoman.config import Config, build_model
+from dragoman.core import files
+from dragoman.core.errors import Diverged, ModelError, RunError, Stopped, UserError
+from dragoman.core.interfaces import Batch
+from dragoman.data.batching import Batches, Cursor
+from dragoman.data.loader import load as load_batches
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.optim.optimizers import optimizers
+from dragoman.optim.schedules import schedules
+from dragoman.pipeline import Pipeline, pick_device
+from dragoman.training import preparation
+from dragoman.training.averaging import MovingAverage, holding
+from dragoman.training.preparation import Prepared
+from dragoman.training.report import Clock, Report
+from dragoman.training.run_folder import RunFolder
+from dragoman.training.state import Progress, dump, read_progress, restore
+from dragoman.training.update import gradient
+from dragoman.training.validation import better, validate
+
+TOLERATED = 3  # updates in a row without a finite number, then training stops
+
+
+class Trainer:
+    """The moving parts of a run: model, optimizer, schedule, average, data, and where it stands."""
+
+    def __init__(self, config: Config, place: RunFolder, prepared: Prepared) -> None:
+        self.config, self.options, self.place, self.prepared = config, config.training, place, prepared
+        self.device = pick_device(config.runtime.device)
+        self.progress = Progress(data=preparation.fingerprints(prepared))
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._set_threads(self.config.runtime.threads or torch.get_num_threads())
+        self._build()
+        if self.options.start_from is not None:
+            start_from(self.model, Path(self.options.start_from))
+        self._optimize()
+        files.make_folder(self.place.checkpoints)
+        (self.place.path / "metrics.jsonl").unlink(missing_ok=True)
+
+    def resume(self, folder: Path, check_data: bool) -> None:
+        saved = read_progress(folder)
+        if check_data:
+            preparation.same_data(saved.data, self.prepared, self.place.path)
+        self._set_threads(saved.threads)
+        self._build()
+        self._optimize()
+        self.progress = restore(folder, self.model, self.optimizer, self.schedule, self.average)
+        self.progress.data = preparation.fingerprints(self.prepared)
+        self.place.cut_metrics(self.progress.step)
+        self.place.point("last", folder.name)
+        # The process may have been killed between saving the best checkpoint and saying so.
+        best = f"step-{self.progress.best_step}" if self.progress.best is not None else folder.name
+        if not (self.place.path / "best").exists() or (self.place.checkpoints / best).is_dir():
+            self.place.point("best", best)
+
+    def _set_threads(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)  # tiny numbers near 0 cost a CPU a hundred times as much
+        self.progress.threads = threads
+        self.place.describe_machine(self.device, threads)
+
+    def _build(self) -> None:
+        torch.manual_seed(self.config.seed)
+        codec = self.prepared.codec
+        self.model = build_model(self.config, len(codec.source), len(codec.target)).to(self.device)
+        self.pipeline = Pipeline(self.model, codec, self.config, self.device)
+
+    def _optimize(self) -> None:
+        freeze(self.model, self.options.freeze)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = optimizers.build(self.options.optimizer, trained)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.schedule = schedules.build(self.options.schedule, self.options.steps)
+        self.average = MovingAverage(self.model, self.options.ema) if self.options.ema else None
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def train(self, asked: Callable[[], int | None]) -> Iterator[Report]:
+        options, progress = self.options, self.progress
+        batches = Batches(
+            self.prepared.corpora,
+            self.prepared.codec,
+            tokens=options.batch_tokens,
+            sentences=options.batch_sentences,
+            seed=self.config.seed,
+        )
+        stream = load_batches(batches, Cursor(progress.epoch, progress.batch), self.config.data.workers)
+        clock = Clock(options.steps - progress.step)
+        try:
+            while progress.step < options.steps and not self.out_of_patience:
+                taken = [next(stream) for _ in range(options.accumulate)]
+                cursor = taken[-1][1]
+                if options.epochs is not None and taken[0][1].epoch >= options.epochs:
+                    break
+                progress.step += 1
+                yield from self.update([batch for batch, _ in taken], clock)
+                progress.epoch, progress.batch = cursor.epoch, cursor.batch
+                signal_number = asked()
+                yield from self.upkeep(clock, save=signal_number is not None)
+                if signal_number is not None:
+                    self.stop(signal_number)
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+
+    @property
+    def out_of_patience(self) -> bool:
+        return self.options.patience is not None and self.progress.waited >= self.options.patience
+
+    def update(self, batches: list[Batch], clock: Clock) -> Iterator[Report]:
+        """One step downhill; a step without a finite number changes nothing."""
+        options, progress = self.options, self.progress
+        self.model.train()
+        factor = self.schedule.factor(progress.step)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * factor
+        found = gradient(
+            self.model,
+            batches,
+            seed=self.config.seed,
+            step=progress.step,
+            smoothing=options.label_smoothing,
+            device=self.device,
+            precision=options.precision,
+            limit=progress.limit,
+        )
+        if found.limit != progress.limit:
+            progress.limit = found.limit
+            text = (
+                f"a batch did not fit into memory and was split, as all of over {found.limit:,} tokens are from now on"
+            )
+            yield self.report("split", message=text)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip or math.inf))
+        if math.isfinite(found.loss) and math.isfinite(norm):
+            self.optimizer.step()
+            progress.bad = 0
+            progress.window_loss += found.loss
+            progress.window_tokens += found.tokens
+            progress.tokens += found.tokens
+            if self.average is not None:
+                self.average.update(self.model, progress.step)
+        else:
+            progress.bad += 1
+            yield self.skip(batches, found.loss, norm)
+        self.norm = norm
+        clock.tick(found.tokens)
+        yield self.report("step", loss=found.loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
+
+    def skip(self, batches: list[Batch], loss: float, norm: float) -> Report:
+        progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
+        lines = [line for batch in batches for line in batch.lines]
+        text = (
+            f"step {progress.step}: loss {loss} and gradient norm {norm} at learning rate {rate:.3g}, "
+            f"lines {', '.join(map(str, lines[:5]))}…; the update was skipped ({progress.bad} of {TOLERATED})"
+        )
+        if progress.bad >= TOLERATED:
+            raise Diverged(f"{text}. Training stopped: lower the learning rate, warm up longer, or clip the gradient")
+        return self.report("skipped", message=text)
+
+    def upkeep(self, clock: Clock, save: bool) -> Iterator[Report]:
+        """What is due after a step: a line in the log, a validation, a checkpoint."""
+        options, progress = self.options, self.progress
+        if progress.step % options.log_every == 0 and progress.window_tokens:
+            values = {
+                "kind": "train",
+                "step": progress.step,
+                "epoch": progress.epoch,
+                "loss": progress.window_loss / progress.window_tokens,
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "gradient_norm": self.norm,
+                "tokens": progress.tokens,
+                "seconds": round(clock.seconds, 3),
+                "tokens_per_second": round(clock.rate, 1),
+            }
+            progress.window_loss, progress.window_tokens = 0.0, 0
+            self.place.record(values)
+            yield self.report("log", values=values, loss=values["loss"], rate=clock.rate, seconds_left=clock.left)
+        improved = False
+        last = progress.step == options.steps
+        if self.prepared.valid is not None and (progress.step % options.validate_every == 0 or last):
+            report, improved = self.validate()
+            clock.pause()
+            yield report
+        if save or improved or last or progress.step % options.save_every == 0:
+            yield self.save(best=improved or self.prepared.valid is None)
+            clock.pause()
+
+    def validate(self) -> tuple[Report, bool]:
+        options, progress = self.options, self.progress
+        assert self.prepared.valid is not None
+        with holding(self.model, self.weights()):
+            found = validate(self.pipeline, self.prepared.valid, self.prepared.examples, self.config)
+        improved = better(options.best, found[options.best], progress.best, options.validate_metrics)
+        if improved:
+            progress.best, progress.best_step, progress.waited = found[options.best], progress.step, 0
+        else:
+            progress.waited += 1
+        progress.validated = progress.step
+        self.schedule.observe(improved)
+        values = {"kind": "valid", "step": progress.step, "epoch": progress.epoch, **found}
+        self.place.record(values)
+        return self.report("validation", values=values), improved
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What counts as the model: the moving average where there is one."""
+        return self.average.shadow if self.average is not None else checkpoint.unique_weights(self.model)
+
+    def save(self, best: bool) -> Report:
+        progress = self.progress
+        progress.schedule = self.schedule.state()
+        folder = self.place.checkpoints / f"step-{progress.step}"
+        if folder.exists():
+            files.remove_folder(folder)
+        extra = dump(progress, self.model, self.optimizer, self.average)
+        checkpoint.save(folder, self.config, self.weights(), self.prepared.codec, extra)
+        self.place.point("last", folder.name)
+        if best:
+            self.place.point("best", folder.name)
+        self.tidy()
+        return self.report("saved", message=f"saved {folder}")
+
+    def tidy(self) -> None:
+        """Remove all but the newest checkpoints and the best."""
+        best = checkpoint.pointed(self.place.path, "best")
+        old = [*checkpoint.steps(self.place.path)[: -self.options.keep], *self.place.checkpoints.glob("average-*")]
+        for folder in old:
+            if folder.name != best:
+                files.remove_folder(folder)
+
+    def finish(self) -> Iterator[Report]:
+        """Average the last checkpoints if asked, keep the average if it is better, and say the run is over."""
+        options, progress = self.options, self.progress
+        improved = self.prepared.valid is None
+        if self.prepared.valid is not None and progress.validated < progress.step:  # the epochs ended between two
+            report, improved = self.validate()
+            yield report
+        last = checkpoint.steps(self.place.path)
+        if improved or not last or last[-1].name != f"step-{progress.step}":
+            yield self.save(best=improved)
+            last = checkpoint.steps(self.place.path)
+        if options.average > 1 and len(last) > 1:
+            yield from self.keep_average(last[-options.average :])
+        self.place.point("finished", str(progress.step))
+        where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
+        yield self.report(
+            "end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}"
+        )
+
+    def keep_average(self, folders: list[Path]) -> Iterator[Report]:
+        options, progress = self.options, self.progress
+        mean, name = checkpoint.average(folders), f"average-{progress.step}"
+        wins = True
+        if self.prepared.valid is not None:
+            with holding(self.model, mean):
+                found = validate(self.pipeline, self.prepared.valid, self.prepared.examples, self.config)
+            wins = better(options.best, found[options.best], progress.best, options.validate_metrics)
+            values = {"kind": "average", "step": progress.step, "checkpoints": len(folders), **found}
+            self.place.record(values)
+            yield self.report("validation", values=values)
+        if wins:
+            folder = self.place.checkpoints / name
+            if folder.exists():
+                files.remove_folder(folder)
+            checkpoint.save(folder, self.config, mean, self.prepared.codec, {})
+            self.place.point("best", name)
+
+    def stop(self, number: int) -> None:
+        name = signal.Signals(number).name
+        code = 130 if number == signal.SIGINT else 143
+        text = f"stopped by {name} after step {self.progress.step}, which is saved; the same command goes on from there"
+        raise Stopped(text, code)
+
+    def report(self, kind: Any, **fields: Any) -> Report:
+        return Report(kind, self.progress.step, self.options.steps, **fields)
+
+
+def start_from(model: Seq2Seq, path: Path) -> None:
+    """Take over the weights of another model; every part that does not fit is named."""
+    other = checkpoint.resolve(path)
+    weights = checkpoint.tensors(other, "model.safetensors")
+    try:
+        checkpoint.fill(model, weights, str(other))
+    except ModelError as error:
+        raise RunError(
+            f"training.start_from: {error}. The model section of the config must equal that model's, and so must the "
+            "vocabulary: leave out tokenizer.load to take over its tokenizers"
+        ) from None
+
+
+def freeze(model: Seq2Seq, prefixes: Sequence[str]) -> None:
+    """Parameters whose name begins with one of the prefixes are not trained."""
+    names = [name for name, _ in model.named_parameters()]
+    for prefix in prefixes:
+        hit = [name for name in names if name == prefix or name.startswith(prefix + ".")]
+        if not hit:
+            parts = sorted({name.split(".")[0] for name in names})
+            raise UserError(f"training.freeze: no parameter begins with '{prefix}' (there is {', '.join(parts)}, …)")
+        for name in hit:
+            model.get_parameter(name).requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("training.freeze: every parameter is frozen, so there is nothing to train")
