@@ -15,7 +15,8 @@ option is an error with a hint and never a silent default.
 
 In YAML a part is a bare name (`encoder: rnn`) or a mapping (`encoder: {name: rnn, layers: 2}`). An option that is
 itself a part is annotated with its registry, as `score` above. Others add parts through entry points
-(`dragoman.encoders`) or by importing their module first; a config or a model folder can only name parts, never bring code.
+(`dragoman.encoders`) or by importing their module first; a config or a model folder can only name parts, never bring
+code.
 """
 
 from __future__ import annotations
