@@ -181,8 +181,8 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
         sound = False
     if not sound:
         raise ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
-    if value["format"] != FORMAT:
-        raise ModelError(f"{path}: has format {value['format']}; this release of Dragoman reads format {FORMAT}")
+    if value.get("format") != FORMAT:
+        raise ModelError(f"{path}: has format {value.get('format')}; this release of Dragoman reads format {FORMAT}")
     return listed  # type: ignore[no-any-return]
 
 

@@ -8,14 +8,16 @@ Where a part changes its name, its options start over. `origins` says for each v
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, PartError, nearest
@@ -121,7 +123,7 @@ class Generation(Options):
     """How results are searched for by default. A result has at most `ratio` × source tokens + `extra` tokens."""
 
     search: Annotated[Part, searches] = Part("beam")
-    ratio: Annotated[float, Field(ge=0.0)] = 2.0
+    ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 2.0
     extra: Count = 20
     shortest: Count = 0
 
@@ -140,11 +142,17 @@ else:
     Model = options_of(Seq2Seq, "Model")  # a part's constructor is its schema, the whole model's too
 
 
+def _folder_name(name: str) -> str:
+    if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        raise ValueError("it becomes a folder's name, so it needs letters and no '/'")
+    return name
+
+
 class Config(Options):
     """Everything that decides a run."""
 
-    name: str = "model"
-    seed: Count = 1
+    name: Annotated[str, AfterValidator(_folder_name)] = "model"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     data: Data
     tokenizer: Tokenizing = Tokenizing()
     model: Model = Model()
@@ -153,8 +161,6 @@ class Config(Options):
     runtime: Runtime = Runtime()
 
     def problems(self) -> Iterator[str]:
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            yield f"name is '{self.name}'; it becomes a folder's name, so it needs letters and no '/'"
         needs_valid = [
             key
             for key, asked in {
@@ -179,6 +185,13 @@ class Config(Options):
 
     def text(self) -> str:
         return yaml.dump(self.plain())
+
+
+_GROUPS: dict[str, type[Options]] = {
+    name: info.annotation
+    for name, info in Config.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Options)
+}
 
 
 def build_model(config: Config, source_size: int, target_size: int) -> Seq2Seq:
@@ -235,13 +248,14 @@ def validate(value: dict[str, Any], where: str) -> Config:
         config = Config.model_validate(value)
     except ValidationError as error:
         problems = [_sentence(item, value) for item in error.errors(include_url=False)]
-        problems += [text for group in _valid_groups(value) for text in _cross(group)]
+        groups = dict(_valid_groups(value))
+        problems += [text for name, group in groups.items() for text in _cross((name + ".", group))]
+        if groups.keys() == _GROUPS.keys():  # what goes between the groups can be told, too
+            problems += Config.model_construct(**groups).problems()  # type: ignore[arg-type]
         raise ConfigError(where, sorted(set(problems), key=problems.index)) from None
     problems = list(_cross(("", config)))
-    for name in Config.model_fields:
-        group = getattr(config, name)
-        if isinstance(group, Options):
-            problems += _cross((name + ".", group))
+    for name in _GROUPS:
+        problems += _cross((name + ".", getattr(config, name)))
     if problems:
         raise ConfigError(where, problems)
     return config
@@ -262,6 +276,10 @@ def rehearse(config: Config) -> list[str]:
             model.step(ids[:, :1], model.start(model.encode(ids, lengths), Capacity(1, 2)))
     except PartError as error:
         return [f"model: {error}"]
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        return ["model: too large for this machine's memory; lower its widths"]
     finally:
         torch.random.set_rng_state(state)
     return []
@@ -277,13 +295,20 @@ def merge(into: dict[str, Any], value: dict[str, Any], origin: str, origins: dic
             renamed = isinstance(old, dict) and "name" in new and new["name"] != old.get("name")
             into[key] = {} if renamed or not isinstance(old, dict) else old
             if renamed:
-                for gone in [k for k in origins if k.startswith(here + ".")]:
-                    del origins[gone]
+                _forget(here, origins)
             merge(into[key], new, origin, origins, here + ".")
         else:
             same_part = isinstance(new, str) and isinstance(old, dict) and old.get("name") == new
+            if not same_part:
+                _forget(here, origins)
             into[key] = old if same_part else new
-            origins[here] = origin
+            origins[f"{here}.name" if isinstance(into[key], dict) else here] = origin
+
+
+def _forget(path: str, origins: dict[str, str]) -> None:
+    """What stood at a path and below it is replaced."""
+    for gone in [key for key in origins if key == path or key.startswith(path + ".")]:
+        del origins[gone]
 
 
 def explain(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
@@ -303,7 +328,7 @@ def explain(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
 
 def _preset(name: Any, where: str) -> dict[str, Any]:
     names = presets()
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ConfigError(
             where, [f"preset: no preset called '{name}'{nearest(str(name), names)} (there is {', '.join(names)})"]
         )
@@ -331,13 +356,9 @@ def _cross(group: tuple[str, Options]) -> Iterator[str]:
 
 def _valid_groups(value: dict[str, Any]) -> Iterator[tuple[str, Options]]:
     """The groups of a broken config that are right by themselves: their cross-field rules can still be checked."""
-    for name, info in Config.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Options) and isinstance(value.get(name, {}), dict):
-            try:
-                yield name + ".", kind.model_validate(value.get(name, {}))
-            except ValidationError:
-                continue
+    for name, kind in _GROUPS.items():
+        with suppress(ValidationError):
+            yield name, kind.model_validate(value.get(name, {}))
 
 
 def _sentence(error: Any, value: dict[str, Any]) -> str:
@@ -353,7 +374,10 @@ def _sentence(error: Any, value: dict[str, Any]) -> str:
         return f"{key}: {error['msg']}"
     if kind == "literal_error":
         allowed = error["ctx"]["expected"]
-        return f"{key}: found {found}, allowed is {allowed}"
+        near = nearest(str(error["input"]), re.findall("'(.+?)'", allowed))
+        return f"{key}: found {found}, allowed is {allowed}{near}"
+    if kind == "model_type":
+        return f"{key}: must be a mapping of settings, found {found}"
     text = error["msg"].replace("Input should be", "must be").replace("Value error, ", "")
     return f"{key}: {text[0].lower() + text[1:]}, found {found}"
 
@@ -361,20 +385,23 @@ def _sentence(error: Any, value: dict[str, Any]) -> str:
 def _options_at(location: Sequence[str], value: Any) -> list[str]:
     """The options there are at a place of the config."""
     kind: Any = Config
-    for part in location:
-        fields = kind.model_fields
-        if part not in fields:
+    for i, part in enumerate(location):
+        if isinstance(value, list):  # the place in a list of what `kind` is already
+            value = value[int(part)] if part.isdigit() and int(part) < len(value) else None
+        elif part in kind.model_fields:
+            value = value.get(part) if isinstance(value, dict) else None
+            info = kind.model_fields[part]
+        else:
             return []
-        value = value.get(part) if isinstance(value, dict) else None
-        info = fields[part]
-        registry = next((m for m in [*info.metadata, *_arguments(info.annotation)] if isinstance(m, Registry)), None)
+        if isinstance(value, list) and i + 1 < len(location):
+            continue
+        inside = [*info.metadata, info.annotation, *_arguments(info.annotation)]
+        registry = next((m for m in inside if isinstance(m, Registry)), None)
         if registry is not None:
             name = value.get("name") if isinstance(value, dict) else value
             kind = registry.schema(str(name)) if name in registry.names else Options
-        elif isinstance(info.annotation, type) and issubclass(info.annotation, Options):
-            kind = info.annotation
         else:
-            return []
+            kind = next((m for m in inside if isinstance(m, type) and issubclass(m, Options)), Options)
     return list(kind.model_fields)
 
 

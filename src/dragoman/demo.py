@@ -123,7 +123,7 @@ def affordable(demo: Demo, sets: list[str], seconds: float, folder: Path) -> int
             *_pace(tried)[2:],
         ]
         config = configs.load(
-            None, demo.preset, [*sets, *short, "data.valid=null", "training.validate_metrics=[]", "training.best=loss"]
+            None, demo.preset, [*sets, *short, "data.valid=null"]
         ).config
         stamps = [time.perf_counter() for report in training.run(config, Path(place)) if report.kind == "step"]
     pace = (stamps[-1] - stamps[warm]) / (len(stamps) - 1 - warm)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dragoman import checkpoint
 from dragoman.config import Config
-from dragoman.core.errors import UserError
+from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
@@ -187,12 +187,24 @@ class Pipeline:
         sizes = [
             source if len(source) > len(target) else target for source, target in zip(sources, targets, strict=True)
         ]
+        for example, source, target in zip(examples, sources, targets, strict=True):
+            self._reach("source", len(source), self.model.longest_source, example)
+            self._reach("target", len(target), self.model.longest_target, example)
         results: list[list[float]] = [[] for _ in examples]
         for rows in self._batches(list(range(len(examples))), sizes, 1):
             batch = collate([(sources[i], targets[i]) for i in rows], rows).to(self.device)
             for i, log_probs in zip(rows, self.model.token_log_probs(batch).tolist(), strict=True):
                 results[i] = log_probs[: len(targets[i])]
         return results
+
+    @staticmethod
+    def _reach(side: str, length: int, longest: int | None, example: Example) -> None:
+        """A pair is scored whole or not at all."""
+        if longest is not None and length > longest:
+            text = (
+                f"the {side} has {length:,} tokens, and the model's positions reach only {longest:,}. Shorten the pair"
+            )
+            raise DataError(text, example.file or None, example.line or None)
 
     @torch.inference_mode()
     def attend(self, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[np.ndarray | None]:

@@ -78,14 +78,14 @@ def crew() -> dict[str, int]:
     return {child.name: child.pid for child in multiprocessing.active_children() if child.name.startswith("loader-")}
 
 
-def ended(pid: int) -> bool:
-    """Whether a process ends within the deadline; one that is gone has."""
+def ends(pid: int, within: float = DEADLINE) -> bool:
+    """Whether a process ends within some seconds; one that is gone has."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], DEADLINE)[0])
+        return bool(select.select([handle], [], [], within)[0])
     finally:
         os.close(handle)
 
@@ -131,9 +131,9 @@ def test_a_killed_worker_is_named_with_its_signal(plain, victim):
     next(stream)
     pid = crew()[f"loader-{victim}"]
     os.kill(pid, signal.SIGKILL)
+    assert ends(pid)
     with pytest.raises(DataError, match=rf"loader worker {victim} \(pid {pid}\) was killed by SIGKILL"):
-        for _ in stream:
-            pass
+        next(stream)  # at once, whatever batches the pipes still hold
     assert not crew()
 
 
@@ -146,6 +146,8 @@ def test_an_error_of_the_user_travels_in_its_place_as_its_message(sampling):
         count = 0
         try:
             for _ in load(batches, START, workers):
+                if count == 0:  # a worker has time to come to the error, and must not end before we have read so far
+                    assert not any(ends(pid, within=0.5) for pid in crew().values())
                 count += 1
         except DataError as failure:
             return count, str(failure)
@@ -178,7 +180,7 @@ def test_closing_the_stream_ends_the_workers(plain):
     assert len(pids) == 2
     stream.close()
     assert not crew()
-    assert all(ended(pid) for pid in pids)
+    assert all(ends(pid) for pid in pids)
 
 
 def test_an_error_in_the_consumer_ends_the_workers(plain):
@@ -230,6 +232,6 @@ def test_workers_end_with_their_parent_however_it_ends(plain, kill):
             else:
                 parent.stdin.close()  # it comes to its end without closing the stream
             assert parent.wait(timeout=DEADLINE / 2) == (-signal.SIGKILL if kill else 0)
-            assert all(ended(pid) for pid in pids)
+            assert all(ends(pid) for pid in pids)
         finally:
             parent.kill()

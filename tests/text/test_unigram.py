@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.text.pieces import words
+from dragoman.text.tokenizers import unigram
 from dragoman.text.tokenizers.unigram import REMEMBERED, Unigram, edges
 
-WORDS = "low lower lowest newer wider new slower banana bananas naïve café 東京都 東京 the other mothers".split()
+WORDS = ["low", "lower", "lowest", "newer", "wider", "new", "slower", "banana", "bananas"]
+WORDS += ["naïve", "café", "東京都", "東京", "the", "other", "mothers"]
 CORPUS = [f"{a}  {b} {a}{b}" for a in WORDS for b in WORDS]
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])),
@@ -41,14 +43,14 @@ def splits(word: str) -> Iterator[list[str]]:
             yield [word[:i], *rest]
 
 
-def score(split: list[str], scores: dict[str, float], unknown: float) -> float:
-    """Σ log p of a split; a single unknown character has the unknown score, a longer unknown piece none."""
-    return sum(scores.get(piece, unknown if len(piece) == 1 else -math.inf) for piece in split)
+def score(split: list[str], scores: dict[str, float]) -> float:
+    """Σ log p of a split; an unknown character is in every split, a longer unknown piece in none."""
+    return sum(scores.get(piece, -20.0 if len(piece) == 1 else -math.inf) for piece in split)
 
 
 def viterbi(word: str, tokenizer: Unigram) -> list[str]:
     best: list[tuple[float, list[str]]] = [(0.0, [])]
-    for end, pieces in enumerate(edges(word, tokenizer.scores, tokenizer.unknown, tokenizer.longest)[1:], 1):
+    for end, pieces in enumerate(edges(word, tokenizer.scores, tokenizer.longest)[1:], 1):
         total, start = max((best[start][0] + score, start) for start, score in pieces)
         best.append((total, [*best[start][1], word[start:end]]))
     return best[-1][1]
@@ -56,7 +58,8 @@ def viterbi(word: str, tokenizer: Unigram) -> list[str]:
 
 def test_edges_are_the_pieces_of_the_word_and_unknown_characters() -> None:
     scores = {"a": -1.0, "ab": -2.0, "bc": -3.0, "long": -4.0}
-    assert edges("abc", scores, -20.0, 4) == [[], [(0, -1.0)], [(0, -2.0), (1, -20.0)], [(1, -3.0), (2, -20.0)]]
+    assert edges("abc", scores, 4) == [[], [(0, -1.0)], [(0, -2.0), (1, 0.0)], [(1, -3.0), (2, 0.0)]]
+    assert edges("long", scores, 4)[-1] == [(0, -4.0), (3, 0.0)]
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
@@ -75,9 +78,7 @@ def test_the_best_path_scores_as_sentencepieces_split(byte_fallback: bool, text:
 @pytest.mark.parametrize("word", ["▁lower", "▁lowж"])
 def test_splits_are_drawn_with_the_probability_that_defines_them(alpha: float, word: str) -> None:
     tokenizer, draws, rng = learned(size=380, alpha=alpha), 4000, np.random.default_rng(0)
-    weights = {
-        tuple(split): math.exp(alpha * score(split, tokenizer.scores, tokenizer.unknown)) for split in splits(word)
-    }
+    weights = {tuple(split): math.exp(alpha * score(split, tokenizer.scores)) for split in splits(word)}
     drawn = Counter(tuple(tokenizer.draw(word, rng)) for _ in range(draws))
     assert len(drawn) > 1
     for split, weight in weights.items():
@@ -89,8 +90,8 @@ def test_a_large_alpha_draws_the_best_split() -> None:
     tokenizer, rng = learned(size=380, alpha=200.0), np.random.default_rng(0)
     for word in WORDS:
         drawn = tokenizer.draw("▁" + word, rng)
-        best = max(score(split, tokenizer.scores, tokenizer.unknown) for split in splits("▁" + word))
-        assert score(drawn, tokenizer.scores, tokenizer.unknown) == pytest.approx(best, abs=0.2)
+        best = max(score(split, tokenizer.scores) for split in splits("▁" + word))
+        assert score(drawn, tokenizer.scores) == pytest.approx(best, abs=0.2)
 
 
 @given(text=TEXT, seed=st.integers(0, 1000))
@@ -101,6 +102,20 @@ def test_a_sampled_split_decodes_to_the_text(text: str, seed: int) -> None:
 
 
 SAMPLING = learned(size=380, alpha=0.1)
+
+
+def test_the_corpus_holds_every_word_as_often_as_it_was_counted() -> None:
+    assert Counter(Unigram().corpus(Counter(a=3, b=2, c=1))) == {"a": 3, "b": 2, "c": 1}
+
+
+def test_a_word_that_outweighs_all_others_is_held_back() -> None:
+    assert Counter(Unigram().corpus(Counter(a=1000, b=4, c=1))) == {"a": 6, "b": 4, "c": 1}
+
+
+def test_of_too_many_words_each_has_its_share_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unigram, "MOST_WORDS", 100)
+    assert Counter(Unigram().corpus(Counter(a=500, b=480, c=20))) == {"a": 50, "b": 48, "c": 2}
+    assert Counter(Unigram().corpus(Counter(a=5000, b=5000, c=1)))["c"] == 1
 
 
 def test_remembering_a_word_changes_no_draw() -> None:

@@ -35,6 +35,8 @@ def compare(
 
     if len(models) < 2:
         raise UserError("compare needs two models or more; `dragoman evaluate` is for one")
+    if len({*models}) < len(models):
+        raise UserError("compare was given the same model twice")
     import_all(modules)
     parts = parse_metrics(metrics)
     from dragoman import pipeline
@@ -79,13 +81,13 @@ def _edges(found: dict[str, Assessment]) -> list[int]:
 
 
 def _print(found: dict[str, Assessment]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from dragoman.inspection.quality import against, lengths
 
     out = console()
     (first_name, first), *others = found.items()
-    table = Table("model", *first.scores, "perplexity", box=None, pad_edge=False)
+    table = Table(Column("model", overflow="fold"), *first.scores, "perplexity", box=None, pad_edge=False)
     for name, one in found.items():
         table.add_row(
             name, *(f"{s.value:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in one.scores.values()), f"{one.perplexity:.3f}"

@@ -6,6 +6,7 @@ Exit codes: 0 fine · 1 our bug · 2 your config, data or files · 3 training di
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -13,7 +14,7 @@ import typer
 
 from dragoman.cli import compare, config, data, demo, evaluate, inspect, parts, predict, score, train
 from dragoman.cli.options import console
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, RunError
 from dragoman.version import __version__
 
 app = typer.Typer(
@@ -45,13 +46,37 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line; a user's mistake is one message on the standard error and an exit code, no traceback."""
+    code: int | str | None = 0
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has gone (| head): nothing is wrong
+        _drop_output()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        print("error: the standard output cannot be written: the disk is full", file=sys.stderr)
+        code = RunError.code
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run() -> int | str | None:
+    """The exit code of what the command line asks for."""
     try:
         app()
+    except SystemExit as exit:
+        if isinstance(exit.__context__, BrokenPipeError):  # typer would call this an error
+            raise exit.__context__ from None
+        return exit.code
     except DragomanError as error:
         console(error=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(error.code)
+        return error.code
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone (| head): nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 130
+    return 0

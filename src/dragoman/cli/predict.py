@@ -106,7 +106,7 @@ def _odd(text: str) -> bool:
 
 
 def write(lines: Iterable[str], output: object) -> None:
-    """To the standard output as they come, or to a file that appears when it is whole."""
+    """To the standard output as they come, or to a file that appears when it is whole; to a device as it is."""
     from pathlib import Path
 
     from dragoman.core import files
@@ -122,6 +122,7 @@ def write(lines: Iterable[str], output: object) -> None:
         out.flush()
         return
     assert isinstance(output, Path)
-    with files.aside(output) as file:
+    device = output.exists() and not output.is_file()  # /dev/null must not be replaced
+    with files.writing(output, 0), output.open("wb") if device else files.aside(output) as file:
         for line in lines:
             file.write((line + "\n").encode())

@@ -43,12 +43,13 @@ def train(
 
 
 def _explain(loaded: object) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from dragoman import config as configs
 
     assert isinstance(loaded, configs.Loaded)
-    table = Table("key", "value", "from", box=None, pad_edge=False)
+    whole = [Column(name, overflow="fold") for name in ("key", "value", "from")]
+    table = Table(*whole, box=None, pad_edge=False)
     for key, value, origin in configs.explain(loaded):
         table.add_row(key, "null" if value is None else str(value), origin)
     console().print(table)

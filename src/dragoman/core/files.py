@@ -94,9 +94,9 @@ def writing(path: Path, size: int) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = _free(path)
+            needed = f"{size:,} bytes are needed, " if size else ""
             raise RunError(
-                f"{path}: the disk is full: {size:,} bytes are needed, {free:,} are free. "
+                f"{path}: the disk is full: {needed}{_free(path):,} bytes are free. "
                 "What was saved before is untouched; free some space and run the same command again"
             ) from None
         hint = "choose another folder with --run, or change its permissions"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from dragoman.core.errors import ConfigError
@@ -21,10 +21,19 @@ MOST = 20_000  # values in it, aliases followed
 
 
 class _Constructor(SafeConstructor):
-    """Safe, and a date is text."""
+    """Safe, a date and a lone `=` are text, and nothing is merged."""
+
+    def flatten_mapping(self, node: Any) -> Any:
+        # Twenty lines of `<<: [*a, *a]` would merge a million pairs before anyone could count them.
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                problem = "'<<' merges mappings in YAML 1.1, not in 1.2; write the settings out"
+                raise ConstructorError(None, None, problem, key.start_mark)
+        return super().flatten_mapping(node)
 
 
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda self, node: self.construct_scalar(node))
+for _kind in ("timestamp", "value"):
+    _Constructor.add_constructor(f"tag:yaml.org,2002:{_kind}", lambda self, node: self.construct_scalar(node))
 
 
 def _yaml() -> YAML:
@@ -48,6 +57,8 @@ def parse(text: str, where: str | Path) -> Any:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(where, [f"{place}not valid YAML: {problem}"]) from None
+    except LookupError:  # what ruamel makes of `!!int ''` and `!!bool maybe`
+        raise ConfigError(where, ["not valid YAML: a value does not have the form that its tag asks for"]) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(where, [f"not a config: {str(error) or 'it is nested too deeply'}"]) from None
     return value
@@ -85,6 +96,9 @@ def _count(value: Any) -> int:
         total += 1
         if total > MOST:
             raise ValueError(f"more than {MOST:,} values, or aliases that multiply")
+        for text in [item, *item] if isinstance(item, dict) else [item]:
+            if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+                raise ValueError(f"{text!r} holds half a character (a lone surrogate)")
         if isinstance(item, dict):
             for key in item:
                 if not isinstance(key, str):

@@ -13,16 +13,13 @@ from __future__ import annotations
 import atexit
 import itertools
 import multiprocessing
-import os
 import pickle
 import signal
-import threading
 import traceback
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from dragoman.core.errors import DataError, UserError
@@ -125,7 +122,6 @@ def _work(task: bytes, number: int, workers: int, pipe: Connection) -> None:
         signal.signal(name, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         batches, cursor = pickle.loads(task)
         for place in itertools.islice(batches.places(cursor), number, None, workers):
@@ -138,8 +134,3 @@ def _work(task: bytes, number: int, workers: int, pipe: Connection) -> None:
     except Exception:
         pipe.send(Failure(traceback.format_exc(), users=False))
     parent.join()  # a worker that ends is taken for dead, and the batches before the failure are still to be read
-
-
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)

@@ -92,22 +92,24 @@ class Block(nn.Module):
 
     def start(self, memory: Tensor | None, hypotheses: int, capacity: int, like: Tensor) -> Cache:
         """An empty cache and the memory's keys and values, projected once per sentence."""
-        heads, d_head = self.self_attention.heads, self.self_attention.d_head
-        empty = like.new_zeros(like.shape[0], hypotheses, heads, capacity, d_head)
+        # What a score keeps of a key may be wider or narrower than D/H: ask it.
+        one = self.self_attention.keys_values(like.new_zeros(1, 1, self.self_attention.Wk.in_features))
+        room = like.shape[0], hypotheses, self.self_attention.heads, capacity
+        empty_k, empty_v = (x.new_zeros(*room, x.shape[-1]) for x in one)
         cross = None
         if self.cross_attention is not None and memory is not None:
             k, v = self.cross_attention.keys_values(memory)
             cross = k[:, None], v[:, None]
-        return Cache(empty, empty.clone(), cross)
+        return Cache(empty_k, empty_v, cross)
 
     def step(self, x: Tensor, cache: Cache, t: Tensor, memory_mask: Tensor | None) -> Tensor:
         """One position for each hypothesis, x (B, K, D) at t (B, 1); writes its keys and values into the cache."""
 
         def look_at_self(x: Tensor) -> Tensor:
             k, v = self.self_attention.keys_values(x[:, :, None])  # (B, K, H, 1, D/H)
-            place = t[:, :, None, None, None].expand_as(k)
-            cache.k.scatter_(3, place, k)
-            cache.v.scatter_(3, place, v)
+            place = t[:, :, None, None, None]
+            cache.k.scatter_(3, place.expand_as(k), k)
+            cache.v.scatter_(3, place.expand_as(v), v)
             past = torch.arange(cache.k.shape[3], device=t.device) <= t[:, :, None, None, None]  # (B, 1, 1, 1, C)
             q = self.self_attention.queries(x[:, :, None])  # (B, K, H, 1, D/H)
             rows = past.expand(-1, x.shape[1], -1, -1, -1).flatten(0, 1)

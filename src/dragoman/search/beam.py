@@ -67,7 +67,7 @@ class Beam:
             log_p, state = step(token, state)
             extended, parents = extend(live, allowed(log_p, t, limits.shortest), t, self.rule)
             ending = extended.ended & (torch.arange(extended.total.shape[1], device=done.device) < k)
-            pool = keep_best(pool, extended, ending & ~done[:, None], k)
+            pool = keep_best(pool, extended, ending, done)
 
             at_limit = (longest[rows] == t) & ~done
             if bool(at_limit.any()):
@@ -122,11 +122,12 @@ def widen(x: Tensor, parents: Tensor) -> Tensor:
     return x[torch.arange(len(parents), device=x.device)[:, None], parents]
 
 
-def keep_best(pool: Prefixes, extended: Prefixes, which: Tensor, k: int) -> Prefixes:
-    """The pool with the extensions in `which`, cut to the best k by score."""
+def keep_best(pool: Prefixes, extended: Prefixes, which: Tensor, done: Tensor) -> Prefixes:
+    """The pool with the extensions in `which`, cut to the best k by score; what is done stays, and in its order."""
+    k = pool.score.shape[1]
     both = Prefixes(*(torch.cat(pair, 1) for pair in zip(vars(pool).values(), vars(extended).values(), strict=True)))
-    both.score[:, pool.score.shape[1] :].masked_fill_(~which, -math.inf)
-    best = both.score.topk(k, -1).indices
+    both.score[:, k:].masked_fill_(~which, -math.inf)
+    best = torch.where(done[:, None], torch.arange(k, device=done.device), both.score.topk(k, -1).indices)
     return Prefixes(*(widen(x, best) for x in vars(both).values()))
 
 

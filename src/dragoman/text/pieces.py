@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import DataError, ModelError, PartError
@@ -27,15 +28,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 MODEL = "tokenizer.model"
-# Characters of a text that the trainer sees at once. A word of 65,536 makes sentencepiece abort the process, and the time
-# of unigram grows with the square of a repetitive line: "word " 5,000 times took 18 s, and 0.1 s in parts.
-SENTENCE = 1000
+LONGEST_WORD = 1000  # characters that are learned from at once; at 65,536 sentencepiece aborts the whole process
 
 
 class Pieces:
     """A tokenizer over a sentencepiece model; a kind of it says how the split of a word is drawn."""
 
     kind: str
+    format: str  # of the corpus: "text" has one word to a line, "tsv" also its count
 
     def __init__(self, *, size: int, byte_fallback: bool, character_coverage: float) -> None:
         self.size, self.byte_fallback, self.character_coverage = size, byte_fallback, character_coverage
@@ -46,16 +46,24 @@ class Pieces:
     def samples(self) -> bool:
         raise NotImplementedError
 
+    def corpus(self, counts: Counter[str]) -> Iterable[str]:
+        """Counted words as this kind's trainer reads them."""
+        raise NotImplementedError
+
     def draw(self, word: str, rng: np.random.Generator) -> list[str]:
         """Some split of a word (which begins with "▁"), from the generator and nothing else."""
         raise NotImplementedError
 
     def learn(self, lines: Iterable[str], extra: Sequence[str] = ()) -> None:
         extra = list(dict.fromkeys(extra))
+        counts = count(lines, extra)
+        if not counts:
+            raise DataError(f"the {self.kind} tokenizer has nothing to learn from: the training texts are empty")
         model = train(
-            lines,
+            self.corpus(counts),
             extra,
             kind=self.kind,
+            format=self.format,
             size=self.size,
             byte_fallback=self.byte_fallback,
             character_coverage=self.character_coverage,
@@ -155,15 +163,23 @@ def words(text: str) -> list[str]:
 
 
 def train(
-    lines: Iterable[str], extra: Sequence[str], *, kind: str, size: int, byte_fallback: bool, character_coverage: float
+    corpus: Iterable[str],
+    extra: Sequence[str],
+    *,
+    kind: str,
+    format: str,
+    size: int,
+    byte_fallback: bool,
+    character_coverage: float,
 ) -> bytes:
-    """The sentencepiece model of some texts; the same texts give the same bytes."""
+    """The sentencepiece model of a corpus."""
     import sentencepiece
 
-    source, model = _Lines(lines, extra), io.BytesIO()
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(source),
+            sentence_iterator=iter(corpus),
+            input_format=format,
             model_writer=model,
             model_type=kind,
             vocab_size=min(size, 1 << 30),
@@ -181,54 +197,35 @@ def train(
             control_symbols=list(extra),
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
-            max_sentence_length=1 << 30,
+            max_sentence_length=1 << 20,
             num_threads=1,  # another number gives other sums, hence other scores
             minloglevel=2,
         )
     except RuntimeError as error:
-        if source.error is not None:
-            raise source.error from None
-        raise _explain(str(error), kind, size, byte_fallback) if source.seen else _empty(kind) from None
-    if not source.seen:
-        raise _empty(kind)
+        raise _explain(str(error), kind, size, byte_fallback) from None
     return model.getvalue()
 
 
-class _Lines:
-    """Texts on their way to sentencepiece: what would trip it is changed, and an error of the reader is kept.
+def count(lines: Iterable[str], extra: Sequence[str]) -> Counter[str]:
+    """How often each word occurs. No piece reaches over a space, so words are all that matters to learning.
 
-    Three things matter to its trainer and to nobody else. A tab separates pieces, "▅" (U+2585) makes it skip the line,
-    and the spelling of a special symbol is cut out, its letters not learned: a tab inside keeps them.
+    The trainer cuts out what is spelled like a special symbol, and its letters would not be learned: the first of them
+    counts as a word by itself, and so does the rest.
     """
-
-    def __init__(self, lines: Iterable[str], extra: Sequence[str]) -> None:
-        self.lines = lines
-        self.seen = False  # whether any text was there
-        self.error: BaseException | None = None  # sentencepiece would turn it into a RuntimeError
-        spellings = "|".join(map(re.escape, [*SPECIALS, *extra]))
-        self.reserved = re.compile(f"{spellings}|<0x[0-9A-F]{{2}}>")
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for line in self.lines:
-                if line and not line.isspace():
-                    self.seen = True
-                    line = self.reserved.sub(lambda found: f"{found[0][0]}\t{found[0][1:]}", well_formed(line))
-                    yield from cut(line.replace("\u2585", "\t"))
-        except (Exception, KeyboardInterrupt) as error:
-            self.error = error
-            raise
+    found: Counter[str] = Counter()
+    for line in lines:
+        found.update(well_formed(line).translate(_SEPARATORS).split(" "))
+    reserved = re.compile(f"({'|'.join(map(re.escape, [*SPECIALS, *extra]))}|<0x[0-9A-F]{{2}}>)")
+    counts: Counter[str] = Counter()
+    for word in sorted(found):
+        for part in reserved.sub(lambda symbol: f"{symbol[0][0]} {symbol[0][1:]}", word).split(" "):
+            for start in range(0, len(part), LONGEST_WORD):
+                counts[part[start : start + LONGEST_WORD]] += found[word]
+    return counts
 
 
-def cut(line: str) -> list[str]:
-    """A long line in parts, at a space where there is one: no piece reaches over a space, so nothing is lost there."""
-    if len(line) <= SENTENCE:
-        return [line]
-    return [part[1] or part[2] for part in re.finditer(rf"(?s)(.{{1,{SENTENCE}}})(?: |$)|(.{{{SENTENCE}}})", line)]
-
-
-def _empty(kind: str) -> DataError:
-    return DataError(f"the {kind} tokenizer has nothing to learn from: the training texts are empty")
+# To the trainer, a tab separates a word from its count, and a word with "▅" is skipped. Neither is learned, then.
+_SEPARATORS = str.maketrans({MARK: " ", "\t": " ", "\u2585": " "})
 
 
 def _explain(message: str, kind: str, size: int, byte_fallback: bool) -> Exception:
@@ -240,7 +237,8 @@ def _explain(message: str, kind: str, size: int, byte_fallback: bool) -> Excepti
             f"{kind}: a vocabulary of size {size} has no room for the characters of the training texts. "
             f"Set size to more than {small[1]}{remedy}, or lower character_coverage."
         )
-    return DataError(f"the {kind} tokenizer could not learn from the training texts (sentencepiece: {message[:200]})")
+    first = message.split("\n", 1)[0][:200]
+    return DataError(f"the {kind} tokenizer could not learn from the training texts (sentencepiece: {first})")
 
 
 def load(model: bytes) -> Any:

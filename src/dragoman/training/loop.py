@@ -27,13 +27,11 @@ from dragoman.training.trainer import Trainer
 def run(config: Config, folder: Path | None = None, *, allow_change: Sequence[str] = ()) -> Iterator[Report]:
     """Train as a config says; in a folder that holds a run already, go on with it."""
     place = RunFolder(folder or Path("runs") / config.name)
-    events = tensorboard.Events(place.path / "tensorboard") if config.runtime.tensorboard else None
-    with place.locked():
+    with place.locked(), tensorboard.events(place.path / "tensorboard", config.runtime.tensorboard) as record:
         for report in _run(config, place, allow_change):
             if report.kind != "step":
                 place.log(f"step {report.step} {report.kind}: {report.message or report.values}")
-            if events is not None:
-                events.add(report.values)
+            record(report.values)
             yield report
 
 
@@ -44,7 +42,8 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
         return Report("notice", 0, steps, text)
 
     found, ignored = checkpoint.latest(place.path)
-    ignored += [f"{place.checkpoints / name}: was never finished" for name in files.sweep(place.checkpoints)]
+    for folder in (place.path, place.checkpoints):
+        ignored += [f"{folder / name}: was never finished" for name in files.sweep(folder)]
     for text in ignored:
         yield notice(f"ignored: {text}")
     if found is None:  # nothing is lost with an old config that trained no step worth keeping
@@ -66,10 +65,13 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
         trainer.begin()
     else:
         trainer.resume(found, check_data="data" not in allow_change)
+    over = found is not None and place.finished == trainer.progress.step and not allow_change
+    if found is not None and not over:
+        trainer.rewind(found)
     at = f"resumed from step {trainer.progress.step}" if found is not None else "training begins"
     parameters = sum(p.numel() for p in trainer.model.parameters())
     yield Report("start", trainer.progress.step, steps, f"{at}: {parameters:,} parameters on {trainer.device}")
-    if found is not None and place.finished == trainer.progress.step and not allow_change:
+    if over:
         yield Report("end", trainer.progress.step, steps, f"already finished; the model is in {place.path}")
         return
     with interruptible() as asked:

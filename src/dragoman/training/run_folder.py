@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import time
@@ -89,14 +90,12 @@ class RunFolder:
     # -- metrics and log -----------------------------------------------------------------------------------------------
 
     def record(self, values: dict[str, Any]) -> None:
-        with (
-            files.writing(self.path / "metrics.jsonl", 0),
-            (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
-        ):
-            file.write(json.dumps(values) + "\n")
+        """One more line of metrics.jsonl; JSON has no NaN and no infinity, so they become null."""
+        finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
+        self._append("metrics.jsonl", json.dumps(finite))
 
-    def cut_metrics(self, step: int) -> None:
-        """Forget what was recorded after a checkpoint: it will happen again."""
+    def cut_metrics(self, step: int, validated: int) -> None:
+        """Forget what was recorded after a checkpoint (a validation may be of its very step): it will happen again."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
@@ -104,15 +103,19 @@ class RunFolder:
         for line in path.read_text(encoding="utf-8").split("\n"):
             try:
                 values = json.loads(line)
-                if values["step"] <= step and values["kind"] != "average":
+                if values["step"] <= {"train": step, "valid": validated}.get(values["kind"], -1):
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue  # a line that was being written when the process was killed
         files.write(path, "".join(line + "\n" for line in kept).encode())
 
     def log(self, text: str) -> None:
-        with files.writing(self.path / "train.log", 0), (self.path / "train.log").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._append("train.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def _append(self, name: str, line: str) -> None:
+        data = f"{line}\n".encode()
+        with files.writing(self.path / name, len(data)), (self.path / name).open("ab") as file:
+            file.write(data)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from dragoman.training.update import gradient
 from dragoman.training.validation import better, validate
 
 TOLERATED = 3  # updates in a row without a finite number, then training stops
+REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
 
 
 class Trainer:
@@ -66,7 +67,10 @@ class Trainer:
         self._optimize()
         self.progress = restore(folder, self.model, self.optimizer, self.schedule, self.average)
         self.progress.data = preparation.fingerprints(self.prepared)
-        self.place.cut_metrics(self.progress.step)
+
+    def rewind(self, folder: Path) -> None:
+        """Put the run folder back to the checkpoint too: what was said after it will be said again."""
+        self.place.cut_metrics(self.progress.step, self.progress.validated)
         self.place.point("last", folder.name)
         # The process may have been killed between saving the best checkpoint and saying so.
         best = f"step-{self.progress.best_step}" if self.progress.best is not None else folder.name
@@ -173,7 +177,7 @@ class Trainer:
             f"lines {', '.join(map(str, lines[:5]))}…; the update was skipped ({progress.bad} of {TOLERATED})"
         )
         if progress.bad >= TOLERATED:
-            raise Diverged(f"{text}. Training stopped: lower the learning rate, warm up longer, or clip the gradient")
+            raise Diverged(f"{text}. {REMEDY}")
         return self.report("skipped", message=text)
 
     def upkeep(self, clock: Clock, save: bool) -> Iterator[Report]:
@@ -228,6 +232,8 @@ class Trainer:
 
     def save(self, best: bool) -> Report:
         progress = self.progress
+        if not all(x.isfinite().all() for x in self.weights().values()):  # a finite gradient, but too large a step
+            raise Diverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
         progress.schedule = self.schedule.state()
         folder = self.place.checkpoints / f"step-{progress.step}"
         if folder.exists():
@@ -256,9 +262,11 @@ class Trainer:
             report, improved = self.validate()
             yield report
         last = checkpoint.steps(self.place.path)
-        if improved or not last or last[-1].name != f"step-{progress.step}":
+        if not last or last[-1].name != f"step-{progress.step}":
             yield self.save(best=improved)
             last = checkpoint.steps(self.place.path)
+        elif improved:  # not saved again: for that the whole checkpoint, maybe the only one, would have to go first
+            self.place.point("best", last[-1].name)
         if options.average > 1 and len(last) > 1:
             yield from self.keep_average(last[-options.average :])
         self.place.point("finished", str(progress.step))

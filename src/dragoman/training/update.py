@@ -18,6 +18,11 @@ from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Batch
 from dragoman.nn.seq2seq import Seq2Seq
 
+SIGNS = (
+    *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
+    *("could not create a primitive", "could not execute a primitive"),  # all that oneDNN (LSTMs on a CPU) says
+)
+
 
 @dataclass
 class Update:
@@ -45,7 +50,7 @@ def gradient(
     while True:
         model.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64, device=device)
-        done = 0
+        done, loss = 0, None  # no graph of a failed attempt outlives it
         try:
             for piece in pieces:
                 torch.manual_seed(seed_of(seed, step, done))
@@ -87,5 +92,4 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: torch has a class for it on a GPU, on the CPU only a text."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return any(sign in text for sign in ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"))
+    return any(sign in str(error) for sign in SIGNS)

@@ -47,9 +47,9 @@ def validate(pipeline: Pipeline, store: Store, examples: Sequence[Example], conf
 
 
 def better(name: str, new: float, old: float | None, parts: Sequence[Part]) -> bool:
-    """Whether a value of a metric beats another; NaN beats nothing."""
-    if math.isnan(new) or old is None:
-        return not math.isnan(new)
+    """Whether a value of a metric beats another; one that is not finite beats nothing."""
+    if not math.isfinite(new) or old is None:
+        return math.isfinite(new)
     part = next((part for part in parts if part.name == name), None)
     higher = part is not None and metrics.build(part).higher_is_better
     return new > old if higher else new < old

@@ -11,7 +11,8 @@ What a text looks like after encoding and decoding is said in text/pieces.py.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -29,6 +30,7 @@ class BPE(Pieces):
     """Subwords by byte-pair merges; with dropout, training sees other splits of the same text."""
 
     kind = "bpe"
+    format = "tsv"
 
     def __init__(
         self,
@@ -44,6 +46,9 @@ class BPE(Pieces):
     @property
     def samples(self) -> bool:
         return self.dropout > 0
+
+    def corpus(self, counts: Counter[str]) -> Iterable[str]:
+        return (f"{word}\t{n}" for word, n in counts.items())
 
     def draw(self, word: str, rng: np.random.Generator) -> list[str]:
         return merge(word, self.scores, self.dropout, rng)
