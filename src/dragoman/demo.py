@@ -82,7 +82,7 @@ DEMOS = {
         "the fifth of January, 2019",
         _write_dates,
         ("exact", "cer"),
-        75.0,
+        60.0,
         ("the fifth of January, 2019", "Mar. 14, 1979"),
     ),
 }
@@ -122,9 +122,7 @@ def affordable(demo: Demo, sets: list[str], seconds: float, folder: Path) -> int
             "training.save_every=100000",
             *_pace(tried)[2:],
         ]
-        config = configs.load(
-            None, demo.preset, [*sets, *short, "data.valid=null"]
-        ).config
+        config = configs.load(None, demo.preset, [*sets, *short, "data.valid=null"]).config
         stamps = [time.perf_counter() for report in training.run(config, Path(place)) if report.kind == "step"]
     pace = (stamps[-1] - stamps[warm]) / (len(stamps) - 1 - warm)
     return max(int(seconds / pace) // 10 * 10, 100)

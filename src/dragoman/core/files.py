@@ -44,6 +44,7 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             place.replace(path)
+            _flush_folder(path.parent)
         except BaseException:
             with suppress(OSError):
                 place.unlink()

@@ -13,6 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.representer import SafeRepresenter
 
 from dragoman.core.errors import ConfigError
 
@@ -36,9 +37,19 @@ for _kind in ("timestamp", "value"):
     _Constructor.add_constructor(f"tag:yaml.org,2002:{_kind}", lambda self, node: self.construct_scalar(node))
 
 
+class _Representer(SafeRepresenter):
+    """What cannot be printed is escaped: a lone U+0085 between single quotes would be read back as a space."""
+
+    def represent_str(self, data: str) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Representer.add_representer(str, _Representer.represent_str)
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = _Constructor
+    yaml.Constructor, yaml.Representer = _Constructor, _Representer
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 120

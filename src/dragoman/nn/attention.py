@@ -202,10 +202,12 @@ class MultiHead(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         p = self.p if self.training else 0.0
-        if self.fused and not watched():
+        fused = self.fused and not watched()
+        if causal and (mask is not None or not fused):  # the kernel takes one or the other
+            earlier = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+            mask, causal = earlier if mask is None else mask & earlier, False
+        if fused:
             return nn.functional.scaled_dot_product_attention(q, k, v, mask, p, is_causal=causal)  # (B, H, T, D/H)
-        if causal:
-            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         e, _ = self.score(q, k)  # (B, H, T, S)
         a, _ = self.normalizer(e, mask, q)
         _note(self, a)

@@ -1,0 +1,443 @@
+"""The promises that every registered encoder and decoder keeps, alone and in every pair, in evaluation mode.
+
+A part added later is tested with its defaults; option sets in ENCODERS and DECODERS extend that.
+
+B sentences, K hypotheses, S source and T target positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.core import tree
+from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Memory, Segments
+from dragoman.core.registry import Part
+from dragoman.nn.attention import normalizers, scores, watching
+from dragoman.nn.decoders import decoders
+from dragoman.nn.encoders import encoders
+from dragoman.nn.frontends import frontends
+from dragoman.nn.layers import norms, positions
+from dragoman.nn.seq2seq import Seq2Seq
+
+D_IN, D_MEMORY = 16, 12  # widths that differ, so that one is not taken for the other
+B, K, S, T = 3, 3, 6, 5
+LENGTHS = [6, 3, 1]
+
+SMALL = {"layers": 2, "heads": 2, "feedforward": 20}
+TRANSFORMERS: list[dict[str, Any]] = [
+    {**SMALL, "norm_order": "post", "norm": "rms", "activation": "gelu"},
+    {**SMALL, "width": 24, "heads": 3, "position": {"name": "learned", "length": 16}},
+    {**SMALL, "position": "none", "score": "general"},
+    {**SMALL, "score": {"name": "additive", "width": 5}, "position": {"name": "sinusoidal", "layout": "halves"}},
+    {**SMALL, "score": {"name": "additive", "width": 11}, "attention_dropout": 0.5},
+]
+ENCODERS: dict[str, list[dict[str, Any]]] = {
+    "rnn": [
+        {"cell": "gru", "layers": 2},
+        {"bidirectional": False, "width": 10},
+        {"cell": "lstm", "layers": 3, "width": 6, "dropout": 0.5},
+    ],
+    "transformer": TRANSFORMERS,
+}
+DECODERS: dict[str, list[dict[str, Any]]] = {
+    "rnn": [
+        {"order": "before", "cell": "gru", "bridge": "zero", "score": "general"},
+        {"order": "before", "layers": 2, "width": 10},
+        {"input_feeding": True, "layers": 2, "width": 10, "score": {"name": "additive", "width": 7}},
+        {"score": "dot", "width": D_MEMORY, "cell": "gru"},
+        {"score": "scaled_dot", "width": D_MEMORY, "layers": 2},
+        {"bridge": "copy", "layers": 2},
+    ],
+    "transformer": TRANSFORMERS,
+}
+
+
+def cases(registry: Any, sets: dict[str, list[dict[str, Any]]]) -> list[Any]:
+    return [
+        pytest.param(registry.parse({"name": name, **options}), id=f"{name}-{i}")
+        for name in registry.names
+        for i, options in enumerate([{}, *sets.get(name, [])])
+    ]
+
+
+EVERY_ENCODER = pytest.mark.parametrize("part", cases(encoders, ENCODERS))
+EVERY_DECODER = pytest.mark.parametrize("part", cases(decoders, DECODERS))
+
+
+def settled(module: Any) -> Any:
+    """In evaluation mode, with every weight moved a little: what begins as 0 or 1 must not hide a mistake."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return module.eval()
+
+
+def encoder_of(part: Part) -> Any:
+    return settled(encoders.build(part, D_IN))
+
+
+def decoder_of(part: Part) -> Any:
+    return settled(decoders.build(part, D_IN, D_MEMORY))
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def a_source() -> tuple[Tensor, Tensor]:
+    return torch.randn(B, S, D_IN), torch.tensor(LENGTHS)
+
+
+def a_memory() -> Memory:
+    """What an encoder might have said; `final` fits a decoder with two LSTM layers of width D_IN."""
+    final = (torch.randn(2, B, D_IN), torch.randn(2, B, D_IN))
+    return Memory(torch.randn(B, S, D_MEMORY), torch.tensor(LENGTHS), torch.randn(B, D_MEMORY), final)
+
+
+def rows_of(memory: Memory, rows: list[int], size: int | None = None) -> Memory:
+    """Some sentences of a memory, with the padding they do not need cut off."""
+    lengths = memory.lengths[rows]
+    final = None if memory.final is None else tuple(x[:, rows] for x in memory.final)
+    states = memory.states[rows, : size or int(lengths.max())]
+    return Memory(states, lengths, memory.summary[rows], final)
+
+
+def padded(x: Tensor, more: int) -> Tensor:
+    """More positions, full of noise."""
+    return torch.cat([x, 10 * torch.randn(x.shape[0], more, x.shape[2])], 1)
+
+
+def same_memory(a: Memory, b: Memory) -> None:
+    close(a.summary, b.summary)
+    assert (a.final is None) == (b.final is None)
+    for x, y in zip(a.final or (), b.final or (), strict=True):
+        close(x, y)
+    for x, y, n in zip(a.states, b.states, a.lengths.tolist(), strict=True):
+        close(x[:n], y[:n])
+
+
+def loads_equal(part: nn.Module, other: nn.Module) -> None:
+    """The weights of one, loaded into the other, are all there is to it."""
+    other.load_state_dict({name: x.clone() for name, x in part.state_dict().items()}, strict=True)
+
+
+# -- encoders ------------------------------------------------------------------------------------------------------
+
+
+@EVERY_ENCODER
+def test_padding_changes_nothing_for_an_encoder(part: Part) -> None:
+    encoder, (x, lengths) = encoder_of(part), a_source()
+    expected = encoder(x, Segments(lengths))
+    noise = x.clone()
+    noise[~Segments(lengths).mask(S)] = 10 * torch.randn(D_IN)
+    same_memory(expected, encoder(noise, Segments(lengths)))
+    same_memory(expected, encoder(padded(noise, 4), Segments(lengths)))
+
+
+@EVERY_ENCODER
+def test_a_batch_equals_its_rows_for_an_encoder(part: Part) -> None:
+    encoder, (x, lengths) = encoder_of(part), a_source()
+    together = encoder(x, Segments(lengths))
+    for i, n in enumerate(LENGTHS):
+        alone = encoder(x[i : i + 1, :n], Segments(lengths[i : i + 1]))
+        same_memory(alone, rows_of(together, [i]))
+
+
+@EVERY_ENCODER
+def test_an_encoder_has_the_width_it_says_and_reads_all_of_the_source(part: Part) -> None:
+    encoder, (x, lengths) = encoder_of(part), a_source()
+    x.requires_grad_()
+    memory = encoder(x, Segments(lengths))
+    assert memory.states.shape == (B, S, encoder.d)
+    assert memory.summary.shape == (B, encoder.d)
+    assert torch.equal(memory.lengths, lengths)
+    (memory.summary.sin().sum() + memory.states[0].sin().sum()).backward()
+    assert x.grad is not None
+    assert x.grad[0].abs().amax(-1).min() > 0
+    assert torch.isfinite(x.grad).all()
+
+
+@EVERY_ENCODER
+def test_a_saved_encoder_loads_equal(part: Part) -> None:
+    encoder, (x, lengths) = encoder_of(part), a_source()
+    other = encoder_of(part)
+    loads_equal(encoder, other)
+    assert torch.equal(encoder(x, Segments(lengths)).states, other(x, Segments(lengths)).states)
+
+
+@EVERY_ENCODER
+def test_watching_changes_nothing_for_an_encoder(part: Part) -> None:
+    encoder, (x, lengths) = encoder_of(part), a_source()
+    expected = encoder(x, Segments(lengths))
+    with watching():
+        same_memory(expected, encoder(x, Segments(lengths)))
+
+
+# -- decoders ------------------------------------------------------------------------------------------------------
+
+
+@EVERY_DECODER
+def test_padding_changes_nothing_for_a_decoder(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    expected = decoder(y, memory).o
+    noise = memory.states.clone()
+    noise[~memory.mask] = 10 * torch.randn(D_MEMORY)
+    close(expected, decoder(y, replace(memory, states=padded(noise, 4))).o)
+    close(expected, decoder(padded(y, 3), memory).o[:, :T])
+
+
+@EVERY_DECODER
+def test_a_batch_equals_its_rows_for_a_decoder(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    together = decoder(y, memory).o
+    assert together.shape == (B, T, decoder.d)
+    for i in range(B):
+        close(together[i : i + 1], decoder(y[i : i + 1], rows_of(memory, [i])).o)
+
+
+@EVERY_DECODER
+@pytest.mark.parametrize("hypotheses", [1, K])
+@pytest.mark.parametrize("room", [T, T + 3])
+def test_step_by_step_equals_all_at_once(part: Part, hypotheses: int, room: int) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, hypotheses, T, D_IN)
+    at_once = torch.stack([decoder(y[:, k], memory).o for k in range(hypotheses)], 1)  # (B, K, T, D)
+    state = decoder.start(memory, Capacity(hypotheses, room))
+    for t in range(T):
+        output, state = decoder.step(y[:, :, t], state)
+        close(output.o, at_once[:, :, t])
+
+
+@EVERY_DECODER
+def test_a_decoder_does_not_see_the_future(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    expected = decoder(y, memory).o
+    for t in range(1, T):
+        changed = torch.cat([y[:, :t], 10 * torch.randn(B, T - t, D_IN)], 1)
+        found = decoder(changed, memory).o
+        close(found[:, :t], expected[:, :t])
+        assert (found[:, t] - expected[:, t]).abs().max() > 1e-3  # but it sees the present
+
+
+@EVERY_DECODER
+def test_a_decoder_sees_the_past_and_the_source(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    y.requires_grad_()
+    memory.states.requires_grad_()
+    decoder(y, memory).o[:, -1].sin().sum().backward()
+    assert y.grad is not None
+    assert memory.states.grad is not None
+    assert y.grad.abs().amax(-1).min() > 0
+    real = memory.mask
+    assert memory.states.grad[real].abs().amax(-1).min() > 0
+    assert memory.states.grad[~real].abs().sum() == 0
+
+
+@EVERY_DECODER
+def test_every_tensor_of_a_state_leads_with_sentence_and_hypothesis(part: Part) -> None:
+    decoder, memory = decoder_of(part), a_memory()
+    state = decoder.start(memory, Capacity(K, T))
+    shapes: list[torch.Size] = []
+    for _ in range(3):
+        tree.map(lambda x: shapes.append(x.shape) or x, state)
+        _, state = decoder.step(torch.randn(B, K, D_IN), state)
+    assert shapes
+    assert all(shape[0] == B and shape[1] in (1, K) for shape in shapes)
+
+
+@EVERY_DECODER
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1], [1, 1, 0, 2]])
+def test_sentences_can_be_selected_between_steps(part: Part, rows: list[int]) -> None:
+    """Selecting rows, then stepping, is stepping, then selecting; and both are what forward says of those rows."""
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, K, T, D_IN)
+    at_once = torch.stack([decoder(y[:, k], memory).o for k in range(K)], 1)
+    state, index = decoder.start(memory, Capacity(K, T)), torch.tensor(rows)
+    for t in range(2):
+        _, state = decoder.step(y[:, :, t], state)
+    selected = tree.select(state, index)
+    for t in range(2, T):
+        output, selected = decoder.step(y[rows][:, :, t], selected)
+        later, state = decoder.step(y[:, :, t], state)
+        close(output.o, at_once[rows][:, :, t])
+        close(output.o, later.o[rows])
+
+
+@EVERY_DECODER
+def test_hypotheses_can_be_reordered_between_steps(part: Part) -> None:
+    """Reordering, then stepping, is stepping, then reordering; and both are what forward says of the new beginnings."""
+    decoder, memory = decoder_of(part), a_memory()
+    y, sentences = torch.randn(B, K, T, D_IN), torch.arange(B)[:, None]
+    state = decoder.start(memory, Capacity(K, T))
+    parents = torch.tensor([[1, 1, 0], [2, 0, 1], [0, 0, 0]])
+    for t in range(3):
+        output, state = decoder.step(y[:, :, t], state)
+    twin = tree.map(torch.clone, state)
+    state = tree.reorder(state, parents)
+    history = y[sentences, parents]  # what each hypothesis has read so far, and one more token of its own
+    for t in range(3, T):
+        output, state = decoder.step(history[:, :, t], state)
+    truth = torch.stack([decoder(history[:, k], memory).o[:, -1] for k in range(K)], 1)
+    close(output.o, truth)
+    for t in range(3, T):
+        output, twin = decoder.step(y[:, :, t], twin)
+    close(output.o[sentences, parents], truth)
+
+
+@EVERY_DECODER
+def test_a_saved_decoder_loads_equal(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    other = decoder_of(part)
+    loads_equal(decoder, other)
+    assert torch.equal(decoder(y, memory).o, other(y, memory).o)
+
+
+@EVERY_DECODER
+def test_watching_changes_nothing_and_weights_are_weights(part: Part) -> None:
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    expected = decoder(y, memory)
+    with watching():
+        found = decoder(y, memory)
+    close(found.o, expected.o)
+    for a in (expected.attention, found.attention):
+        if a is not None:
+            assert a.shape == (B, T, S)
+            assert (a >= 0).all()
+            close(a.sum(-1), torch.ones(B, T))
+            assert a.masked_select(~memory.mask[:, None].expand_as(a)).abs().sum() == 0
+
+
+@EVERY_DECODER
+def test_the_source_is_a_set_to_an_attention_decoder(part: Part) -> None:
+    """SPEC C7: permuting the memory's states with their mask changes no output."""
+    decoder, memory, y = decoder_of(part), a_memory(), torch.randn(B, T, D_IN)
+    expected = decoder(y, memory).o
+    states = memory.states.clone()
+    for i, n in enumerate(LENGTHS):
+        states[i, :n] = states[i, torch.randperm(n)]
+    close(decoder(y, replace(memory, states=states)).o, expected)
+
+
+# -- every pair as a model -----------------------------------------------------------------------------------------
+
+SIZE = 9
+PAIRS = pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [
+        pytest.param(e.values[0], d.values[0], id=f"{e.id}-{d.id}")
+        for e in cases(encoders, {name: sets[:1] for name, sets in ENCODERS.items()})
+        for d in cases(decoders, {name: sets[:1] for name, sets in DECODERS.items()})
+    ],
+)
+
+
+def model_of(encoder: Part, decoder: Part) -> Seq2Seq:
+    return settled(Seq2Seq(SIZE, SIZE + 2, width=D_IN, encoder=encoder, decoder=decoder))  # type: ignore[no-any-return]
+
+
+def a_batch() -> Batch:
+    source, target = torch.randint(4, SIZE, (B, S)), torch.randint(4, SIZE + 2, (B, T + 1))
+    source_lengths, target_lengths = torch.tensor(LENGTHS), torch.tensor([4, T + 1, 2])
+    target[:, 0] = BOS
+    for i in range(B):
+        source[i, source_lengths[i] :], target[i, target_lengths[i] :] = PAD, PAD
+        target[i, target_lengths[i] - 1] = EOS
+    return Batch(source, source_lengths, target, target_lengths, list(range(B)))
+
+
+@PAIRS
+@torch.no_grad()
+def test_a_model_keeps_the_promises_of_its_parts(encoder: Part, decoder: Part) -> None:
+    model, batch = model_of(encoder, decoder), a_batch()
+    together = model.token_log_probs(batch)  # (B, T)
+    assert together.dtype == torch.float64
+
+    # padding changes nothing, a batch equals its rows
+    zeros = torch.zeros(B, 3, dtype=torch.long)
+    wide = replace(batch, source=torch.cat([batch.source, zeros], 1), target=torch.cat([batch.target, zeros], 1))
+    close(model.token_log_probs(wide)[:, :T], together)
+    for i in range(B):
+        alone = model.token_log_probs(batch.rows(i, i + 1))
+        close(alone, together[i : i + 1, : alone.shape[1]])
+        assert together[i, alone.shape[1] :].abs().sum() == 0
+
+    # step by step equals all at once, for different hypotheses of each sentence
+    memory = model.encode(batch.source, batch.source_lengths)
+    tokens = torch.randint(3, SIZE + 2, (B, K, T))
+    tokens[:, :, 0] = BOS
+    at_once = torch.stack([model.logits(model.decode(tokens[:, k], memory).o) for k in range(K)], 1).log_softmax(-1)
+    state = model.start(memory, Capacity(K, T))
+    for t in range(T):
+        log_p, state = model.step(tokens[:, :, t], state)
+        close(log_p, at_once[:, :, t])
+        close(log_p.exp().sum(-1), torch.ones(B, K))
+
+    # no sight of the future
+    changed = tokens.clone()
+    changed[:, :, 3:] = torch.randint(3, SIZE + 2, (B, K, T - 3))
+    again = model.logits(model.decode(changed[:, 0], memory).o).log_softmax(-1)
+    close(again[:, :3], at_once[:, 0, :3])
+
+    # a saved model loads equal
+    other = model_of(encoder, decoder)
+    loads_equal(model, other)
+    assert torch.equal(other.token_log_probs(batch), together)
+
+
+@PAIRS
+def test_every_weight_takes_part_in_the_loss(encoder: Part, decoder: Part) -> None:
+    model = model_of(encoder, decoder)
+    model.loss(a_batch()).sum.backward()
+    idle = [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert not idle
+
+
+# -- every option is shown -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, set[str]]:
+    """What `dragoman list` prints: `part` under `kind` → its options."""
+    command = [sys.executable, "-m", "dragoman", "list"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    found: dict[str, set[str]] = {}
+    kind = part = ""
+    for line in text.splitlines():
+        if match := re.fullmatch(r"([a-z_]+)", line):
+            kind = match[1]
+        elif match := re.match(r"([^\s:]+): ", line):
+            part = f"{kind} {match[1]}"
+            found[part] = set()
+        elif match := re.match(r"    ([a-z_0-9]+) [=(]", line):
+            found[part].add(match[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "registry"),
+    [
+        ("frontends", frontends),
+        ("encoders", encoders),
+        ("decoders", decoders),
+        ("scores", scores),
+        ("normalizers", normalizers),
+        ("positions", positions),
+        ("norms", norms),
+    ],
+)
+def test_every_option_of_every_part_is_listed(shown: dict[str, set[str]], kind: str, registry: Any) -> None:
+    assert registry.names
+    for name in registry.names:
+        parameters = inspect.signature(registry[name]).parameters.values()
+        options = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        if registry[name].__init__ is not nn.Module.__init__:
+            assert not [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD], f"{name} swallows options"
+        assert shown[f"{kind} {name}"] == options == set(registry.schema(name).model_fields)
+        assert registry.line(name)

@@ -1,0 +1,416 @@
+"""Greedy and beam on hand-made tables: what they find, against everything there is to find.
+
+A table gives log p of the next token for every prefix. The state of its step function is a tree of tensors that lead
+with (sentence, hypothesis): the prefix of each hypothesis as the number of its node in the tree of all prefixes, and
+the sentence's own table, shared by its hypotheses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dragoman.core.interfaces import BOS, EOS, PAD, UNK, Batch, Capacity, Hypothesis
+from dragoman.core.registry import Part
+from dragoman.nn.decoders import decoders
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.search import Limits, Search, searches
+from dragoman.search.scoring import length_rules
+
+RULES = {
+    "none": (Part("none"), lambda total, n: total),
+    "mean": (Part("mean"), lambda total, n: total / n),
+    "power": (Part("power", {"alpha": 0.5}), lambda total, n: total / math.sqrt(n)),
+    "gnmt": (Part("gnmt", {"alpha": 0.6}), lambda total, n: total / ((5 + n) / 6) ** 0.6),
+}
+
+
+def greedy() -> Search:
+    return searches.build(Part("greedy"))
+
+
+def beam(size: int, rule: Part = RULES["mean"][0]) -> Search:
+    return searches.build(Part("beam", {"size": size, "length": rule}))
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class State:
+    """Where each hypothesis stands."""
+
+    node: Tensor  # (B, K): the root is 0, the child of n by token v is n V + v + 1
+    rest: tuple[dict[str, Tensor], ...]  # the sentence's table (B, 1, nodes, V), and a count of steps (B, 1)
+
+
+class Tables:
+    """Some sentences, each with log p (nodes, V) for every prefix of at most `depth` tokens."""
+
+    def __init__(self, log_p: Tensor, longest: list[int], shortest: int = 0) -> None:
+        self.log_p, self.longest, self.shortest = log_p, longest, shortest
+        self.capacities: list[Capacity] = []
+
+    def rows(self, rows: list[int]) -> Tables:
+        return Tables(self.log_p[rows], [self.longest[i] for i in rows], self.shortest)
+
+    def start(self, capacity: Capacity) -> State:
+        self.capacities.append(capacity)
+        B = len(self.longest)
+        node = torch.full((B, capacity.hypotheses), -1)
+        return State(node, ({"table": self.log_p[:, None], "steps": torch.zeros(B, 1, dtype=torch.long)},))
+
+    @staticmethod
+    def step(tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        [rest] = state.rest
+        table = rest["table"][:, 0]  # (B, nodes, V)
+        node = torch.where(rest["steps"] == 0, 0, state.node * table.shape[2] + tokens + 1)
+        node = node.clamp(max=table.shape[1] - 1)  # a sentence that is done may be asked for more
+        log_p = table.gather(1, node[..., None].expand(-1, -1, table.shape[2]))
+        return log_p, State(node, ({"table": rest["table"], "steps": rest["steps"] + 1},))
+
+    def run(self, search: Search) -> list[list[Hypothesis]]:
+        return search(self.step, self.start, Limits(torch.tensor(self.longest), self.shortest))
+
+    def log_probs(self, i: int, tokens: tuple[int, ...]) -> list[float]:
+        """log p of each token of a sequence, read from the table along its path."""
+        node, found, V = 0, [], self.log_p.shape[2]
+        for token in tokens:
+            found.append(self.log_p[i, node, token].item())
+            node = node * V + token + 1
+        return found
+
+    def ended(self, i: int) -> dict[tuple[int, ...], list[float]]:
+        """Every sequence that ends within the limits, with its log-probabilities, </s> included."""
+        ordinary = [v for v in range(self.log_p.shape[2]) if v not in (PAD, BOS, EOS)]
+        return {
+            tokens: self.log_probs(i, (*tokens, EOS))
+            for n in range(self.shortest, self.longest[i] + 1)
+            for tokens in itertools.product(ordinary, repeat=n)
+        }
+
+
+def random_tables(seed: int, B: int, V: int, longest: list[int], shortest: int = 0, sharp: float = 1.5) -> Tables:
+    generator = torch.Generator().manual_seed(seed)
+    nodes = sum(V**n for n in range(max(longest) + 2))
+    return Tables((sharp * torch.randn(B, nodes, V, generator=generator)).log_softmax(-1), longest, shortest)
+
+
+def told(results: list[list[Hypothesis]]) -> list[list[tuple[Any, ...]]]:
+    return [[(tuple(h.tokens), h.ended, tuple(h.log_probs), h.score) for h in best] for best in results]
+
+
+SEEDS = st.integers(0, 2**32)
+
+
+# -- against everything there is -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(seed=SEEDS, extra=st.integers(0, 5), longest=st.integers(1, 3), shortest=st.integers(0, 2))
+@settings(max_examples=15)
+def test_a_beam_wide_enough_finds_everything_in_order(
+    rule: str, seed: int, extra: int, longest: int, shortest: int
+) -> None:
+    part, formula = RULES[rule]
+    tables = random_tables(seed, 1, 4 + extra, [longest], min(shortest, longest))
+    truth = sorted(
+        ((formula(sum(logs), len(logs)), tokens, logs) for tokens, logs in tables.ended(0).items()), reverse=True
+    )
+    room = len(truth) + (extra + 1) ** longest * (extra + 2)  # every result, and every extension of every beginning
+    [found] = tables.run(beam(room, part))
+    assert [tuple(h.tokens) for h in found] == [tokens for _, tokens, _ in truth]
+    for h, (score, _, logs) in zip(found, truth, strict=True):
+        assert h.ended == "end"
+        assert h.score == pytest.approx(score, rel=1e-9, abs=1e-9)
+        assert h.log_probs == pytest.approx(logs)
+
+
+def test_every_length_rule_is_tested() -> None:
+    assert set(length_rules.names) == set(RULES)
+
+
+@given(seed=SEEDS, size=st.integers(1, 6))
+def test_a_narrow_beam_finds_no_more_than_there_is_and_scores_it_right(seed: int, size: int) -> None:
+    tables = random_tables(seed, 2, 6, [3, 2])
+    for rule, formula in RULES.values():
+        for i, found in enumerate(tables.run(beam(size, rule))):
+            everything = tables.ended(i)
+            assert 1 <= len(found) <= size
+            assert len({(tuple(h.tokens), h.ended) for h in found}) == len(found)
+            for h in found:
+                tokens = tuple(h.tokens)
+                logs = everything[tokens] if h.ended == "end" else tables.log_probs(i, tokens)
+                assert h.log_probs == pytest.approx(logs)
+                assert h.score == pytest.approx(formula(sum(h.log_probs), max(len(h.log_probs), 1)))
+            ended = [h.score for h in found if h.ended == "end"]
+            assert ended == sorted(ended, reverse=True)
+
+
+def plain_beam(tables: Tables, i: int, k: int, formula: Any) -> list[tuple[tuple[int, ...], str, float]]:
+    """Beam search over lists, every extension looked at: (tokens, how it ended, score) of each result."""
+    live: list[tuple[int, ...]] = [()]
+    pool: list[tuple[float, tuple[int, ...]]] = []
+    cut: list[tuple[float, tuple[int, ...]]] = []
+    for t in range(tables.longest[i] + 1):
+        allowed = [
+            v for v in range(tables.log_p.shape[2]) if v not in (PAD, BOS) and (v != EOS or t >= tables.shortest)
+        ]
+        every = [(*tokens, v) for tokens in live for v in allowed]
+        every.sort(key=lambda tokens: sum(tables.log_probs(i, tokens)), reverse=True)
+        ending = [tokens for tokens in every[:k] if tokens[-1] == EOS]
+        pool += [(formula(sum(tables.log_probs(i, tokens)), t + 1), tokens[:-1]) for tokens in ending]
+        pool = sorted(pool, reverse=True)[:k]
+        if t == tables.longest[i]:
+            left = [tokens for tokens in live if (*tokens, EOS) not in ending]
+            cut = sorted(((formula(sum(tables.log_probs(i, x)), max(t, 1)), x) for x in left), reverse=True)
+            break
+        live = [tokens for tokens in every if tokens[-1] != EOS][:k]
+        if len(pool) == k and formula(sum(tables.log_probs(i, live[0])), t + 1) <= pool[-1][0]:
+            break
+    results = [(tokens, "end", score) for score, tokens in pool] + [(tokens, "length", score) for score, tokens in cut]
+    return results[:k]
+
+
+@given(seed=SEEDS, size=st.integers(1, 6), rule=st.sampled_from(sorted(RULES)), shortest=st.integers(0, 2))
+@settings(max_examples=60)
+def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: str, shortest: int) -> None:
+    part, formula = RULES[rule]
+    tables = random_tables(seed, 3, 7, [4, 2, 3], shortest)
+    tables.log_p[..., EOS] += 1.0  # ends compete with beginnings
+    for i, found in enumerate(tables.run(beam(size, part))):
+        expected = plain_beam(tables, i, size, formula)
+        assert [(tuple(h.tokens), h.ended) for h in found] == [(tokens, ended) for tokens, ended, _ in expected]
+        assert [h.score for h in found] == pytest.approx([score for *_, score in expected])
+
+
+# -- SPEC G5 -------------------------------------------------------------------------------------------------------
+
+YES, OK = 4, 5
+
+
+def trap() -> Tables:
+    V = 6
+    table = torch.zeros(sum(V**n for n in range(4)), V)
+    root, after_yes, after_ok = 0, YES + 1, OK + 1
+    table[:, EOS] = 1.0
+    table[root, [YES, OK, EOS]] = torch.tensor([0.5, 0.4, 0.1])
+    table[after_yes, [YES, OK, EOS]] = torch.tensor([0.4, 0.3, 0.3])
+    table[after_ok, [YES, OK, EOS]] = torch.tensor([0.2, 0.7, 0.1])
+    return Tables(table.log()[None], [2])
+
+
+def test_greedy_walks_into_the_classic_trap() -> None:
+    [[found]] = trap().run(greedy())
+    assert found.tokens == [YES, YES]
+    assert found.total == pytest.approx(math.log(0.20))
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("rule", ["none", "mean"])
+def test_a_beam_of_two_avoids_the_classic_trap(size: int, rule: str) -> None:
+    [[best, *_]] = trap().run(beam(size, RULES[rule][0]))
+    assert best.tokens == [OK, OK]
+    assert best.total == pytest.approx(math.log(0.28))
+    assert best.ended == "end"
+
+
+# -- greedy and beam -----------------------------------------------------------------------------------------------
+
+
+@given(seed=SEEDS)
+def test_greedy_takes_the_best_token_at_each_step(seed: int) -> None:
+    tables = random_tables(seed, 1, 7, [3])
+    [[found]] = tables.run(greedy())
+    tokens: tuple[int, ...] = ()
+    while True:
+        choices = {v: tables.log_probs(0, (*tokens, v))[-1] for v in range(7) if v not in (PAD, BOS)}
+        best = max(choices, key=lambda v: choices[v])
+        if best == EOS or len(tokens) == 3:
+            break
+        tokens = (*tokens, best)
+    assert tuple(found.tokens) == tokens
+    assert found.ended == ("end" if best == EOS else "length")
+    assert found.log_probs == pytest.approx(tables.log_probs(0, (*tokens, EOS) if best == EOS else tokens))
+    assert found.score == pytest.approx(sum(found.log_probs))
+
+
+@given(seed=SEEDS, shortest=st.integers(0, 2))
+def test_a_beam_of_one_is_greedy(seed: int, shortest: int) -> None:
+    tables = random_tables(seed, 5, 7, [3, 1, 2, 3, 2], shortest)
+    for rule, _ in RULES.values():
+        for [one], [other] in zip(tables.run(greedy()), tables.run(beam(1, rule)), strict=True):
+            assert (one.tokens, one.ended) == (other.tokens, other.ended)
+            assert one.log_probs == pytest.approx(other.log_probs)
+
+
+# -- independence --------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=SEEDS,
+    rows=st.permutations(range(6)),
+    size=st.integers(0, 5),
+    rule=st.sampled_from(sorted(RULES)),
+    shortest=st.integers(0, 2),
+)
+@settings(max_examples=60)
+def test_a_result_is_the_same_alone_in_any_batch_and_in_any_order(
+    seed: int, rows: list[int], size: int, rule: str, shortest: int
+) -> None:
+    tables = random_tables(seed, 6, 6, [3, 1, 2, 4, 1, 3], shortest, sharp=2.5)
+    search = beam(size, RULES[rule][0]) if size else greedy()
+    together = told(tables.run(search))
+    assert told(tables.rows(rows).run(search)) == [together[i] for i in rows]
+    assert told(tables.rows(rows[:3]).run(search)) == [together[i] for i in rows[:3]]
+    for i in range(6):
+        assert told(tables.rows([i]).run(search)) == [together[i]]
+
+
+@pytest.mark.parametrize("search", [greedy(), beam(1), beam(4)])
+def test_a_search_asks_for_the_room_it_needs(search: Any) -> None:
+    tables = random_tables(1, 2, 6, [3, 2])
+    tables.run(search)
+    assert tables.capacities == [Capacity(getattr(search, "size", 1), 4)]
+
+
+# -- limits and bans -----------------------------------------------------------------------------------------------
+
+
+def never_ending(V: int, longest: list[int], shortest: int = 0) -> Tables:
+    """</s> has no chance at all; padding and <s> have the best."""
+    nodes = sum(V**n for n in range(max(longest) + 2))
+    log_p = torch.randn(len(longest), nodes, V)
+    log_p[..., [PAD, BOS]] = 9.0
+    log_p[..., EOS] = -math.inf
+    return Tables(log_p.log_softmax(-1), longest, shortest)
+
+
+@pytest.mark.parametrize("search", [greedy(), beam(1), beam(2), beam(5)], ids=["greedy", "beam 1", "beam 2", "beam 5"])
+def test_what_does_not_end_is_cut_at_its_limit_and_says_so(search: Search) -> None:
+    tables = never_ending(7, [3, 1, 2])
+    for i, found in enumerate(tables.run(search)):
+        assert found
+        for h in found:
+            assert len(h.tokens) == tables.longest[i] == len(h.log_probs)
+            assert h.ended == "length"
+            assert h.log_probs == pytest.approx(tables.log_probs(i, tuple(h.tokens)))
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+@given(
+    seed=SEEDS,
+    size=st.integers(0, 4),
+    shortest=st.integers(0, 3),
+    longest=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
+def test_lengths_stay_within_the_limits_and_padding_never_comes_out(
+    seed: int, size: int, shortest: int, longest: list[int]
+) -> None:
+    tables = random_tables(seed, len(longest), 6, longest, shortest)
+    tables.log_p[..., [PAD, BOS]] = 5.0  # however tempting
+    for i, found in enumerate(tables.run(beam(size) if size else greedy())):
+        assert found
+        for h in found:
+            assert not {PAD, BOS, EOS} & set(h.tokens)
+            assert len(h.tokens) <= longest[i]
+            assert h.ended in ("end", "length")
+            if h.ended == "end":
+                assert len(h.tokens) >= shortest
+                assert len(h.log_probs) == len(h.tokens) + 1
+            else:
+                assert len(h.tokens) == longest[i]
+                assert len(h.log_probs) == len(h.tokens)
+
+
+def test_the_end_may_come_exactly_at_the_limit() -> None:
+    table = torch.full((sum(5**n for n in range(4)), 5), -9.0)
+    table[:, UNK] = 1.0
+    node = 0
+    for _ in range(2):
+        node = node * 5 + UNK + 1
+    table[node, EOS] = 9.0
+    tables = Tables(table.log_softmax(-1)[None], [2])
+    for search in (greedy(), beam(1), beam(3)):
+        [[best, *_]] = tables.run(search)
+        assert (best.tokens, best.ended) == ([UNK, UNK], "end")
+
+
+def test_what_ended_comes_before_what_was_cut() -> None:
+    """After `4` the end is likely, after `5` it is impossible: the second is cut, and fills the free place."""
+    table = torch.full((sum(6**n for n in range(3)), 6), -math.inf)
+    table[0, [4, 5]] = torch.tensor([0.1, 0.9]).log()
+    table[4 + 1, EOS] = 0.0
+    table[5 + 1, 5] = 0.0
+    [found] = Tables(table[None], [1]).run(beam(2))
+    assert [(h.tokens, h.ended) for h in found] == [([4], "end"), ([5], "length")]
+    assert found[0].score == pytest.approx(math.log(0.1) / 2)
+    assert found[1].score == pytest.approx(math.log(0.9))
+
+
+def test_the_beam_goes_on_while_something_better_lives() -> None:
+    """Two short results end first; under the mean a longer one, still alive, beats them."""
+    table = torch.full((sum(5**n for n in range(5)), 5), -math.inf)
+    table[0, [EOS, 3, 4]] = torch.tensor([0.4, 0.15, 0.45]).log()
+    for n in range(1, 4):
+        node = 0
+        for _ in range(n):
+            node = node * 5 + 4 + 1
+        table[node, [4, EOS]] = torch.tensor([0.95, 0.05]).log() if n < 3 else torch.tensor([0.01, 0.99]).log()
+    table[3 + 1, EOS] = 0.0
+    [[best, *_]] = Tables(table[None], [3]).run(beam(2, Part("mean")))
+    assert best.tokens == [4, 4, 4]
+
+
+# -- length rules --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_length_rule_is_its_formula_for_numbers_and_tensors(name: str) -> None:
+    part, formula = RULES[name]
+    rule = length_rules.build(part)
+    for total, n in [(-3.0, 1), (-7.5, 4), (0.0, 9)]:
+        assert rule(total, float(n)) == pytest.approx(formula(total, n))
+    totals, lengths = torch.tensor([-3.0, -7.5]).double(), torch.tensor([1.0, 4.0]).double()
+    expected = [formula(a, b) for a, b in zip(totals.tolist(), lengths.tolist(), strict=True)]
+    assert rule(totals, lengths).tolist() == pytest.approx(expected)
+
+
+def test_power_lies_between_none_and_mean() -> None:
+    for alpha, name in {0.0: "none", 1.0: "mean"}.items():
+        assert length_rules.build(Part("power", {"alpha": alpha}))(-3.0, 4.0) == RULES[name][1](-3.0, 4.0)
+
+
+# -- a real model --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decoder", decoders.names)
+@pytest.mark.parametrize("size", [0, 1, 4])
+@torch.no_grad()
+def test_what_a_search_says_of_a_model_is_what_the_model_says_of_the_result(decoder: str, size: int) -> None:
+    """A decoder whose state was reordered, compacted or continued wrongly gives other numbers than teacher forcing."""
+    options = {"layers": 2, "heads": 2} if decoder == "transformer" else {}
+    model = Seq2Seq(8, 8, width=8, encoder=Part("rnn"), decoder=Part(decoder, options)).eval()
+    for p in model.parameters():
+        p.add_(0.5 * torch.randn_like(p))
+    source, lengths = torch.randint(4, 8, (5, 6)), torch.tensor([6, 1, 3, 5, 2])
+    memory = model.encode(source, lengths)
+    results = (beam(size) if size else greedy())(
+        model.step, lambda capacity: model.start(memory, capacity), Limits(torch.tensor([9, 3, 12, 6, 1]))
+    )
+    for i, found in enumerate(results):
+        assert found
+        for h in found:
+            target = torch.tensor([[BOS, *h.tokens, EOS]])
+            n = int(lengths[i])
+            pair = Batch(source[i : i + 1, :n], lengths[i : i + 1], target, torch.tensor([target.shape[1]]))
+            forced = model.token_log_probs(pair)[0].tolist()
+            assert h.log_probs == pytest.approx(forced[: len(h.log_probs)], abs=1e-4)
