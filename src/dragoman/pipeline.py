@@ -27,7 +27,7 @@ from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.nn.attention import watching
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, searches
+from dragoman.search import Limits, Search, searches
 from dragoman.text.codec import Codec
 
 WINDOW = 4096  # inputs that are sorted together while streaming
@@ -84,28 +84,26 @@ class Pipeline:
         attention: bool = False,
     ) -> Iterator[Prediction]:
         """The same for any number of sources: reads and answers a window at a time, in order."""
-        part = self.search_part(beam, nbest, search)
+        searching = searches.build(self.search_part(beam, nbest, search))
+        if not 1 <= nbest <= searching.size:
+            raise UserError(f"{nbest} best results need a beam of at least {nbest}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
         while window := list(itertools.islice(examples, WINDOW)):
-            yield from self._window(window, part, nbest, attention)
+            yield from self._window(window, searching, nbest, attention)
 
-    def search_part(self, beam: int | None, nbest: int, search: Part | None = None) -> Part:
-        """Which search to run: the one given, or the config's with another beam size."""
+    def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
+        """Which search to run: the one given, or the config's with another beam size where one is asked for."""
         if beam is not None and beam < 1:
             raise UserError(f"beam is {beam}; it must be at least 1")
-        if search is None:
-            search = self.config.generation.search
-            if beam == 1 and nbest == 1:
-                search = Part("greedy")
-            elif beam is not None:
-                rules = {"length": search.options["length"]} if "length" in search.options else {}
-                search = Part("beam", {"size": beam, **rules})
-        size = search.options.get("size", 5) if search.name == "beam" else 1
-        if not 1 <= nbest <= size:
-            raise UserError(f"{nbest} best results need a beam of at least {nbest}, not {size}")
-        return search
+        if part is not None:
+            return part
+        part = self.config.generation.search
+        if beam is None:
+            return part
+        rules = {"length": part.options["length"]} if "length" in part.options else {}
+        return Part("greedy") if beam == nbest == 1 else Part("beam", {"size": beam, **rules})
 
-    def _window(self, window: list[Example], part: Part, nbest: int, attention: bool) -> Iterator[Prediction]:
+    def _window(self, window: list[Example], search: Search, nbest: int, attention: bool) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
         sources = [self.codec.encode_source(example) for example in window]
         cuts = [example.cut or len(ids) > self.longest for example, ids in zip(window, sources, strict=True)]
@@ -114,10 +112,9 @@ class Pipeline:
             if not example.source.strip():
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.codec.source_pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
-        hypotheses = part.options.get("size", 5) if part.name == "beam" else 1
-        for rows in self._batches(waiting, sources, hypotheses):
+        for rows in self._batches(waiting, sources, search.size):
             batch = collate([(sources[i], [EOS]) for i in rows], rows).to(self.device)
-            found, maps = self._search(batch, part, nbest, attention)
+            found, maps = self._search(batch, search, nbest, attention)
             for i, best, weights in zip(rows, found, maps, strict=True):
                 first, *others = [self._prediction(h, sources[i], cuts[i]) for h in best]
                 results[i] = replace(first, alternatives=others, attention=weights)
@@ -125,11 +122,11 @@ class Pipeline:
 
     @torch.inference_mode()
     def _search(
-        self, batch: Batch, part: Part, nbest: int, attention: bool
+        self, batch: Batch, search: Search, nbest: int, attention: bool
     ) -> tuple[list[list[Hypothesis]], list[np.ndarray | None]]:
         self.model.eval()
         memory = self.model.encode(batch.source, batch.source_lengths)
-        found = searches.build(part)(
+        found = search(
             self.model.step, lambda capacity: self.model.start(memory, capacity), self._limits(batch.source_lengths)
         )
         best = [hypotheses[:nbest] for hypotheses in found]

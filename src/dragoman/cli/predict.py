@@ -48,7 +48,7 @@ def predict(
     sources = read_sources(file, on_error=on_error, tally=tally)  # type: ignore[arg-type]
     results = _predictions(opened, _tagged(sources, source_lang, target_lang), beam, nbest, file)
     lines = (line for i, p in enumerate(results, 1) for line in render(i, p, format))
-    write(lines, output)
+    write(counted(lines, file) if output is not None else lines, output)
     for notice in tally.notices():
         console(error=True).print(notice, markup=False, soft_wrap=True)
 
@@ -67,6 +67,20 @@ def _predictions(
     if cut:
         text = f"{cut:,} sources were too long and only their beginning was read ({opened.longest:,} tokens)"
         console(error=True).print(text, markup=False)
+
+
+def counted(lines: Iterable[str], file: str) -> Iterator[str]:
+    """The same lines, with their number and rate shown on a terminal."""
+    out = console(error=True)
+    if not out.is_terminal:
+        yield from lines
+        return
+    from rich.progress import Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    lines_column = TextColumn("{task.completed:,} lines")
+    columns = (SpinnerColumn(), lines_column, TaskProgressColumn(show_speed=True), TimeElapsedColumn())
+    with Progress(*columns, console=out) as bar:
+        yield from bar.track(lines, description=file)
 
 
 def _tagged(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:

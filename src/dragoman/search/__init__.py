@@ -28,7 +28,10 @@ class Limits:
 
 
 class Search(Protocol):
-    """`start` gives the state before the first token, with room for as many hypotheses as the search asks for."""
+    """`start` gives the state before the first token, with room for the `size` hypotheses a search keeps at a time."""
+
+    @property
+    def size(self) -> int: ...
 
     def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]: ...
 

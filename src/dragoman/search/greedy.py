@@ -14,6 +14,8 @@ from dragoman.search.rules import allowed
 class Greedy:
     """y_t = argmax p(y_t | y_<t, x)."""
 
+    size = 1
+
     def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]:
         longest = limits.longest
         B, room = len(longest), int(longest.max()) + 1
