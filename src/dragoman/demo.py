@@ -71,7 +71,7 @@ DEMOS = {
         "dragoman",
         pronunciation.write,
         ("per", "exact"),
-        125.0,
+        115.0,
         ("dragoman", "knowledge", "thoughtful", "phoenix"),
     ),
     "dates": Demo(

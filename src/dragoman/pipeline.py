@@ -84,6 +84,8 @@ class Pipeline:
         attention: bool = False,
     ) -> Iterator[Prediction]:
         """The same for any number of sources: reads and answers a window at a time, in order."""
+        if isinstance(sources, str):
+            raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
         searching = searches.build(self.search_part(beam, nbest, search))
         if not 1 <= nbest <= searching.size:
             raise UserError(f"{nbest} best results need a beam of at least {nbest}, not {searching.size}")

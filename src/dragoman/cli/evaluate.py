@@ -29,11 +29,14 @@ def evaluate(
     import_all(modules)
     names = parse_metrics(metrics)
     from dragoman import pipeline
+    from dragoman.core.errors import DataError
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
 
     opened = pipeline.load(model, device)
     examples = list(read_pairs(pairs, columns=columns.split(","), extra_targets=True))
+    if not examples:
+        raise DataError("there is no pair to evaluate on; a pair is a source and a target", pairs)
     found = assess(opened, examples, names, beam=beam)
     if as_json:
         print(json.dumps({"model": str(model), "pairs": pairs, **found.as_json()}, indent=1))

@@ -100,7 +100,7 @@ def writing(path: Path, size: int) -> Iterator[None]:
                 f"{path}: the disk is full: {needed}{_free(path):,} bytes are free. "
                 "What was saved before is untouched; free some space and run the same command again"
             ) from None
-        hint = "choose another folder with --run, or change its permissions"
+        hint = "choose another place, or change its permissions"
         raise RunError(f"{path}: cannot be written: {reason}; {hint}") from None
 
 

@@ -31,7 +31,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -71,7 +79,21 @@ class Options(BaseModel):
     `problems` yields what is wrong between the fields, one sentence each.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_default_parts(cls, value: Any) -> Any:
+        """`decoder: {layers: 2}` without a name means the part that is the default there."""
+        if not isinstance(value, dict):
+            return value
+        given = dict(value)
+        for name, info in cls.model_fields.items():
+            if isinstance(info.default, Part) and isinstance(given.get(name), dict):
+                given[name] = {"name": info.default.name, **given[name]}
+        return given
 
     def problems(self) -> Iterator[str]:
         return iter(())
@@ -164,8 +186,8 @@ class Registry(Generic[T]):
             found = f"{value!r}"[:60]
             raise PydanticCustomError(
                 "part",
-                "must be the name of a {kind} or a mapping with one, not {found}",
-                {"kind": self.kind, "found": found},
+                "must be the name of {kind} or a mapping with one, not {found}",
+                {"kind": f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}", "found": found},
             )
         name = value["name"]
         if name not in self.names:

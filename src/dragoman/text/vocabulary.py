@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.interfaces import SPECIALS, UNK
-from dragoman.core.registry import Options
 from dragoman.text.normalization import well_formed
 
 if TYPE_CHECKING:
@@ -110,8 +109,10 @@ def join(parts: Iterable[str | int]) -> str:
 # -- as a file ---------------------------------------------------------------------------------------------------------
 
 
-class Learned(Options):
+class Learned(BaseModel):
     """What tokenizer.json holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     kind: str
     extra: tuple[str, ...]

@@ -39,12 +39,13 @@ def examine(config: Config) -> Iterator[str]:
     report = check([c.path for c in data.train], valid, columns=data.columns, fast=True)
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and data.on_error == "stop":
+        errors.sort(key=lambda finding: not finding.places)  # one that says where is the most help
         places = errors[0].places
         more = f" ({len(errors) - 1} more: dragoman data check shows all)" if len(errors) > 1 else ""
         raise DataError(
             f"{places[0] + ': ' if places and places[0] not in errors[0].message else ''}{errors[0].message}{more}"
         )
-    yield from (finding.message for finding in report.findings)
+    yield from (finding.message for finding in report.findings if finding.code != "length-limits")
 
 
 def open_codec(config: Config) -> tuple[Codec, Config]:

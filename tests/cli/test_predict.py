@@ -1,0 +1,234 @@
+"""N lines in, N lines out, in order, whatever they hold (FAULTS 9, 10, 11); a file of output is whole or absent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.cli.predict import render
+from dragoman.pipeline import Prediction
+
+from .conftest import Done, process
+
+RUN = "runs/copy"
+CLEAN = ["a b", "", "c a d", "b", "  ", "d d a"]
+RESULT = Prediction("a b", -0.5, -2.0, ["a", "␣", "b"], [-0.5, -0.5, -0.5, -0.5], "end", ["a", "␣", "b", "</s>"])
+
+
+def lines(done: Done) -> list[str]:
+    assert done.code == 0, done.err
+    assert done.out == "" or done.out.endswith("\n")
+    return done.out.split("\n")[:-1]
+
+
+@pytest.fixture
+def clean(here: Callable[..., Done]) -> list[str]:
+    return lines(here("predict", RUN, input="".join(f"{line}\n" for line in CLEAN).encode()))
+
+
+@pytest.mark.parametrize(
+    ("about", "data"),
+    [
+        ("no newline at the end", "\n".join(CLEAN).encode()),
+        ("CRLF", "".join(f"{line}\r\n" for line in CLEAN).encode()),
+        ("a byte order mark", b"\xef\xbb\xbf" + "".join(f"{line}\n" for line in CLEAN).encode()),
+        ("both", b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in CLEAN).encode()),
+        ("separators inside a line", "a\u2028b\n\nc\x85a\x0bd\nb\n \u2029\nd\rd\x0ca\n".encode()),
+        ("gzip", gzip.compress("".join(f"{line}\n" for line in CLEAN).encode())),
+    ],
+)
+def test_what_can_be_mended_gives_the_results_of_the_clean_file(
+    here: Callable[..., Done], clean: list[str], tmp_path: Path, about: str, data: bytes
+) -> None:
+    assert len(clean) == len(CLEAN)
+    assert [line == "" for line in clean] == [not line.strip() for line in CLEAN]
+    assert lines(here("predict", RUN, input=data)) == clean
+    (tmp_path / "sources.txt").write_bytes(data)
+    done = here("predict", RUN, tmp_path / "sources.txt")
+    assert lines(done) == clean
+    assert done.err.count("\n") == {"no newline at the end": 0, "gzip": 0, "both": 2}.get(about, 1)  # a notice each
+
+
+def test_an_empty_file_gives_an_empty_result(here: Callable[..., Done], tmp_path: Path) -> None:
+    assert lines(here("predict", RUN, input=b"")) == []
+    assert lines(here("predict", RUN, input=b"\n\n")) == ["", ""]
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert lines(here("predict", RUN, tmp_path / "empty.txt", "--format", "jsonl")) == []
+
+
+BAD = {
+    "not UTF-8": b"c \xe9 d",
+    "NUL": b"c \x00 d",
+    "a lone surrogate": b"c \xed\xa0\x80 d",
+    "half a character": b"c \xe2\x82",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_line_that_is_no_text_stops_with_its_place_and_leaves_no_file(
+    here: Callable[..., Done], tmp_path: Path, what: str
+) -> None:
+    source, output = tmp_path / "sources.txt", tmp_path / "results.txt"
+    source.write_bytes(b"a b\n\n" + BAD[what] + b"\nb\n")
+    done = here("predict", RUN, source, "--output", output)
+    assert done.code == 2
+    assert f"{source}:3: " in done.err
+    assert "Traceback" not in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["sources.txt"]
+    output.write_text("from before")
+    assert here("predict", RUN, source, "--output", output).code == 2
+    assert output.read_text() == "from before"
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_skipped_line_is_an_empty_line_in_its_place(here: Callable[..., Done], tmp_path: Path, what: str) -> None:
+    (tmp_path / "sources.txt").write_bytes(b"a b\n" + BAD[what] + b"\nb\n" + BAD[what] + b"\n")
+    done = here("predict", RUN, tmp_path / "sources.txt", "--on-error", "skip")
+    expected = lines(here("predict", RUN, input=b"a b\n\nb\n\n"))
+    assert lines(done) == expected
+    assert "2 lines" in done.err
+
+
+def test_a_process_reads_the_standard_input_and_names_it(work: Path) -> None:
+    done = process("predict", RUN, "-", cwd=work, input=b"a\n\xff\n")
+    assert (done.code, done.out) == (2, "")
+    assert "<stdin>:2: " in done.err
+    assert "Traceback" not in done.err
+
+
+def test_jsonl_sources_are_read_by_their_name(here: Callable[..., Done], tmp_path: Path) -> None:
+    path = tmp_path / "sources.jsonl"
+    path.write_text('{"source": "a b"}\n\n{"source": "c", "other": 1}\n')
+    assert lines(here("predict", RUN, path)) == lines(here("predict", RUN, input=b"a b\n\nc\n"))
+    path.write_text('{"source": "a b"}\n{"sorce": "c"}\n')
+    done = here("predict", RUN, path)
+    assert done.code == 2
+    assert f"{path}:2: " in done.err
+    assert "did you mean" in done.err
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def test_tsv_and_jsonl_hold_the_n_best_of_every_line(here: Callable[..., Done]) -> None:
+    data = b"a b\n\nc d a\n"
+    rows = [line.split("\t") for line in lines(here("predict", RUN, "--nbest", "3", "--format", "tsv", input=data))]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("1", "1"),
+        ("1", "2"),
+        ("1", "3"),
+        ("2", "1"),
+        *((("3", str(i))) for i in (1, 2, 3)),
+    ]
+    objects = [
+        json.loads(line) for line in lines(here("predict", RUN, "--nbest", "3", "--format", "jsonl", input=data))
+    ]
+    assert [value["line"] for value in objects] == [1, 2, 3]
+    ranked = [result for value in objects for result in [value, *value.get("alternatives", [])]]
+    for row, result in zip(rows, ranked, strict=True):
+        assert row[3] == result["text"]
+        assert abs(float(row[2]) - result["score"]) < 1e-5
+        assert abs(sum(result["log_probs"]) - result["log_prob"]) < 1e-9
+        assert len(result["log_probs"]) == len(result["tokens"]) + (result["ended"] == "end")
+    assert objects[0]["source_tokens"] == ["a", "␣", "b", "</s>"]
+    assert (objects[1]["ended"], objects[1]["text"]) == ("blank", "")
+    best = lines(here("predict", RUN, input=data))
+    assert best == [value["text"] for value in objects]
+
+
+@given(text=st.text(st.sampled_from("a\n\r\t\\ é\u2028"), max_size=10), alternative=st.text(max_size=10))
+def test_a_result_with_line_breaks_or_tabs_keeps_its_line_and_columns(text: str, alternative: str) -> None:
+    prediction = replace(RESULT, text=text, alternatives=[replace(RESULT, text=alternative)])
+    (line,) = render(1, prediction, "text")
+    assert not set(line) & set("\n\r\t")
+    if not set(text) & set("\n\r\t"):
+        assert line == text
+    first, second = render(1, prediction, "tsv")
+    assert (first.count("\t"), second.count("\t")) == (3, 3)
+    assert "\n" not in first + second
+    (row,) = render(1, prediction, "jsonl")
+    assert "\n" not in row
+    assert json.loads(row)["text"] == text
+
+
+# -- files of output ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_output_holds_what_would_have_been_printed(here: Callable[..., Done], tmp_path: Path) -> None:
+    output = tmp_path / "results.txt"
+    printed = here("predict", RUN, "test.tsv")
+    done = here("predict", RUN, "test.tsv", "-o", output)
+    assert done._replace(out="") == printed._replace(out="")
+    assert done.out == ""
+    assert output.read_bytes().decode() == printed.out
+    assert [path.name for path in tmp_path.iterdir()] == ["results.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_one_message(here: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    places = [tmp_path / "file" / "results.txt", tmp_path / "none" / "results.txt", tmp_path / "folder"]
+    if os.geteuid() != 0:  # to root nothing is read-only
+        (tmp_path / "closed").mkdir(mode=0o500)
+        places.append(tmp_path / "closed" / "results.txt")
+    for place in places:
+        done = here("predict", RUN, "--output", place, input=b"a b\n")
+        assert done.code == 2
+        assert str(place) in done.err
+        assert done.err.count("\n") == 1
+
+
+def test_a_device_is_written_to_and_stays_a_device(here: Callable[..., Done], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert here("predict", RUN, "--output", pipe, input=b"\n\n").code == 0
+        assert os.read(reader, 100) == b"\n\n"
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
+
+
+# -- what is not there -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_or_file_that_is_not_there_is_one_message_with_the_nearest_name(
+    here: Callable[..., Done], work: Path
+) -> None:
+    for args, words in {
+        ("predict", "runs/cpy"): ["runs/cpy", "did you mean 'copy'"],
+        ("predict", RUN, "tset.tsv"): ["tset.tsv", "did you mean 'test.tsv'"],
+        ("predict", RUN, "runs"): ["runs", "folder"],
+        ("score", RUN, "none/test.tsv"): ["none"],
+        ("evaluate", RUN, "test.txt,test.txt"): ["test.txt"],
+        ("inspect", "copy.yaml", "a"): ["copy.yaml", "no such model"],
+        ("predict", "runs/.."): ["neither a model folder"],
+    }.items():
+        done = here(*args, input=b"a\n")
+        assert done.code == 2, args
+        assert done.out == ""
+        assert done.err.count("\n") == 1
+        assert all(word in done.err for word in words), done.err
+
+
+def test_a_damaged_model_is_named_and_not_used(work: Path, tmp_path: Path, here: Callable[..., Done]) -> None:
+    run = Path(shutil.copytree(work / RUN, tmp_path / "run"))
+    best = (run / "best").read_text().strip()
+    weights = run / "checkpoints" / best / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 0x10
+    weights.write_bytes(data)
+    done = here("predict", run, input=b"a\n")
+    assert (done.code, done.out) == (2, "")
+    assert str(weights) in done.err
+    assert "checksum" in done.err
