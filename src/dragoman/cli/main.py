@@ -14,7 +14,7 @@ import typer
 
 from dragoman.cli import compare, config, data, demo, evaluate, inspect, parts, predict, score, train
 from dragoman.cli.options import console
-from dragoman.core.errors import DragomanError, RunError
+from dragoman.core.errors import DragomanError, RunError, Stopped
 from dragoman.version import __version__
 
 app = typer.Typer(
@@ -75,7 +75,8 @@ def _run() -> int | str | None:
             raise exit.__context__ from None
         return exit.code
     except DragomanError as error:
-        console(error=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        text, style = (str(error), None) if isinstance(error, Stopped) else (f"error: {error}", "red")
+        console(error=True).print(text, style=style, markup=False, soft_wrap=True)
         return error.code
     except KeyboardInterrupt:
         return 130
