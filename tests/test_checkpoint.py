@@ -117,6 +117,18 @@ def test_a_saved_model_loads_equal(tmp_path: Path, tokenizer: str) -> None:
         assert torch.equal(p, opened.model.get_parameter(name)), name
 
 
+def test_a_model_can_be_handed_on_without_the_state_of_its_training(tmp_path: Path) -> None:
+    config = tiny()
+    codec = learned(config)
+    model = configs.build_model(config, len(codec.source), len(codec.target))
+    folder = tmp_path / "checkpoints" / "step-3"
+    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {"training.json": b"{}"})
+    whole = outputs(checkpoint.load(folder))
+    (folder / "training.json").unlink()
+    assert torch.equal(outputs(checkpoint.load(folder)), whole)
+    assert checkpoint.latest(tmp_path)[0] is None  # but nothing can be resumed from it
+
+
 def test_a_folder_can_be_moved_anywhere(original: Path, tmp_path: Path) -> None:
     away = Path(shutil.copytree(original, tmp_path / "some" / "other place"))
     here, there = checkpoint.load(original), checkpoint.load(away)
@@ -404,7 +416,7 @@ def test_weights_that_do_not_fit_the_config_are_named(folder: Path) -> None:
     weights[second] = torch.zeros(3, 5, 7)
     safetensors.torch.save_file(weights, folder / "model.safetensors")
     sign(folder)
-    with pytest.raises(ModelError, match="does not fit its config") as caught:
+    with pytest.raises(ModelError, match="does not fit the model of the config") as caught:
         checkpoint.load(folder)
     assert all(word in str(caught.value) for word in (first, second, "extra.weight", "(3, 5, 7)"))
 

@@ -421,3 +421,19 @@ def test_a_config_does_not_change_after_it_was_checked(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         config.model.encoder.options["layers"] = 2
     assert isinstance(config.model.encoder, Part)
+
+
+def test_one_table_for_two_vocabularies_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.tie is 'all', but tokenizer\.joint is false"):
+        configs.load(None, "transformer-tiny", ["data.train=a.tsv", "tokenizer.joint=false"])
+
+
+def test_a_mapping_without_a_name_means_the_default_part() -> None:
+    config = configs.load(None, None, ["data.train=a.tsv", "model.decoder.layers=2"]).config
+    assert config.model.decoder.name == "transformer"
+    assert config.model.decoder.options["layers"] == 2
+
+
+def test_a_problem_set_on_the_command_line_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"training\.steps: .*\(from --set training\.steps\)"):
+        configs.load(None, "dates", ["data.train=a.tsv", "training.steps=0"])

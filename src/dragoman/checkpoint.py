@@ -4,7 +4,7 @@
     model.safetensors    the weights, tied ones once
     *.tokenizer.*        what the tokenizers learned
     manifest.json        size and SHA-256 of every other file, and of itself
-    training.*           only in a run's checkpoints: optimizer, schedule, cursor
+    training.*           only in a run's checkpoints: optimizer, schedule, cursor; may be taken out to hand a model on
 
 safetensors because it cannot run code; the manifest because a flipped bit in a safetensors file loads in silence. A
 folder is opened only if all of it is there and unchanged, holds plain files alone, and fits its own config.
@@ -136,8 +136,11 @@ def pointed(run: Path, pointer: str) -> str | None:
     return name if NAME.fullmatch(name) and (run / "checkpoints" / name).is_dir() else None
 
 
-def verify(folder: Path) -> dict[str, bytes]:
-    """Check every file against the manifest; the contents of the small ones (tokenizers, config) by name."""
+def verify(folder: Path, *, training: bool = False) -> dict[str, bytes]:
+    """Check every file against the manifest; the contents of the small ones (tokenizers, config) by name.
+
+    The state of a training may have been taken out, to hand on the model alone, unless `training` needs it.
+    """
     listed = _read_manifest(folder / "manifest.json")
     contents: dict[str, bytes] = {}
     for name, entry in listed.items():
@@ -146,6 +149,8 @@ def verify(folder: Path) -> dict[str, bytes]:
             raise ModelError(f"{folder}/manifest.json: lists '{name}', which is not a plain file name")
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ModelError(f"{path}: is not a plain file; a model folder holds no links")
+        if not path.exists() and name.startswith("training.") and not training:
+            continue
         if not path.exists():
             raise ModelError(f"{path}: is missing; copy the whole folder again")
         size = path.stat().st_size
@@ -216,7 +221,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ModelError(f"{where}: does not fit its config: {'; '.join(sorted(problems)[:3])}{more}")
+        raise ModelError(f"{where}: does not fit the model of the config: {'; '.join(sorted(problems)[:3])}{more}")
     with torch.no_grad():
         for name, p in wanted.items():
             p.copy_(weights[name])
@@ -237,7 +242,7 @@ def latest(run: Path) -> tuple[Path | None, list[str]]:
     ignored: list[str] = []
     for folder in reversed(steps(run)):
         try:
-            verify(folder)
+            verify(folder, training=True)
             return folder, ignored
         except ModelError as error:
             ignored.append(str(error))

@@ -46,10 +46,13 @@ def _corpora(value: Any) -> Any:
     return [{"path": item} if isinstance(item, str) else item for item in values]
 
 
+_Corpora = str | list[str | Corpus]  # what may be written
+
+
 class Data(Options):
     """Where the pairs are, and which of them count."""
 
-    train: Annotated[list[Corpus], BeforeValidator(_corpora), Field(min_length=1)]
+    train: Annotated[list[Corpus], BeforeValidator(_corpora, json_schema_input_type=_Corpora), Field(min_length=1)]
     valid: str | None = None
     columns: Annotated[list[Literal["source", "target", "source_lang", "target_lang", "-"]], Field(min_length=2)] = [
         "source",
@@ -63,6 +66,8 @@ class Data(Options):
     cache: str | None = None  # where token stores are kept; default: beside the run folder
 
     def problems(self) -> Iterator[str]:
+        if any(path == "-" for path in (self.valid, *(corpus.path for corpus in self.train))):
+            yield "train and valid must be files: they are read more than once, which the standard input cannot be"
         for name in ("source", "target"):
             if self.columns.count(name) != 1:
                 yield f"columns must name '{name}' exactly once, found {self.columns}"
@@ -172,6 +177,9 @@ class Config(Options):
         ]
         if self.data.valid is None and needs_valid:
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
+        learned_here = self.tokenizer.load is None and self.training.start_from is None
+        if getattr(self.model, "tie", None) == "all" and not self.tokenizer.joint and learned_here:
+            yield "model.tie is 'all', but tokenizer.joint is false: one table needs one vocabulary for both sides"
         for side, limit in {"encoder": self.data.max_source, "decoder": self.data.max_target}.items():
             position = getattr(self.model, side).options.get("position")
             reach = position.options.get("length") if isinstance(position, Part) else None
@@ -234,11 +242,20 @@ def load(path: str | Path | None = None, preset: str | None = None, sets: Sequen
     for text in sets:
         merge(merged, _assignment(text), f"--set {text.split('=', 1)[0]}", origins)
     merged.setdefault("name", Path(path).name.split(".")[0] if path is not None else preset or "model")
-    config = validate(merged, where)
+    try:
+        config = validate(merged, where)
+    except ConfigError as error:
+        raise ConfigError(where, [_blamed(problem, origins, where) for problem in error.problems]) from None
     problems = rehearse(config)
     if problems:
         raise ConfigError(where, problems)
     return Loaded(config, origins)
+
+
+def _blamed(problem: str, origins: dict[str, str], where: str) -> str:
+    """A problem with the place its key was set at, where that is not the file itself."""
+    origin = origins.get(re.split(r"[: ]", problem, maxsplit=1)[0], where)
+    return problem if origin == where else f"{problem} (from {origin})"
 
 
 def validate(value: dict[str, Any], where: str) -> Config:
@@ -369,7 +386,7 @@ def _sentence(error: Any, value: dict[str, Any]) -> str:
         options = _options_at(location[:-1], value)
         return f"{key} is not an option{nearest(location[-1], options)} (there is {', '.join(options)})"
     if kind == "missing":
-        return f"{key} is missing"
+        return f"{key} is missing" + ("; name the pairs, as in data.train=pairs.tsv" if location[0] == "data" else "")
     if kind == "part":
         return f"{key}: {error['msg']}"
     if kind == "literal_error":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.evaluate import parse_metrics
-from dragoman.cli.options import Beam, Columns, Device, Imports, console, import_all
+from dragoman.cli.options import Beam, Columns, Device, Imports, columns_of, console, import_all
 
 if TYPE_CHECKING:
     from dragoman.inspection.quality import Assessment
@@ -26,7 +26,7 @@ def compare(
     png: Annotated[
         Path | None, typer.Option(help="Draw quality by length (of the first metric) into this file.")
     ] = None,
-    columns: Columns = "source,target",
+    columns: Columns = "",
     device: Device = "auto",
     modules: Imports = [],
 ) -> None:
@@ -43,8 +43,10 @@ def compare(
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
 
-    examples = list(read_pairs(data, columns=columns.split(","), extra_targets=True))
-    found = {name: assess(pipeline.load(name, device), examples, parts, beam=beam) for name in models}
+    opened = {name: pipeline.load(name, device) for name in models}
+    named = columns_of(columns, opened[models[0]])
+    examples = list(read_pairs(data, columns=named, extra_targets=True))
+    found = {name: assess(model, examples, parts, beam=beam) for name, model in opened.items()}
     if as_json:
         print(json.dumps(_json(found), indent=1))
     else:

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Columns
-
 app = typer.Typer(help="Look after files of pairs.", no_args_is_help=True)
 
 
@@ -29,7 +27,7 @@ def check(
     model: Annotated[
         str | None, typer.Option(help="A model whose tokenizers to measure lengths and unknowns by.")
     ] = None,
-    columns: Columns = "source,target",
+    columns: Annotated[str, typer.Option(help="What the columns of a TSV file are.")] = "source,target",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what is wrong or odd in files of pairs, with file and line. Exit code 2 where it must be mended."""

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Beam, Columns, Device, Imports, Model, Pairs, console, import_all
+from dragoman.cli.options import (
+    Beam,
+    Columns,
+    Device,
+    Imports,
+    Model,
+    OnError,
+    Pairs,
+    choice,
+    columns_of,
+    console,
+    import_all,
+    warn_untagged,
+)
 
 if TYPE_CHECKING:
     from dragoman.core.registry import Part
@@ -21,7 +34,8 @@ def evaluate(
     metrics: Metrics = "",
     beam: Beam = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    columns: Columns = "source,target",
+    columns: Columns = "",
+    on_error: OnError = "stop",
     device: Device = "auto",
     modules: Imports = [],
 ) -> None:
@@ -34,7 +48,10 @@ def evaluate(
     from dragoman.inspection.quality import assess
 
     opened = pipeline.load(model, device)
-    examples = list(read_pairs(pairs, columns=columns.split(","), extra_targets=True))
+    choice(on_error, ("stop", "skip"), "--on-error")
+    named = columns_of(columns, opened)
+    found_pairs = read_pairs(pairs, columns=named, extra_targets=True, on_error=on_error)  # type: ignore[arg-type]
+    examples = list(warn_untagged(opened, found_pairs))
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target", pairs)
     found = assess(opened, examples, names, beam=beam)

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Imports, Model, console, import_all
+from dragoman.cli.options import (
+    Beam,
+    Device,
+    Imports,
+    Model,
+    SourceLang,
+    TargetLang,
+    console,
+    import_all,
+    warn_untagged,
+)
+from dragoman.cli.predict import tagged_with
 
 
 def inspect(
@@ -17,6 +28,8 @@ def inspect(
     ] = None,
     beam: Beam = None,
     png: Annotated[Path | None, typer.Option(help="Draw the alignments into this file (.png, .svg or .pdf).")] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     device: Device = "auto",
     modules: Imports = [],
 ) -> None:
@@ -29,7 +42,8 @@ def inspect(
     from dragoman.inspection.terminal import heat_map
 
     opened = pipeline.load(model, device)
-    sources = [Example(text) for text in texts] if texts else list(read_sources("-"))
+    given = [Example(text) for text in texts] if texts else read_sources("-")
+    sources = list(warn_untagged(opened, tagged_with(given, source_lang, target_lang)))
     out, panels = console(), []
     for source, prediction in zip(sources, opened.predict(sources, beam=beam, attention=True), strict=True):
         out.print(

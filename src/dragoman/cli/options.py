@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from dragoman.core.interfaces import Example
+    from dragoman.pipeline import Pipeline
 
 Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
 Pairs = Annotated[
@@ -21,7 +24,12 @@ Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE over the config
 Imports = Annotated[list[str], typer.Option("--import", help="A Python module to import first: it may register parts.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]
-Columns = Annotated[str, typer.Option(help="What the columns of a TSV file are, separated by commas.")]
+Columns = Annotated[
+    str,
+    typer.Option(help="What the columns of a TSV file are, separated by commas. Default: as in the model's training."),
+]
+SourceLang = Annotated[str | None, typer.Option(help="The language of the sources, for models that know several.")]
+TargetLang = Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")]
 OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line that cannot be read.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, whole or not at all.")]
 
@@ -43,6 +51,22 @@ def import_all(modules: Sequence[str]) -> None:
             importlib.import_module(module)
         except ImportError as error:
             raise UserError(f"--import {module}: {error}") from None
+
+
+def columns_of(given: str, pipeline: Pipeline) -> list[str]:
+    """The columns named on the command line, or those the model was trained on."""
+    return given.split(",") if given else list(pipeline.config.data.columns)
+
+
+def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[Example]:
+    """The same examples; a word of warning where a model of several languages is not told which one is wanted."""
+    languages, untagged = pipeline.codec.languages, 0
+    for example in examples:
+        untagged += bool(languages) and example.target_lang is None and bool(example.source.strip())
+        yield example
+    if untagged:
+        text = f"{untagged:,} sources do not say which language is wanted ({', '.join(languages)}); see --target-lang"
+        console(error=True).print(text, markup=False, soft_wrap=True)
 
 
 def choice(value: str, allowed: Sequence[str], option: str) -> str:

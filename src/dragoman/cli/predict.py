@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Imports, Model, OnError, Output, choice, console, import_all
+from dragoman.cli.options import (
+    Beam,
+    Device,
+    Imports,
+    Model,
+    OnError,
+    Output,
+    SourceLang,
+    TargetLang,
+    choice,
+    console,
+    import_all,
+    warn_untagged,
+)
 
 if TYPE_CHECKING:
     from dragoman.core.interfaces import Example
@@ -23,10 +36,8 @@ def predict(
     nbest: Annotated[int, typer.Option(help="Results for each source; more than 1 needs --format tsv or jsonl.")] = 1,
     format: Annotated[str, typer.Option(help="text, tsv (line, rank, score, text) or jsonl.")] = "text",
     output: Output = None,
-    source_lang: Annotated[
-        str | None, typer.Option(help="The language of the sources, for models that know several.")
-    ] = None,
-    target_lang: Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     on_error: OnError = "stop",
     device: Device = "auto",
     modules: Imports = [],
@@ -46,7 +57,8 @@ def predict(
     opened = pipeline.load(model, device)
     tally = Tally()
     sources = read_sources(file, on_error=on_error, tally=tally)  # type: ignore[arg-type]
-    results = _predictions(opened, _tagged(sources, source_lang, target_lang), beam, nbest, file)
+    tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang))
+    results = _predictions(opened, tagged, beam, nbest, file)
     lines = (line for i, p in enumerate(results, 1) for line in render(i, p, format))
     write(counted(lines, file) if output is not None else lines, output)
     for notice in tally.notices():
@@ -65,7 +77,7 @@ def _predictions(
             cut += prediction.cut
             yield prediction
     if cut:
-        text = f"{cut:,} sources were too long and only their beginning was read ({opened.longest:,} tokens)"
+        text = f"too long, so only the first {opened.longest:,} tokens were read: {cut:,} of the sources"
         console(error=True).print(text, markup=False)
 
 
@@ -83,13 +95,20 @@ def counted(lines: Iterable[str], file: str) -> Iterator[str]:
         yield from bar.track(lines, description=file)
 
 
-def _tagged(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:
+def tagged_with(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:
     from dataclasses import replace
 
+    tabs = 0
     for source in sources:
+        tabs += "\t" in source.source
         yield replace(
             source, source_lang=source.source_lang or source_lang, target_lang=source.target_lang or target_lang
         )
+    if tabs:
+        text = (
+            f"{tabs:,} sources hold a tab: each line is one source as a whole; to score pairs use `dragoman evaluate`"
+        )
+        console(error=True).print(text, markup=False, soft_wrap=True)
 
 
 def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Columns, Device, Imports, Model, Output, Pairs, console, import_all
+from dragoman.cli.options import (
+    Columns,
+    Device,
+    Imports,
+    Model,
+    OnError,
+    Output,
+    Pairs,
+    choice,
+    columns_of,
+    console,
+    import_all,
+    warn_untagged,
+)
 from dragoman.cli.predict import write
 
 
@@ -15,7 +28,8 @@ def score(
     model: Model,
     pairs: Pairs,
     output: Output = None,
-    columns: Columns = "source,target",
+    columns: Columns = "",
+    on_error: OnError = "stop",
     device: Device = "auto",
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
     modules: Imports = [],
@@ -26,10 +40,14 @@ def score(
     from dragoman.data.readers import read_pairs
 
     opened = pipeline.load(model, device)
-    found = opened.token_scores(read_pairs(pairs, columns=columns.split(",")))
+    choice(on_error, ("stop", "skip"), "--on-error")
+    named = columns_of(columns, opened)
+    examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
+    found = opened.token_scores(warn_untagged(opened, examples))
     write((" ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)])) for row in found), output)
     count = sum(map(len, found))
-    if count:
-        perplexity = math.exp(min(-sum(map(sum, found)) / count, 700.0))
-        text = f"perplexity {perplexity:.4f} over {count:,} tokens of {len(found):,} pairs"
-        console(error=True).print(text, markup=False)
+    perplexity = math.exp(min(-sum(map(sum, found)) / max(count, 1), 700.0))
+    text = (
+        f"perplexity {perplexity:.4f} over {count:,} tokens in {len(found):,} pairs" if count else f"{pairs}: no pairs"
+    )
+    console(error=True).print(text, markup=False, soft_wrap=True)

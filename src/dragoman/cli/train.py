@@ -48,6 +48,10 @@ def _explain(loaded: object) -> None:
     from dragoman import config as configs
 
     assert isinstance(loaded, configs.Loaded)
+    if not console().is_terminal:  # for other programs: no folding, one value a line
+        for key, value, origin in configs.explain(loaded):
+            print(key, "null" if value is None else value, origin, sep="\t")
+        return
     whole = [Column(name, overflow="fold") for name in ("key", "value", "from")]
     table = Table(*whole, box=None, pad_edge=False)
     for key, value, origin in configs.explain(loaded):

@@ -93,5 +93,5 @@ class Stopped(DragomanError):
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """ "; did you mean 'rnn'?" where a valid name is near, else ''."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -206,6 +206,5 @@ class Registry(Generic[T]):
             variant = self.schema(name).model_json_schema()
             variant["title"], variant["description"] = name, self.line(name)
             variant["properties"] = {"name": {"const": name}} | variant.get("properties", {})
-            variant["required"] = ["name", *variant.get("required", [])]
             variants.append(variant)
         return {"anyOf": variants, "title": self.kind}

@@ -47,6 +47,11 @@ class Codec:
     def samples(self) -> bool:
         return self.source.samples or self.target.samples
 
+    @property
+    def languages(self) -> list[str]:
+        """The languages that can be asked for, where the model knows several."""
+        return [symbol[4:-1] for symbol in self.source.extra if symbol.startswith("<to:")]
+
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int]:
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)

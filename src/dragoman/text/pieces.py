@@ -99,6 +99,10 @@ class Pieces:
     def id(self, symbol: str) -> int | None:
         return self.vocabulary.id(symbol)
 
+    @property
+    def extra(self) -> Sequence[str]:
+        return self.vocabulary.extra
+
     def __len__(self) -> int:
         return len(self.vocabulary)
 

@@ -203,6 +203,10 @@ class Lookup:
     def id(self, symbol: str) -> int | None:
         return self.vocabulary.id(symbol)
 
+    @property
+    def extra(self) -> Sequence[str]:
+        return self.vocabulary.extra
+
     def __len__(self) -> int:
         return len(self.vocabulary)
 

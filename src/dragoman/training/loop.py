@@ -68,12 +68,15 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
     over = found is not None and place.finished == trainer.progress.step and not allow_change
     if found is not None and not over:
         trainer.rewind(found)
-    at = f"resumed from step {trainer.progress.step}" if found is not None else "training begins"
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    yield Report("start", trainer.progress.step, steps, f"{at}: {parameters:,} parameters on {trainer.device}")
-    if over:
-        yield Report("end", trainer.progress.step, steps, f"already finished; the model is in {place.path}")
+    at = trainer.progress.step
+    if found is not None and place.finished == at and not allow_change:
+        yield Report("end", at, steps, f"already finished at step {at}; the model is in {place.path}")
         return
+    if found is not None:
+        trainer.rewind(found)
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    said = f"resumed from step {at}" if found is not None else "training begins"
+    yield Report("start", at, steps, f"{said}: {parameters:,} parameters on {trainer.device}")
     with interruptible() as asked:
         yield from trainer.train(asked)
     yield from trainer.finish()

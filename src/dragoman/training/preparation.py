@@ -40,11 +40,12 @@ def examine(config: Config) -> Iterator[str]:
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and data.on_error == "stop":
         errors.sort(key=lambda finding: not finding.places)  # one that says where is the most help
-        places = errors[0].places
+        first = errors[0]
+        file = first.places[0].rsplit(":", 1)[0] if first.places else ""
+        what = first.message.removeprefix(f"{file}: ")
         more = f" ({len(errors) - 1} more: dragoman data check shows all)" if len(errors) > 1 else ""
-        raise DataError(
-            f"{places[0] + ': ' if places and places[0] not in errors[0].message else ''}{errors[0].message}{more}"
-        )
+        known = not first.places or first.places[0] in what
+        raise DataError(f"{what if known else f'{first.places[0]}: {what}'}{more}")
     yield from (finding.message for finding in report.findings if finding.code != "length-limits")
 
 
@@ -55,6 +56,8 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         model = checkpoint.load(other)
         section = model.config.tokenizer.model_copy(update={"load": config.tokenizer.load})
         data = config.data.model_copy(update={"normalization": model.config.data.normalization})
+        if getattr(config.model, "tie", None) == "all" and not section.joint:
+            raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
         return model.codec, config.model_copy(update={"tokenizer": section, "data": data})
 
     def lines(side: Callable[[Example], str]) -> Iterator[str]:

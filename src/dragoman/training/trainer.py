@@ -79,7 +79,6 @@ class Trainer:
 
     def _set_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        torch.set_flush_denormal(True)  # tiny numbers near 0 cost a CPU a hundred times as much
         self.progress.threads = threads
         self.place.describe_machine(self.device, threads)
 
@@ -271,6 +270,8 @@ class Trainer:
             yield from self.keep_average(last[-options.average :])
         self.place.point("finished", str(progress.step))
         where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
+        if self.out_of_patience:
+            where += f", no better one in {progress.waited} validations"
         yield self.report(
             "end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}"
         )
@@ -311,8 +312,8 @@ def start_from(model: Seq2Seq, path: Path) -> None:
         checkpoint.fill(model, weights, str(other))
     except ModelError as error:
         raise RunError(
-            f"training.start_from: {error}. The model section of the config must equal that model's, and so must the "
-            "vocabulary: leave out tokenizer.load to take over its tokenizers"
+            f"training.start_from: {error}. The model section must equal that model's, and so must the vocabulary "
+            "(without tokenizer.load its tokenizers are taken over)"
         ) from None
 
 

@@ -45,6 +45,11 @@ class Tokenizer(Protocol):
     def __len__(self) -> int: ...
 
     @property
+    def extra(self) -> Sequence[str]:
+        """The extra symbols it was learned with."""
+        ...
+
+    @property
     def samples(self) -> bool:
         """Whether `sample` may differ from `encode`."""
         ...
