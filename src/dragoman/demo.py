@@ -104,7 +104,7 @@ def prepare(demo: Demo, folder: Path, seconds: float | None) -> Config:
 
 def _pace(steps: int) -> list[str]:
     """Validate and save a few times on the way, whatever the length."""
-    every = max(steps // 3, 1)
+    every = -(-steps // 3)
     return [
         f"training.validate_every={every}",
         f"training.save_every={every}",

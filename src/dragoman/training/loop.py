@@ -65,9 +65,6 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
         trainer.begin()
     else:
         trainer.resume(found, check_data="data" not in allow_change)
-    over = found is not None and place.finished == trainer.progress.step and not allow_change
-    if found is not None and not over:
-        trainer.rewind(found)
     at = trainer.progress.step
     if found is not None and place.finished == at and not allow_change:
         yield Report("end", at, steps, f"already finished at step {at}; the model is in {place.path}")

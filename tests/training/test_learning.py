@@ -1,0 +1,95 @@
+"""Both families learn to copy, to reverse and to sort what they have never seen, from a fresh seed each time."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman import config as configs
+from dragoman import pipeline, training
+from dragoman.data import synthetic
+
+CONFIG = """
+name: learning
+seed: {seed}
+data: {{train: {folder}/train.tsv, cache: {folder}/cache}}
+tokenizer: {{source: symbols}}
+model: {model}
+training:
+  steps: {steps}
+  batch_tokens: 1024
+  optimizer: {{name: adam, rate: 6.0e-3}}
+  schedule: {{name: linear, warmup: 50}}
+  clip: 0.3
+  label_smoothing: 0.0
+  save_every: 100000
+runtime: {{device: cpu, threads: 1}}
+"""
+MODELS = {
+    "rnn": """
+  width: 64
+  tie: none
+  encoder: {name: rnn, cell: gru, width: 128, dropout: 0.0}
+  decoder: {name: rnn, cell: gru, width: 128, order: after, score: general, dropout: 0.0}""",
+    "transformer": """
+  width: 64
+  encoder: {name: transformer, layers: 1, heads: 4, feedforward: 128, dropout: 0.0}
+  decoder: {name: transformer, layers: 2, heads: 4, feedforward: 128, dropout: 0.0}""",
+}
+STEPS = {  # half a minute each on one thread
+    ("rnn", "copy"): 850,
+    ("rnn", "reverse"): 850,
+    ("rnn", "sort"): 950,
+    ("transformer", "copy"): 950,
+    ("transformer", "reverse"): 1200,
+    ("transformer", "sort"): 1000,
+}
+
+
+@pytest.fixture(autouse=True)
+def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Half a minute on a quiet machine, ten at the very most; the long forms have an hour."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("this takes far too long")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(3600 if request.node.get_closest_marker("long") else 600)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def exact_match(family: str, task: str, folder: Path, steps: int, symbols: int = 8, longest: int = 20) -> float:
+    """Train on random strings; the share of new ones (never a target in training) that come out right."""
+    seed = secrets.randbelow(10**6)
+    print(f"seed {seed}")
+    size = {"symbols": symbols, "max_length": longest}
+    # Many small sets, since within one no string comes twice, and there are only so many short ones.
+    rows = [pair for part in range(30) for pair in synthetic.pairs(task, 2000, seed * 100 + part, **size)]
+    synthetic.write(folder / "train.tsv", rows)
+    (folder / "config.yaml").write_text(
+        CONFIG.format(seed=seed, folder=folder, model=MODELS[family], steps=steps), encoding="utf-8"
+    )
+    for _ in training.run(configs.load(folder / "config.yaml").config, folder / "run"):
+        pass
+    unseen = synthetic.pairs(task, 500, seed, side="test", **size)
+    found = pipeline.load(folder / "run", "cpu").predict([source for source, _ in unseen], beam=1)
+    wrong = [(s, t, p.text) for (s, t), p in zip(unseen, found, strict=True) if p.text != t]
+    print(f"{len(wrong)} of {len(unseen)} are wrong", *wrong[:5], sep="\n")
+    return 1 - len(wrong) / len(unseen)
+
+
+@pytest.mark.parametrize(("family", "task"), STEPS)
+def test_a_model_learns_a_task_on_strings(family, task, tmp_path):
+    assert exact_match(family, task, tmp_path, STEPS[family, task]) >= 0.99
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "task"), STEPS)
+def test_a_model_learns_a_task_on_longer_strings_of_more_letters(family, task, tmp_path):
+    assert exact_match(family, task, tmp_path, 4 * STEPS[family, task], symbols=16, longest=25) >= 0.99

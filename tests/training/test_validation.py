@@ -1,0 +1,103 @@
+"""The loss of a validation is the mean over tokens of what the pipeline says, and better means better."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dragoman import pipeline, training
+from dragoman.core.interfaces import Example
+from dragoman.core.registry import Part
+from dragoman.data.readers import read_pairs
+from dragoman.training import preparation, validation
+
+
+@pytest.fixture
+def trained(tiny, tmp_path):
+    made = tiny("transformer")
+    sets = ["training.validate_metrics=[exact, per]", "training.label_smoothing=0.2", "training.steps=10"]
+    reports = list(training.run(made.config(*sets), tmp_path / "run"))
+    return made, made.config(*sets), pipeline.load(tmp_path / "run", "cpu"), reports
+
+
+def test_the_loss_is_the_mean_negative_log_probability_of_a_target_token(trained):
+    made, _, model, reports = trained
+    examples = list(read_pairs(str(made.folder / "valid.tsv"), columns=["source", "target"]))
+    scores = [score for tokens in model.token_scores(examples) for score in tokens]
+    assert len(scores) == sum(len(example.target) + 1 for example in examples)  # characters, and </s>
+    mean = -math.fsum(scores) / len(scores)
+    found = next(report for report in reports if report.kind == "validation").values
+    assert found["loss"] == pytest.approx(mean, abs=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(mean), abs=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 100_000])
+def test_the_loss_does_not_depend_on_the_batches(trained, tokens):
+    _, config, model, reports = trained
+    prepared = preparation.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
+    expected = next(report for report in reports if report.kind == "validation").values["loss"]
+    model.model.train()  # and dropout is off in a validation, however the model stood
+    torch.manual_seed(3)
+    assert validation.loss(model, prepared.valid, tokens) == pytest.approx(expected, abs=1e-6)
+
+
+def test_metrics_are_of_decoded_results(trained):
+    made, _, model, reports = trained
+    examples = list(read_pairs(str(made.folder / "valid.tsv"), columns=["source", "target"]))
+    texts = [prediction.text for prediction in model.predict(examples, search=Part("greedy"))]
+    right = sum(text == example.target for text, example in zip(texts, examples, strict=True))
+    found = next(report for report in reports if report.kind == "validation").values
+    assert found["exact"] == pytest.approx(100 * right / len(examples))
+    assert "per" in found
+
+
+def test_a_model_that_knows_the_answers_scores_best(trained):
+    """The references of the examples are what counts, all of them."""
+    _, config, model, _ = trained
+    prepared = preparation.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
+    texts = [p.text for p in model.predict(prepared.examples, search=Part("greedy"))]
+    answers = [
+        Example(example.source, "no", references=("no", text))
+        for example, text in zip(prepared.examples, texts, strict=True)
+    ]
+    found = validation.validate(model, prepared.valid, answers, config)
+    assert found["per"] == 0
+    assert found["exact"] == 100
+
+
+def test_only_so_many_examples_are_decoded(tiny, tmp_path):
+    made = tiny()
+    config = made.config("training.validate_examples=7", "training.validate_metrics=[exact]")
+    codec, config = preparation.open_codec(config)
+    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    assert len(prepared.examples) == 7
+    assert len(prepared.valid) == 30  # the loss is of all
+
+
+EXACT, PER = Part("exact"), Part("per")
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "old", "expected"),
+    [
+        ("loss", 1.0, 2.0, True),
+        ("loss", 2.0, 1.0, False),
+        ("loss", 1.0, 1.0, False),
+        ("loss", 1.0, None, True),
+        ("per", 0.1, 0.2, True),
+        ("per", 0.2, 0.1, False),
+        ("exact", 0.2, 0.1, True),
+        ("exact", 0.1, 0.2, False),
+        ("exact", 0.1, 0.1, False),
+        ("exact", 0.0, None, True),
+        ("loss", math.nan, None, False),
+        ("loss", math.nan, 1.0, False),
+        ("loss", math.inf, None, False),
+        ("loss", -math.inf, 1.0, False),
+        ("exact", math.inf, 0.1, False),
+    ],
+)
+def test_better_is_lower_for_a_loss_higher_for_a_score_and_never_what_is_not_finite(name, new, old, expected):
+    assert validation.better(name, new, old, [EXACT, PER]) is expected
