@@ -22,7 +22,7 @@ model: {model}
 training:
   steps: {steps}
   batch_tokens: 1024
-  optimizer: {{name: adam, rate: 6.0e-3}}
+  optimizer: {{name: adam, rate: {rate}}}
   schedule: {{name: linear, warmup: 50}}
   clip: 0.3
   label_smoothing: 0.0
@@ -34,18 +34,19 @@ MODELS = {
   width: 64
   tie: none
   encoder: {name: rnn, cell: gru, width: 128, dropout: 0.0}
-  decoder: {name: rnn, cell: gru, width: 128, order: after, score: general, dropout: 0.0}""",
+  decoder: {name: rnn, cell: gru, width: 128, order: before, score: additive, dropout: 0.0}""",
     "transformer": """
   width: 64
   encoder: {name: transformer, layers: 1, heads: 4, feedforward: 128, dropout: 0.0}
   decoder: {name: transformer, layers: 2, heads: 4, feedforward: 128, dropout: 0.0}""",
 }
-STEPS = {  # half a minute each on one thread
-    ("rnn", "copy"): 850,
-    ("rnn", "reverse"): 850,
-    ("rnn", "sort"): 950,
+RATES = {"rnn": 4.0e-3, "transformer": 6.0e-3}
+STEPS = {  # half a minute each on one thread; of 5 fresh seeds the worst was 99.4 % right
+    ("rnn", "copy"): 600,
+    ("rnn", "reverse"): 600,
+    ("rnn", "sort"): 600,
     ("transformer", "copy"): 950,
-    ("transformer", "reverse"): 1200,
+    ("transformer", "reverse"): 1300,
     ("transformer", "sort"): 1000,
 }
 
@@ -72,9 +73,8 @@ def exact_match(family: str, task: str, folder: Path, steps: int, symbols: int =
     # Many small sets, since within one no string comes twice, and there are only so many short ones.
     rows = [pair for part in range(30) for pair in synthetic.pairs(task, 2000, seed * 100 + part, **size)]
     synthetic.write(folder / "train.tsv", rows)
-    (folder / "config.yaml").write_text(
-        CONFIG.format(seed=seed, folder=folder, model=MODELS[family], steps=steps), encoding="utf-8"
-    )
+    text = CONFIG.format(seed=seed, folder=folder, model=MODELS[family], steps=steps, rate=RATES[family])
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
     for _ in training.run(configs.load(folder / "config.yaml").config, folder / "run"):
         pass
     unseen = synthetic.pairs(task, 500, seed, side="test", **size)
