@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import choice, console
+from dragoman.cli.options import choice, console, program
 
 if TYPE_CHECKING:
     from dragoman.demo import Shown
@@ -75,8 +75,8 @@ def _show(shown: Shown, folder: Path, chosen: object) -> None:
         out.print(f"picture     {shown.picture}", soft_wrap=True)
     out.print("try next:")
     for command in (
-        f'echo "{chosen.example}" | dragoman predict {folder}',
-        f'dragoman inspect {folder} "{chosen.example}" --png looked-at.png',
-        f"dragoman train --preset {chosen.preset} --set data.train=your-pairs.tsv --run runs/mine",
+        f'echo "{chosen.example}" | {program()} predict {folder}',
+        f'{program()} inspect {folder} "{chosen.example}" --png looked-at.png',
+        f"{program()} train --preset {chosen.preset} --set data.train=your-pairs.tsv --run runs/mine",
     ):
         out.print(f"  {command}", markup=False, soft_wrap=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -39,6 +41,13 @@ def console(error: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=error, highlight=False)
+
+
+def program() -> str:
+    """How to call this command line again from here: it may not be on the PATH."""
+    if shutil.which("dragoman"):
+        return "dragoman"
+    return "python -m dragoman" if sys.argv[0].endswith("__main__.py") else os.path.relpath(sys.argv[0])
 
 
 def import_all(modules: Sequence[str]) -> None:

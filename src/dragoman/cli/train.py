@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Imports, Set, console, import_all
+from dragoman.cli.options import Imports, Set, console, import_all, program
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     last = progress.show(training.run(loaded.config, run, allow_change=allow_change))
     if last is not None:
         folder = run or Path("runs") / loaded.config.name
-        console(error=True).print(f'try it: echo "some source" | dragoman predict {folder}', markup=False)
+        console(error=True).print(f'try it: echo "some source" | {program()} predict {folder}', markup=False)
 
 
 def _explain(loaded: object) -> None:
