@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 
 from dragoman import checkpoint, training
+from dragoman import config as configs
 from dragoman.core.errors import DataError, Diverged, RunError
 from dragoman.training import preparation
 from dragoman.training.run_folder import RunFolder
@@ -494,3 +495,11 @@ def test_the_death_of_a_loader_worker_is_an_error_that_names_it(tiny, tmp_path):
     assert f"worker 0 (pid {worker.pid})" in str(death.value)
     assert not [child for child in multiprocessing.active_children() if child.name.startswith("loader")]
     assert whole(tmp_path / "run") is not None
+
+
+def test_a_training_that_cannot_begin_leaves_no_folder_behind(tmp_path):
+    (tmp_path / "bad.tsv").write_text("a\tb\nno tab\n", encoding="utf-8")
+    config = configs.load(None, "pronunciation", [f"data.train={tmp_path / 'bad.tsv'}"]).config
+    with pytest.raises(DataError, match=r"bad\.tsv:2"):
+        list(training.run(config, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

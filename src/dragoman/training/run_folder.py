@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ import torch
 
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.core.errors import RunError
+from dragoman.core.errors import RunError, UserError
 from dragoman.version import __version__
 
 FREE_TO_CHANGE = ("data.workers", "data.cache", "runtime.tensorboard", "runtime.threads")  # no number depends on these
@@ -39,6 +40,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; a second training is refused, a dead one's lock is free by itself."""
+        fresh = not self.path.exists()
         files.make_folder(self.path)
         with files.writing(self.path / ".lock", 0):
             handle = (self.path / ".lock").open("a+", encoding="utf-8")
@@ -54,7 +56,12 @@ class RunFolder:
             handle.truncate(0)
             handle.write(f"{os.getpid()}\n")
             handle.flush()
-            yield
+            try:
+                yield
+            except UserError:
+                if fresh and {entry.name for entry in self.path.iterdir()} <= {".lock", "train.log"}:
+                    shutil.rmtree(self.path, ignore_errors=True)  # nothing came of it: leave nothing behind
+                raise
 
     # -- config ------------------------------------------------------------------------------------------------------
 
