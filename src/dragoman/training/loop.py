@@ -53,7 +53,7 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
     else:
         codec = checkpoint.load(found).codec
         if config.tokenizer.load or config.training.start_from:
-            config = _with_codec_of(config, found)
+            config = preparation.adopt(config, checkpoint.load(found).config)
     place.settle(config, allow_change, fresh=found is None)
     cache = Path(config.data.cache) if config.data.cache else place.path.parent / ".cache"
     prepared = preparation.prepare(config, codec, cache)
@@ -77,14 +77,6 @@ def _run(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Itera
     with interruptible() as asked:
         yield from trainer.train(asked)
     yield from trainer.finish()
-
-
-def _with_codec_of(config: Config, folder: Path) -> Config:
-    """The config as it was resolved when the run took over another model's tokenizers."""
-    saved = checkpoint.load(folder).config
-    section = saved.tokenizer.model_copy(update={"load": config.tokenizer.load})
-    data = config.data.model_copy(update={"normalization": saved.data.normalization})
-    return config.model_copy(update={"tokenizer": section, "data": data})
 
 
 @contextmanager

@@ -49,16 +49,22 @@ def examine(config: Config) -> Iterator[str]:
     yield from (finding.message for finding in report.findings if finding.code != "length-limits")
 
 
+def adopt(config: Config, other: Config) -> Config:
+    """The config with the tokenizers, and the normalization before them, of another model's."""
+    section = other.tokenizer.model_copy(update={"load": config.tokenizer.load})
+    data = config.data.model_copy(update={"normalization": other.data.normalization})
+    return config.model_copy(update={"tokenizer": section, "data": data})
+
+
 def open_codec(config: Config) -> tuple[Codec, Config]:
     """The tokenizers of this run: those of another model, or learned now; and the config that says so."""
     other = config.tokenizer.load or config.training.start_from
     if other is not None:
         model = checkpoint.load(other)
-        section = model.config.tokenizer.model_copy(update={"load": config.tokenizer.load})
-        data = config.data.model_copy(update={"normalization": model.config.data.normalization})
-        if getattr(config.model, "tie", None) == "all" and not section.joint:
+        config = adopt(config, model.config)
+        if getattr(config.model, "tie", None) == "all" and not config.tokenizer.joint:
             raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
-        return model.codec, config.model_copy(update={"tokenizer": section, "data": data})
+        return model.codec, config
 
     def lines(side: Callable[[Example], str]) -> Iterator[str]:
         examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
