@@ -24,8 +24,13 @@ from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.interfaces import EOS, Batch
+from dragoman.core.registry import Part
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.optim.schedules import schedules
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
+from dragoman.training import state
+from dragoman.training.averaging import MovingAverage, holding
 
 TEXTS = ["ab ba", "abc cab bac", "a b c d", "dada bcd"]
 
@@ -475,3 +480,138 @@ def test_the_average_is_the_mean_of_every_weight(tmp_path: Path) -> None:
         expected = sum(weights[name].double() for weights in every) / 3
         assert x.dtype == torch.float32
         torch.testing.assert_close(x.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+# -- what is counted along ---------------------------------------------------------------------------------------------
+
+
+def counting() -> tuple[Config, Seq2Seq]:
+    """A model with running averages (batch norm) and a baseline (hard attention), after a little training."""
+    config = tiny(
+        tie="none",
+        encoder={"name": "transformer", "layers": 1, "heads": 2, "norm": "batch"},
+        decoder={"name": "rnn", "normalizer": "hard"},
+    )
+    codec = learned(config)
+    model = configs.build_model(config, len(codec.source), len(codec.target)).train()
+    step(model)
+    return config, model
+
+
+def step(model: Seq2Seq) -> None:
+    """One update by hand; whatever is counted along moves too."""
+    ids = torch.randint(4, 8, (3, 5))
+    lengths = torch.tensor([5, 3, 4])
+    model.zero_grad()
+    model.loss(Batch(ids, lengths, ids, lengths)).sum.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad  # type: ignore[operator]
+
+
+def counted(model: Seq2Seq) -> dict[str, torch.Tensor]:
+    kept = model.state_dict().keys()  # not what is computed from the options, such as sinusoids
+    return {name: x.clone() for name, x in model.named_buffers() if name in kept}
+
+
+def test_running_averages_and_the_baseline_are_saved_and_loaded(tmp_path: Path) -> None:
+    config, model = counting()
+    assert any(name.endswith("running_mean") for name in counted(model))
+    assert model.baseline is not None
+    assert model.baseline != 0
+    checkpoint.save(tmp_path / "m", config, checkpoint.unique_weights(model), learned(config), {})
+    opened = checkpoint.load(tmp_path / "m")
+    assert counted(opened.model).keys() == counted(model).keys()
+    for name, x in counted(opened.model).items():
+        assert torch.equal(x, counted(model)[name]), name
+    model.eval()
+    ids, lengths = torch.randint(4, 8, (2, 3)), torch.tensor([3, 2])
+    with torch.no_grad():
+        assert torch.equal(*(one(Batch(ids, lengths, ids, lengths)).logits for one in (model, opened.model)))
+
+
+def test_a_missing_running_average_is_named(tmp_path: Path) -> None:
+    _, model = counting()
+    weights = checkpoint.unique_weights(model)
+    del weights["baseline"]
+    with pytest.raises(ModelError, match="'baseline' is missing"):
+        checkpoint.fill(model, weights, "here")
+
+
+def test_an_average_of_checkpoints_averages_them_too(tmp_path: Path) -> None:
+    config, model = counting()
+    kept = []
+    for i in range(2):
+        checkpoint.save(tmp_path / f"{i}", config, checkpoint.unique_weights(model), learned(config), {})
+        kept.append(counted(model))
+        step(model)
+    found = checkpoint.average([tmp_path / "0", tmp_path / "1"])
+    for name in kept[0]:
+        torch.testing.assert_close(found[name], (kept[0][name] + kept[1][name]) / 2)
+    assert not torch.equal(kept[0]["baseline"], kept[1]["baseline"])
+
+
+def test_a_moving_average_of_weights_takes_what_is_counted_along_as_it_is() -> None:
+    _, model = counting()
+    average = MovingAverage(model, 0.5)
+    began = {name: x.clone() for name, x in average.shadow.items()}
+    step(model)
+    average.update(model, step=100)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(average.shadow[name], 0.5 * began[name] + 0.5 * p.detach(), msg=name)
+    for name, x in counted(model).items():
+        assert torch.equal(average.shadow[name], x), name
+    now = {name: x.clone() for name, x in checkpoint.unique_weights(model).items()}
+    with holding(model, began):
+        assert all(torch.equal(x, began[name]) for name, x in checkpoint.unique_weights(model).items())
+    assert all(torch.equal(x, now[name]) for name, x in checkpoint.unique_weights(model).items())
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_resumed_training_has_its_running_averages_and_baseline_back(tmp_path: Path, ema: bool) -> None:
+    config, model = counting()
+    average = MovingAverage(model, 0.5) if ema else None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step(model)
+    if average is not None:
+        average.update(model, 1)
+    weights = average.shadow if average is not None else checkpoint.unique_weights(model)
+    extra = state.dump(state.Progress(step=1), model, optimizer, average)
+    checkpoint.save(tmp_path / "step-1", config, weights, learned(config), extra)
+    _, other = counting()
+    mean = MovingAverage(other, 0.5) if ema else None
+    progress = state.restore(
+        tmp_path / "step-1",
+        other,
+        torch.optim.SGD(other.parameters(), 0.1),
+        schedules.build(Part("constant"), 10),
+        mean,
+    )
+    assert progress.step == 1
+    for name, x in checkpoint.unique_weights(model).items():
+        assert torch.equal(checkpoint.unique_weights(other)[name], x), name
+        if average is not None and mean is not None:
+            assert torch.equal(mean.shadow[name], average.shadow[name]), name
+
+
+# -- some parts of another model ---------------------------------------------------------------------------------------
+
+
+def test_parts_are_filled_alone_and_the_others_stay() -> None:
+    _, other = counting()
+    _, model = counting()
+    before = {name: x.clone() for name, x in checkpoint.unique_weights(model).items()}
+    weights = checkpoint.unique_weights(other) | {"output.weight": torch.zeros(1, 1)}  # which does not fit, nor need it
+    checkpoint.fill(model, weights, "here", ["encoder", "frontend.table"])
+    for name, x in checkpoint.unique_weights(model).items():
+        taken = name.startswith(("encoder.", "frontend.table."))
+        assert torch.equal(x, weights[name] if taken else before[name]), name
+
+
+def test_a_part_that_fits_nothing_is_named() -> None:
+    _, model = counting()
+    with pytest.raises(ModelError, match="begins with 'encodr'"):
+        checkpoint.fill(model, checkpoint.unique_weights(model), "here", ["encodr", "frontend"])
+    weights = {name: x for name, x in checkpoint.unique_weights(model).items() if name != "frontend.table.weight"}
+    with pytest.raises(ModelError, match=r"'frontend\.table\.weight' is missing"):
+        checkpoint.fill(model, weights, "here", ["frontend"])

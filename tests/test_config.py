@@ -253,7 +253,10 @@ def test_a_file_goes_over_its_preset_and_set_over_both(tmp_path: Path) -> None:
         "cell": "lstm",  # of the preset
         "layers": 3,  # of --set
         "width": None,  # nobody's
-        "bidirectional": True,
+        "reset": "after",
+        "directions": "both",
+        "residual": 0,
+        "reverse": False,
         "dropout": 0.1,
     }
     assert (config.training.steps, config.training.batch_tokens) == (900, 2048)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,13 @@ def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Cod
 
 
 def unique_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every trained tensor under one name: a tied one is not stored twice."""
-    return {name: p.detach() for name, p in model.named_parameters()}
+    """Every tensor a model is made of, under one name each: what is tied is not stored twice.
+
+    Besides what is trained, that is what is counted along (the averages of a batch norm).
+    """
+    kept = model.state_dict().keys()
+    buffers = {name: x for name, x in model.named_buffers() if name in kept}
+    return {name: p.detach() for name, p in model.named_parameters()} | buffers
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -209,10 +214,20 @@ def tensors(folder: Path, name: str) -> dict[str, Tensor]:
         raise ModelError(f"{folder / name}: is not a safetensors file: {error}") from None
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Put weights into a model; names and shapes must fit exactly."""
-    wanted = dict(model.named_parameters())
-    problems = [f"'{name}' is missing" for name in wanted.keys() - weights.keys()]
+def fill(model: nn.Module, weights: Mapping[str, Tensor], where: str, parts: Sequence[str] = ()) -> None:
+    """Put weights into a model, or into some parts of it; their names and shapes must fit exactly."""
+
+    def meant(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        begin = tuple(f"{part}." for part in parts)
+        return {name: x for name, x in tensors.items() if not parts or name in parts or name.startswith(begin)}
+
+    wanted, weights = meant(unique_weights(model)), meant(weights)
+    problems = [
+        f"no weight's name begins with '{part}'"
+        for part in parts
+        if not any(name == part or name.startswith(f"{part}.") for name in wanted)
+    ]
+    problems += [f"'{name}' is missing" for name in wanted.keys() - weights.keys()]
     problems += [f"'{name}' is not a weight of this model" for name in weights.keys() - wanted.keys()]
     problems += [
         f"'{name}' is {tuple(weights[name].shape)}, the model needs {tuple(p.shape)}"

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from dragoman import shapes
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, PartError, nearest
 from dragoman.core.registry import Count, Options, Part, Positive, Rate, Registry, Share, options_of
+from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
+from dragoman.optim.teachers import teachers
 from dragoman.search import searches
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
@@ -54,7 +57,7 @@ class Data(Options):
 
     train: Annotated[list[Corpus], BeforeValidator(_corpora, json_schema_input_type=_Corpora), Field(min_length=1)]
     valid: str | None = None
-    columns: Annotated[list[Literal["source", "target", "source_lang", "target_lang", "-"]], Field(min_length=2)] = [
+    columns: Annotated[list[Literal["source", "target", "source_lang", "target_lang", "-"]], Field(min_length=1)] = [
         "source",
         "target",
     ]
@@ -68,9 +71,10 @@ class Data(Options):
     def problems(self) -> Iterator[str]:
         if any(path == "-" for path in (self.valid, *(corpus.path for corpus in self.train))):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
-        for name in ("source", "target"):
-            if self.columns.count(name) != 1:
-                yield f"columns must name '{name}' exactly once, found {self.columns}"
+        if self.columns.count("source") != 1:
+            yield f"columns must name 'source' exactly once, found {self.columns}"
+        if self.columns.count("target") > 1:
+            yield f"columns must name 'target' exactly once, found {self.columns}"
 
 
 class Tokenizing(Options):
@@ -94,6 +98,9 @@ class Training(Options):
     batch_tokens: Positive = 4096  # padded tokens of the longer side in a batch
     batch_sentences: Positive | None = None
     accumulate: Positive = 1  # batches for each update
+    objective: Annotated[Part, objectives] = Part("pairs")  # what is predicted from what
+    teacher: Annotated[Part, teachers] = Part("gold")  # whose tokens the decoder reads in training
+    r_drop: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # weight of the disagreement of two passes
     optimizer: Annotated[Part, optimizers] = Part("adamw")
     schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
     clip: Rate | None = 1.0  # the largest norm of a gradient
@@ -110,6 +117,7 @@ class Training(Options):
     average: Positive = 1  # average the last so many checkpoints at the end
     ema: Share = 0.0  # decay of a moving average of the weights, which then is the model
     start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
+    start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
     log_every: Positive = 20  # steps
 
@@ -120,6 +128,8 @@ class Training(Options):
         names = ["loss", *(metric.name for metric in self.validate_metrics)]
         if self.best not in names:
             yield f"best is '{self.best}'; it must be one of {', '.join(names)}{nearest(self.best, names)}"
+        if self.start_parts and self.start_from is None:
+            yield "start_parts says which weights of start_from to take, but start_from is missing"
         if self.average > self.keep:
             yield f"average is {self.average}; it must not exceed keep, {self.keep}, the checkpoints there are"
 
@@ -177,15 +187,14 @@ class Config(Options):
         ]
         if self.data.valid is None and needs_valid:
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
-        learned_here = self.tokenizer.load is None and self.training.start_from is None
-        if getattr(self.model, "tie", None) == "all" and not self.tokenizer.joint and learned_here:
-            yield "model.tie is 'all', but tokenizer.joint is false: one table needs one vocabulary for both sides"
-        for side, limit in {"encoder": self.data.max_source, "decoder": self.data.max_target}.items():
-            position = getattr(self.model, side).options.get("position")
-            reach = position.options.get("length") if isinstance(position, Part) else None
-            if reach is not None and reach < limit:
-                key = "data.max_source" if side == "encoder" else "data.max_target"
-                yield f"{key} is {limit}, but model.{side}.position reaches only {reach} tokens"
+        yield from shapes.problems(self)
+
+    @property
+    def columns(self) -> list[str]:
+        """What the columns of the data are; where single texts are read, there is one."""
+        if objectives[self.training.objective.name].paired:  # type: ignore[attr-defined]
+            return list(self.data.columns)
+        return [name if name == "source" else "-" for name in self.data.columns if name != "target"]
 
     def plain(self) -> dict[str, Any]:
         """As a config file writes it, every default filled in."""
@@ -282,15 +291,17 @@ def rehearse(config: Config) -> list[str]:
     """Build the model with a vocabulary of 8 and run a tiny batch through it: widths that do not fit fail here."""
     import torch
 
-    from dragoman.core.interfaces import Batch, Capacity
+    from dragoman.core.interfaces import Capacity
 
     state = torch.random.get_rng_state()
     try:
-        model = build_model(config, 8, 8).eval()
-        ids, lengths = torch.tensor([[4, 5, 2], [6, 2, 0]]), torch.tensor([3, 2])
+        objectives.build(config.training.objective)  # which may refuse its own options
+        model, batch = build_model(config, 8, 8).eval(), shapes.rehearsal(config)
         with torch.no_grad():
-            model.loss(Batch(ids, lengths, ids, lengths))
-            model.step(ids[:, :1], model.start(model.encode(ids, lengths), Capacity(1, 2)))
+            model.loss(batch)
+            if model.decoder is not None:
+                memory = model.encode(batch.source, batch.source_lengths)
+                model.step(batch.target[:, :1], model.start(memory, Capacity(1, 2)))
     except PartError as error:
         return [f"model: {error}"]
     except RuntimeError as error:

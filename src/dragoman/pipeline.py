@@ -5,7 +5,8 @@
     model.score([("dragoman", "D R AE G AH M AH N")])
 
 Inputs are sorted by length and cut into batches inside; neither changes a result, and results come back in the order of
-the inputs. A blank input has a blank result.
+the inputs. A blank input has a blank result. To a language model an input is the beginning of a text, which it goes on
+with; a model with a head answers with labels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +25,12 @@ from torch import Tensor
 from dragoman import checkpoint
 from dragoman.config import Config
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import EOS, Batch, Example, Hypothesis
+from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
+from dragoman.data.objectives import Objective, Row, objectives
 from dragoman.nn.attention import watching
+from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Limits, Search, searches
 from dragoman.text.codec import Codec
@@ -48,6 +53,15 @@ class Prediction:
     cut: bool = False  # the source was too long and only its beginning was read
     alternatives: list[Prediction] = field(default_factory=list)
     attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
+
+
+@dataclass
+class Prompted:
+    """The state of a language model that has read the beginning of a text, all but its last token."""
+
+    state: Any
+    last: Tensor  # (B, 1): that token, which takes the place of the <s> that a search begins with
+    fresh: Tensor  # (B, 1): whether it is still to be read
 
 
 @dataclass
@@ -87,11 +101,13 @@ class Pipeline:
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
         searching = searches.build(self.search_part(beam, nbest, search))
-        if not 1 <= nbest <= searching.size:
+        if nbest < 1 or (nbest > searching.size and self.model.head is None):
             raise UserError(f"{nbest} best results need a beam of at least {nbest}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
+        first = 0
         while window := list(itertools.islice(examples, WINDOW)):
-            yield from self._window(window, searching, nbest, attention)
+            yield from self._window(window, first, searching, nbest, attention)
+            first += len(window)
 
     def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
         """Which search to run: the one given, or the config's with another beam size where one is asked for."""
@@ -105,21 +121,23 @@ class Pipeline:
         rules = {"length": part.options["length"]} if "length" in part.options else {}
         return Part("greedy") if beam == nbest == 1 else Part("beam", {"size": beam, **rules})
 
-    def _window(self, window: list[Example], search: Search, nbest: int, attention: bool) -> Iterator[Prediction]:
+    def _window(
+        self, window: list[Example], first: int, search: Search, nbest: int, attention: bool
+    ) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
-        sources = [self.codec.encode_source(example) for example in window]
+        sources = [self.encode(example) for example in window]
         cuts = [example.cut or len(ids) > self.longest for example, ids in zip(window, sources, strict=True)]
-        sources = [ids if len(ids) <= self.longest else [*ids[: self.longest - 1], EOS] for ids in sources]
+        sources = [ids if len(ids) <= self.longest else self._cut(ids) for ids in sources]
         for i, example in enumerate(window):
-            if not example.source.strip():
+            if not example.source.strip() and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.codec.source_pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows in self._batches(waiting, sources, search.size):
-            batch = collate([(sources[i], [EOS]) for i in rows], rows).to(self.device)
+            batch = collate([(sources[i], [EOS]) for i in rows], [first + i for i in rows]).to(self.device)
             found, maps = self._search(batch, search, nbest, attention)
             for i, best, weights in zip(rows, found, maps, strict=True):
-                first, *others = [self._prediction(h, sources[i], cuts[i]) for h in best]
-                results[i] = replace(first, alternatives=others, attention=weights)
+                one, *others = [self._prediction(h, sources[i], cuts[i]) for h in best]
+                results[i] = replace(one, alternatives=others, attention=weights)
         yield from (result for result in results if result is not None)
 
     @torch.inference_mode()
@@ -127,31 +145,82 @@ class Pipeline:
         self, batch: Batch, search: Search, nbest: int, attention: bool
     ) -> tuple[list[list[Hypothesis]], list[np.ndarray | None]]:
         self.model.eval()
-        memory = self.model.encode(batch.source, batch.source_lengths)
-        found = search(
-            self.model.step, lambda capacity: self.model.start(memory, capacity), self._limits(batch.source_lengths)
-        )
+        if self.model.head is not None:
+            return self._answer(batch, nbest, attention)
+        limits = self._limits(batch)
+        if self.goes_on and not self.model.sees_whole_prefix:
+            found = search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
+        else:
+            memory = self.model.encode(batch.source, batch.source_lengths)
+            found = search(self.model.step, lambda capacity: self.model.start(memory, capacity), limits)
         best = [hypotheses[:nbest] for hypotheses in found]
-        if not attention:
+        if not attention or self.goes_on:
             return best, [None] * len(best)
         return best, list(self.attend(batch, [hypotheses[0].tokens for hypotheses in best]))
 
-    def _limits(self, lengths: Tensor) -> Limits:
-        options = self.config.generation
+    def _limits(self, batch: Batch) -> Limits:
+        options, lengths = self.config.generation, batch.source_lengths
         longest = (lengths * options.ratio).long() + options.extra
-        if self.model.longest_target is not None:
-            longest = longest.clamp(max=self.model.longest_target - 1)
-        return Limits(longest.clamp(min=max(options.shortest, 1)), options.shortest)
+        reach = self.model.longest_target
+        if reach is not None:
+            longest = torch.minimum(longest, reach - 1 - (lengths if self.model.one_sequence else 0 * lengths))
+        return Limits(longest.clamp(min=max(options.shortest, 1)), options.shortest, batch.lines)
+
+    # -- other shapes of models --------------------------------------------------------------------------------------
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this is a language model: what it is given is the beginning of a text."""
+        return self.objective.goes_on
+
+    def encode(self, example: Example) -> list[int]:
+        """What the model reads before it says anything."""
+        if self.goes_on:
+            return self.codec.encode_target(example.source)[:-1]
+        ids = self.codec.encode_source(example)
+        return ids if self.objective.ends_source else ids[:-1]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The beginning of a source that is too long; it ends as every source does."""
+        return [*ids[: self.longest - 1], EOS] if ids[-1] == EOS else ids[: self.longest]
+
+    def _prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
+        """Read <s> and the beginning of a text; the last of these tokens is left for the first step.
+
+        Not so where a prefix is seen in both directions (UniLM): there it is a source of its own, and <s> comes after.
+        """
+        lengths = batch.source_lengths
+        whole = torch.cat([torch.full_like(lengths[:, None], BOS), batch.source], 1)
+        memory = self.model.encode(whole[:, :-1], lengths)
+        last = whole.gather(1, lengths[:, None])
+        return Prompted(self.model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
+
+    def _go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
+        tokens = torch.where(state.fresh, state.last, tokens)
+        log_p, after = self.model.step(tokens, state.state)
+        return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))
+
+    def _answer(
+        self, batch: Batch, count: int, attention: bool
+    ) -> tuple[list[list[Hypothesis]], list[np.ndarray | None]]:
+        """Labels from a head."""
+        output = self.model.head(self.model.encode(batch.source, batch.source_lengths))
+        log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
+        found = self.model.head.choose(log_p, batch.source_lengths, count)
+        if not attention or output.attention is None:
+            return found, [None] * len(found)
+        weights = output.attention.float().cpu().numpy()
+        return found, [weights[i, :, :n] for i, n in enumerate(batch.source_lengths.tolist())]
 
     def _prediction(self, hypothesis: Hypothesis, source: list[int], cut: bool) -> Prediction:
         return Prediction(
-            self.codec.decode(hypothesis.tokens),
+            self.codec.decode([*source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens),
             hypothesis.score,
             hypothesis.total,
             self.codec.target_pieces(hypothesis.tokens),
             hypothesis.log_probs,
             hypothesis.ended,
-            self.codec.source_pieces(source),
+            self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source),
             cut,
         )
 
@@ -166,35 +235,62 @@ class Pipeline:
         budget = max((65536 if self.device.type == "cuda" else 4096) // hypotheses, 1)
         ordered = sorted(rows, key=lambda i: len(sources[i]), reverse=True)
         while ordered:
-            count = max(budget // len(sources[ordered[0]]), 1)
+            count = max(budget // max(len(sources[ordered[0]]), 1), 1)
             yield ordered[:count]
             ordered = ordered[count:]
 
     # -- pairs → scores ----------------------------------------------------------------------------------------------
 
-    def score(self, pairs: Iterable[tuple[str, str] | Example]) -> list[float]:
-        """log p(target | source) of each pair."""
+    def score(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[float]:
+        """log p(target | source) of each pair; to a language model, log p of each text."""
         return [sum(tokens) for tokens in self.token_scores(pairs)]
 
     @torch.inference_mode()
-    def token_scores(self, pairs: Iterable[tuple[str, str] | Example]) -> list[list[float]]:
+    def token_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[list[float]]:
         """log p of every target token, </s> included, for each pair."""
         self.model.eval()
-        examples = [pair if isinstance(pair, Example) else Example(pair[0], pair[1]) for pair in pairs]
-        sources = [self.codec.encode_source(example) for example in examples]
-        targets = [self.codec.encode_target(example.target or "") for example in examples]
-        sizes = [
-            source if len(source) > len(target) else target for source, target in zip(sources, targets, strict=True)
+        examples = [
+            Example(pair) if isinstance(pair, str) else pair if isinstance(pair, Example) else Example(pair[0], pair[1])
+            for pair in pairs
         ]
-        for example, source, target in zip(examples, sources, targets, strict=True):
-            self._reach("source", len(source), self.model.longest_source, example)
-            self._reach("target", len(target), self.model.longest_target, example)
+        every = [self._row(example) for example in examples]
         results: list[list[float]] = [[] for _ in examples]
+        sizes = [row.source if len(row.source) > len(row.target) else row.target for row in every]
         for rows in self._batches(list(range(len(examples))), sizes, 1):
-            batch = collate([(sources[i], targets[i]) for i in rows], rows).to(self.device)
-            for i, log_probs in zip(rows, self.model.token_log_probs(batch).tolist(), strict=True):
-                results[i] = log_probs[: len(targets[i])]
+            batch = collate([every[i] for i in rows], rows).to(self.device)
+            _, gold, _ = found = self.model(batch)
+            log_probs = token_log_probs(found.logits, gold)
+            for i, row, asked in zip(rows, log_probs.tolist(), (gold != PAD).tolist(), strict=True):
+                results[i] = [p for p, real in zip(row, asked, strict=True) if real]
         return results
+
+    def _row(self, example: Example) -> Row:
+        """A pair, or a text, as the model would have learned from it."""
+        if self.model.head is not None and not self.objective.paired:
+            raise UserError("a masked language model gives no probability of a whole text; score with another model")
+        if self.goes_on:
+            text = example.source if example.target is None else example.target
+            row = Row([], self.codec.encode_target(text))
+        else:
+            row = Row(self.encode(example), self.codec.encode_target(example.target or ""))
+        if self.model.head is not None:
+            problem = self.objective.problem(row.source, row.target)
+            if problem:
+                raise DataError(
+                    f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
+                )
+            row = self.objective(row.source, row.target, np.random.default_rng(0))
+        both = len(row.source) if self.model.one_sequence else 0
+        self._reach("source", len(row.source), self.model.longest_source, example)
+        self._reach("target", len(row.target) + both, self.model.longest_target, example)
+        return row
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What the model learned to predict from what."""
+        objective = objectives.build(self.config.training.objective)
+        objective.prepare(self.codec)
+        return objective
 
     @staticmethod
     def _reach(side: str, length: int, longest: int | None, example: Example) -> None:

@@ -16,6 +16,7 @@ from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Example
 from dragoman.core.registry import Part
 from dragoman.data import store
 from dragoman.data.batching import Batches, Cursor, collate, epoch_order, in_order, plan
+from dragoman.data.objectives import Objective, Row, objectives
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -338,3 +339,70 @@ def test_validation_sees_every_row_once_unsampled_and_short_ones_first(sampling,
     ]
     longest = [max(pair) for pair in sides]
     assert longest == sorted(longest)
+
+
+# -- objectives --------------------------------------------------------------------------------------------------------
+
+NOISY = codecs.learn(
+    Part("words"),
+    Part("words"),
+    True,
+    "nfc",
+    [e.source for e in corpus(50)],
+    [e.source for e in corpus(50)],
+    ["<mask>"],
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> tuple[store.Store, Objective]:
+    objective = objectives.build(Part("masked", {"share": 0.4}))
+    objective.prepare(NOISY)
+    folder = tmp_path_factory.mktemp("texts") / "a"
+    limits = {"max_source": 100, "max_target": 100}
+    return store.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
+
+
+def test_marks_are_padded_like_the_source_and_cut_with_the_rows():
+    rows = [Row([7, 8, 9], [], [PAD, 5, PAD]), Row([7], [4]), Row([], [4, 2])]
+    batch = collate(rows, [0, 1, 2])
+    assert batch.marks.tolist() == [[PAD, 5, PAD], [PAD] * 3, [PAD] * 3]
+    assert batch.tokens == 1 + 1 + 2
+    assert batch.rows(1, 3).marks.tolist() == [[PAD], [PAD]]
+    assert batch.rows(0, 2).to("cpu").marks.tolist() == [[PAD, 5, PAD], [PAD] * 3]
+    assert collate([([7, 8], [4])], [0]).marks is None
+
+
+def test_noise_is_the_same_from_any_cursor_and_another_in_each_epoch(texts):
+    built, objective = texts
+    batches = Batches([(built, 1.0)], NOISY, tokens=60, seed=3, objective=objective)
+    first = epoch_of(batches, 0)
+    assert all(batch.area <= 60 for batch in first)
+    again = [batch for batch, _ in itertools.islice(batches.after(Cursor(0, 2)), len(first) - 2)]
+    for one, other in zip(first[2:], again, strict=True):
+        assert same(one, other)
+        assert torch.equal(one.marks, other.marks)
+
+    def noise(batches: list[Batch]) -> dict[int, tuple[list[int], list[int]]]:
+        return {
+            line: (batch.source[i].tolist(), batch.marks[i].tolist())
+            for batch in batches
+            for i, line in enumerate(batch.lines)
+        }
+
+    now, later = noise(first), noise(epoch_of(batches, 1))
+    assert now.keys() == later.keys()
+    assert now != later
+
+
+def test_what_is_hidden_is_what_was_stored(texts):
+    built, objective = texts
+    for batch in in_order(built, 60, objective):
+        for i, row in enumerate(batch.lines):
+            stored = built.target(row).tolist()
+            n = int(batch.source_lengths[i])
+            shown, marks = batch.source[i, :n].tolist(), batch.marks[i, :n].tolist()
+            assert [mark or id for id, mark in zip(shown, marks, strict=True)] == stored
+            assert batch.target[i].tolist() == [BOS]
+    one, other = ([batch.marks.tolist() for batch in in_order(built, 60, objective)] for _ in range(2))
+    assert one == other  # a validation set is the same one each time

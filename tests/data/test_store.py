@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import EOS, Example
 from dragoman.data import store
+from dragoman.data.objectives import Labels, LanguageModel
 
 LIMITS = {"max_source": 100, "max_target": 100}
 
@@ -343,3 +344,25 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
         store.prepare([data], pairs, Letters(), tmp_path / "cache", **LIMITS, keep_text=False)
     with pytest.raises(DataError, match="could not be built"):
         store.build(pairs(), Letters(), tmp_path / "cache" / "store", **LIMITS, keep_text=False)
+
+
+# -- objectives --------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_text_is_stored_as_a_target_without_a_source(tmp_path):
+    texts = [Example("abc", line=1), Example(" ", line=2), Example("d" * 60, line=3), Example("e", line=4)]
+    limits = {"max_source": 50, "max_target": 100}
+    built = store.build(texts, Letters(), tmp_path / "s", **limits, keep_text=True, objective=LanguageModel())
+    assert not built.paired
+    assert [built.target(i).tolist() for i in range(len(built))] == [[97, 98, 99, EOS], [101, EOS]]
+    assert built.source_lengths.tolist() == [0, 0]
+    assert built.skipped == {"blank": 1, "too long": 1}  # a text may have to stand on the source's side
+    assert built.example(0).target == "abc"
+    assert not store.open(tmp_path / "s").paired
+
+
+def test_what_an_objective_cannot_use_is_left_out_and_counted(tmp_path):
+    rows = [Example("ab", "x", line=1), Example("ab", "xy", line=2)]
+    built = store.build(rows, Letters(), tmp_path / "s", **LIMITS, keep_text=False, objective=Labels())
+    assert built.lines.tolist() == [1]
+    assert built.skipped == {"target is not one label": 1}

@@ -1,8 +1,13 @@
-"""Scores, masks and heads against plain loops, torch's own modules and the worked numbers of the lectures."""
+"""Attention and heads against plain loops, torch's own module and the worked numbers of the lectures.
+
+The loops know nothing of tensors: one query, one key, one number at a time, in double precision.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,228 +17,185 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Attention, MultiHead, normalizers, noted, scores, watched, watching
+from dragoman.nn.attention import Attention, Heads, MultiHead, Places, noted, watched, watching
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.positions import Inside, positions
+from dragoman.nn.scores import scores
 
-B, T, S = 2, 3, 4
-Rows = list[list[float]]
+B, T, S, H, D = 2, 3, 4, 2, 8
+SOFTMAX, SCALED_DOT = Part("softmax"), Part("scaled_dot")
+BOTH_PATHS = pytest.mark.parametrize("look", [False, True], ids=["fused", "watched"])
 
-
-def score_of(name: str, d_q: int, d_k: int, **options: Any) -> Any:
-    return scores.build(Part(name, options), d_q, d_k)
-
-
-def scored(score: Any, q: Tensor, k: Tensor) -> Tensor:
-    return score(q, score.prepare(k))[0]  # type: ignore[no-any-return]
+Vector = list[float]
 
 
-def times(W: Rows, x: list[float]) -> list[float]:
-    return [sum(w * a for w, a in zip(row, x, strict=True)) for row in W]
+def path(look: bool) -> Any:
+    return watching() if look else nullcontext()
 
 
-def dot(a: list[float], b: list[float]) -> float:
+def close(a: Tensor, b: Tensor) -> None:
+    assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+# -- in plain loops --------------------------------------------------------------------------------------------------
+
+
+def times(W: list[Vector], x: Vector) -> Vector:
+    return [dot(row, x) for row in W]
+
+
+def plus(*vectors: Vector) -> Vector:
+    return [sum(xs) for xs in zip(*vectors, strict=True)]
+
+
+def dot(a: Vector, b: Vector) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def in_loops(name: str, score: Any, q: list[float], k: list[float]) -> float:
-    """The equation of each score, for one query and one key, in plain Python."""
+def scored(name: str, score: Any, q: Vector, k: Vector) -> float:
+    """The equation of each score, for one query and one key."""
     if name == "dot":
         return dot(q, k)
     if name == "scaled_dot":
         return dot(q, k) / math.sqrt(len(q))
     if name == "general":
         return dot(q, times(score.W.weight.tolist(), k))
-    left, right = times(score.W1.weight.tolist(), q), times(score.W2.weight.tolist(), k)
-    sums = [a + b + c for a, b, c in zip(left, right, score.W2.bias.tolist(), strict=True)]
-    return dot(score.v.weight[0].tolist(), [math.tanh(s) for s in sums])
-
-
-@pytest.mark.parametrize(
-    ("name", "d_q", "d_k", "options"),
-    [
-        ("dot", 5, 5, {}),
-        ("scaled_dot", 5, 5, {}),
-        ("general", 5, 3, {}),
-        ("additive", 5, 3, {}),
-        ("additive", 3, 5, {"width": 7}),
-    ],
-)
-def test_a_score_is_its_equation(name: str, d_q: int, d_k: int, options: dict[str, Any]) -> None:
-    score, q, k = score_of(name, d_q, d_k, **options), torch.randn(B, T, d_q), torch.randn(B, S, d_k)
-    for p in score.parameters():
-        nn.init.normal_(p)
-    expected = [
-        [[in_loops(name, score, q[b, i].tolist(), k[b, j].tolist()) for j in range(S)] for i in range(T)]
-        for b in range(B)
-    ]
-    assert_close(scored(score, q, k), torch.tensor(expected), atol=1e-5, rtol=1e-5)
-
-
-def test_every_score_has_been_written_out_above() -> None:
-    assert set(scores.names) == {"dot", "scaled_dot", "general", "additive"}
-
-
-@pytest.mark.parametrize("name", scores.names)
-def test_heads_are_just_more_leading_dimensions(name: str) -> None:
-    score, q, k = score_of(name, 4, 4), torch.randn(B, 2, T, 4), torch.randn(B, 2, S, 4)
-    for h in range(2):
-        assert_close(scored(score, q, k)[:, h], scored(score, q[:, h], k[:, h]))
-
-
-def test_general_with_the_identity_is_dot() -> None:
-    q, k, general = torch.randn(B, T, 5), torch.randn(B, S, 5), score_of("general", 5, 5)
-    nn.init.eye_(general.W.weight)
-    assert_close(scored(general, q, k), scored(score_of("dot", 5, 5), q, k))
-
-
-def test_scaled_is_dot_by_the_root_of_the_width() -> None:
-    q, k = torch.randn(B, T, 9), torch.randn(B, S, 9)
-    assert_close(scored(score_of("scaled_dot", 9, 9), q, k), scored(score_of("dot", 9, 9), q, k) / 3)
-
-
-def test_the_variance_of_dot_is_the_width_and_of_scaled_dot_is_one() -> None:
-    q, k = torch.randn(20_000, 1, 16), torch.randn(20_000, 1, 16)
-    assert scored(score_of("dot", 16, 16), q, k).var().item() == pytest.approx(16, rel=0.1)
-    assert scored(score_of("scaled_dot", 16, 16), q, k).var().item() == pytest.approx(1, rel=0.1)
-
-
-@pytest.mark.parametrize("name", ["dot", "scaled_dot"])
-def test_dot_refuses_two_widths(name: str) -> None:
-    with pytest.raises(PartError, match="one width, not 3 and 4"):
-        score_of(name, 3, 4)
-
-
-# -- normalizers and masks -----------------------------------------------------------------------------------------
-
-
-def normalized(e: Tensor, mask: Tensor | None, name: str = "softmax") -> Tensor:
-    return normalizers.build(Part(name))(e, mask, e)[0]
-
-
-@pytest.mark.parametrize("name", normalizers.names)
-def test_weights_sum_to_one_over_the_keys_a_query_may_see(name: str) -> None:
-    e, mask = 5 * torch.randn(B, T, S), torch.rand(B, T, S) > 0.5
-    mask[..., 0] = True
-    a = normalized(e, mask, name)
-    assert_close(a.sum(-1), torch.ones(B, T))
-    assert (a >= 0).all()
-    assert a[~mask].abs().sum() == 0
-    assert_close(normalized(e, None, name).sum(-1), torch.ones(B, T))
-
-
-def test_softmax_over_the_seen_keys_is_softmax_without_the_others() -> None:
-    e, mask = 5 * torch.randn(B, T, S), torch.rand(B, T, S) > 0.4
-    mask[..., 1] = True
-    a = normalized(e, mask)
-    for b in range(B):
-        for t in range(T):
-            seen = [j for j in range(S) if mask[b, t, j]]
-            total = sum(math.exp(e[b, t, j].item()) for j in seen)
-            for j in seen:
-                assert a[b, t, j].item() == pytest.approx(math.exp(e[b, t, j].item()) / total, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", normalizers.names)
-def test_a_query_that_may_see_nothing_gets_zeros_and_no_nan_even_backwards(name: str) -> None:
-    e = torch.randn(1, 2, S, requires_grad=True)
-    mask = torch.tensor([[[False] * S, [True] * S]])
-    a = normalized(e, mask, name)
-    assert a[0, 0].tolist() == [0.0] * S
-    (a * torch.randn(S)).sum().backward()
-    assert e.grad is not None
-    assert torch.isfinite(e.grad).all()
-    assert e.grad[0, 0].abs().sum() == 0
-    assert e.grad[0, 1].abs().sum() > 0
-
-
-@pytest.mark.parametrize("look", [False, True], ids=["fused", "watched"])
-def test_a_head_that_may_see_nothing_gives_zeros_and_no_nan_even_backwards(look: bool) -> None:
-    heads, x, h = multi_head(), torch.randn(1, 2, 8), torch.randn(1, S, 8, requires_grad=True)
-    mask = torch.ones(1, 1, 2, S, dtype=torch.bool)
-    mask[..., 0, :] = False
-    q, (k, v) = heads.queries(x), heads.keys_values(h)
-    if look:
-        with watching():
-            out = heads.attend(q, k, v, mask)
+    if name == "concat":
+        inner = plus(times(score.W.weight.tolist(), q + k), score.W.bias.tolist())
     else:
-        out = heads.attend(q, k, v, mask)
-    assert out[:, :, 0].abs().sum() == 0
-    out.sin().sum().backward()
-    assert h.grad is not None
-    assert torch.isfinite(h.grad).all()
-    assert h.grad.abs().sum() > 0
+        inner = plus(times(score.W1.weight.tolist(), q), times(score.W2.weight.tolist(), k), score.W2.bias.tolist())
+    return dot(score.v.weight[0].tolist(), [math.tanh(x) for x in inner])
 
 
-# -- SPEC C6: the worked numbers -----------------------------------------------------------------------------------
+def exponentials(e: Vector, seen: list[bool]) -> Vector:
+    powers = [math.exp(x) if see else 0.0 for x, see in zip(e, seen, strict=True)]
+    return [x / sum(powers) for x in powers] if any(seen) else powers
 
 
-def test_the_worked_numbers_of_a_dot_product() -> None:
-    q, k = torch.tensor([[[0.6, 0.3, 0.8]]]), torch.tensor([[[0.5, 0.1, 0.9]]])
-    assert scored(score_of("dot", 3, 3), q, k).item() == pytest.approx(1.05, abs=1e-6)
-    assert scored(score_of("scaled_dot", 3, 3), q, k).item() == pytest.approx(0.606, abs=5e-4)
-    a = normalized(torch.tensor([[[0.606, 0.2, -0.8]]]), None)[0, 0]
-    assert a.tolist() == pytest.approx([0.523, 0.349, 0.128], abs=5e-4)
-    assert (0.523 * k[0, 0]).tolist() == pytest.approx([0.262, 0.052, 0.471], abs=6e-4)
+def threshold(e: Vector, seen: list[bool], rule: Callable[[float], float]) -> Vector:
+    """rule(e_j − τ) for the keys seen, with the τ, found by halving, for which they sum to 1."""
+    low, high = min(e) - 2, max(e)
+    for _ in range(100):
+        tau = (low + high) / 2
+        a = [rule(max(x - tau, 0.0)) if see else 0.0 for x, see in zip(e, seen, strict=True)]
+        low, high = (tau, high) if sum(a) > 1 else (low, tau)
+    return a
 
 
-def test_the_worked_numbers_of_two_scores() -> None:
-    q = torch.zeros(1, 1, 64)
-    q[..., 0] = 1.0
-    k, v = torch.zeros(1, 2, 64), torch.randn(1, 2, 5)
-    k[0, :, 0] = torch.tensor([112.0, 96.0])
-    score = score_of("scaled_dot", 64, 64)
-    assert scored(score, q, k)[0, 0].tolist() == pytest.approx([14, 12])
-    z, a = Attention(64, 64, Part("scaled_dot"), Part("softmax"))(q, k, v, torch.ones(1, 1, 2, dtype=torch.bool))
-    assert a[0, 0].tolist() == pytest.approx([0.8808, 0.1192], abs=5e-5)
-    assert_close(z[0, 0], 0.8808 * v[0, 0] + 0.1192 * v[0, 1], atol=1e-3, rtol=1e-3)
+def around(p: float, seen: list[bool], window: int) -> list[bool]:
+    near = [see and abs(s - p) <= window for s, see in enumerate(seen)]
+    last = max((s for s, see in enumerate(seen) if see), default=0)
+    return near if any(near) else [see and abs(s - last) <= window for s, see in enumerate(seen)]
 
 
-def test_a_sharp_query_returns_the_value_of_its_key() -> None:
-    keys = torch.eye(4)[[0, 1, 2, 2, 3]][None]  # subject, verb, filler, filler, location
-    values = torch.randn(1, 5, 3)  # she, to-go, –, –, beach
-    c, _ = Attention(4, 4, Part("dot"), Part("softmax"))(50 * keys[:, -1:], keys, values, torch.ones(1, 1, 5).bool())
-    assert_close(c[0, 0], values[0, -1])
+def normalized(name: str, normalizer: Any, e: Vector, seen: list[bool], q: Vector, t: int) -> Vector:
+    """The equation of each normalizer, for one query at place t that may look at `seen`; all keys are real."""
+    if name == "softmax":
+        return exponentials(e, seen)
+    if name == "sparsemax":
+        return threshold(e, seen, lambda x: x)
+    if name == "entmax15":
+        return threshold([x / 2 for x in e], seen, lambda x: x * x)
+    window = normalizer.window
+    if name == "local_m":
+        return exponentials(e, around(t, seen, window))
+    inner = [math.tanh(x) for x in times(normalizer.W.weight.tolist(), q)]
+    p = len(e) / (1 + math.exp(-dot(normalizer.v.weight[0].tolist(), inner)))
+    weights = exponentials(e, around(p, seen, window))
+    return [a * math.exp(-((s - p) ** 2) / (2 * (window / 2) ** 2)) for s, a in enumerate(weights)]
 
 
-def test_without_parameters_orthogonal_words_cannot_be_favored_but_with_them_they_can() -> None:
-    words = torch.eye(3)[None]  # bank, river, the
-    bank = words[:, :1]
-    plain = normalized(scored(score_of("dot", 3, 3), bank, words), None)[0, 0]
-    assert plain[1] == plain[2]
-    general = score_of("general", 3, 3)
-    with torch.no_grad():
-        general.W.weight.zero_()[0, 1] = 5.0
-    learned = normalized(scored(general, bank, words), None)[0, 0]
-    assert learned.argmax() == 1
+def in_loops(
+    heads: MultiHead, names: tuple[str, str], x: Tensor, h: Tensor, places: Places, bias: Tensor | None = None
+) -> Tensor:
+    """W_O [head_1; …; head_H] of queries x (B, T, D) and keys h (B, S, D), place by place."""
+    shape = (len(x), heads.heads, x.shape[1], h.shape[1])
+    seen = torch.ones(shape, dtype=torch.bool) if places.mask is None else places.mask.expand(shape)
+    if places.causal:
+        seen = seen & torch.ones(shape[2:], dtype=torch.bool).tril()
+    added = torch.zeros(shape) if bias is None else bias.expand(shape)
+    rows = []
+    for b, t in ((b, t) for b in range(len(x)) for t in range(x.shape[1])):
+        joined: Vector = []
+        for i in range(heads.heads):
+            group = i // (heads.heads // heads.key_heads)
+            q = part_of(heads.Wq(x[b, t]), i, heads.heads)
+            k = [part_of(heads.Wk(h_j), group, heads.key_heads) for h_j in h[b]]
+            v = [part_of(heads.Wv(h_j), group, heads.key_heads) for h_j in h[b]]
+            e = plus([scored(names[0], heads.score, q, k_j) for k_j in k], added[b, i, t].tolist())
+            place = int(places.t.expand(len(x), -1)[b, t])
+            a = normalized(names[1], heads.normalizer, e, seen[b, i, t].tolist(), q, place)
+            joined += [dot(a, list(column)) for column in zip(*v, strict=True)]
+        rows.append(heads.Wo(torch.tensor(joined, dtype=x.dtype)))
+    return torch.stack(rows).view(len(x), x.shape[1], -1)
 
 
-def test_attention_is_a_weighted_mean_of_its_values() -> None:
-    attention = Attention(5, 3, Part("additive"), Part("softmax"))
-    q, h, mask = torch.randn(B, T, 5), torch.randn(B, S, 3), torch.ones(B, 1, S, dtype=torch.bool)
+def part_of(x: Tensor, i: int, parts: int) -> Vector:
+    return x.view(parts, -1)[i].tolist()  # type: ignore[no-any-return]
+
+
+# -- one head --------------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_a_weighted_mean_of_its_values_whatever_they_are() -> None:
+    attention = Attention(5, 3, Part("additive"), SOFTMAX)
+    q, h, v, mask = torch.randn(B, T, 5), torch.randn(B, S, 3), torch.randn(B, S, 2), torch.ones(B, 1, S).bool()
     mask[1, 0, 2:] = False
-    c, a = attention(q, attention.prepare(h), h, mask)
+    look = attention(q, attention.prepare(h), v, mask)
+    assert look.memo is None
+    assert look.extras == {}
     for b in range(B):
         for t in range(T):
-            e = [in_loops("additive", attention.score, q[b, t].tolist(), h[b, j].tolist()) for j in range(S)]
-            weights = [math.exp(x) * mask[b, 0, j].item() for j, x in enumerate(e)]
-            weights = [w / sum(weights) for w in weights]
-            assert a[b, t].tolist() == pytest.approx(weights, abs=1e-5)
-            assert_close(c[b, t], sum(w * h[b, j] for j, w in enumerate(weights)), atol=1e-5, rtol=1e-5)
+            e = [scored("additive", attention.score, q[b, t].tolist(), h[b, j].tolist()) for j in range(S)]
+            weights = exponentials(e, mask[b, 0].tolist())
+            assert look.a[b, t].tolist() == pytest.approx(weights, abs=1e-5)
+            close(look.c[b, t], sum(w * v[b, j] for j, w in enumerate(weights)))  # type: ignore[arg-type]
 
 
-# -- heads ---------------------------------------------------------------------------------------------------------
+def test_what_was_looked_at_is_remembered_and_looking_again_is_charged_for() -> None:
+    attention = Attention(5, 3, Part("coverage", {"penalty": 2.0}), Part("hard", {"entropy": 0.5})).train()
+    assert attention.remembers
+    h, mask = torch.randn(B, S, 3), torch.ones(B, 1, S).bool()
+    memo, keys = torch.zeros(B, 1, S), attention.prepare(h)
+    for _ in range(3):
+        q = torch.randn(B, 1, 5)
+        look = attention(q, keys, h, mask, memo)
+        p = attention.score(q, keys, memo).softmax(-1)
+        again = [sum(min(a, seen) for a, seen in zip(look.a[b, 0], memo[b, 0], strict=True)) for b in range(B)]
+        close(look.extras["penalty"][:, 0], 2.0 * torch.stack(again) + 0.5 * (p * p.log()).sum(-1)[:, 0])  # type: ignore[arg-type]
+        assert_close(look.memo, memo + look.a)
+        memo = look.memo
 
 
-def multi_head(d: int = 8, d_memory: int = 8, heads: int = 2, score: str = "scaled_dot") -> MultiHead:
-    module = MultiHead(d, d_memory, heads, Part(score), Part("softmax"), 0.0)
+def test_pooling_gives_one_vector_for_a_set_of_any_size() -> None:
+    attention, q = Attention(D, D, Part("dot"), SOFTMAX), torch.randn(1, 1, D)
+    for size in (1, 2, 9):
+        h = torch.randn(1, size, D)
+        c = attention(q, attention.prepare(h), h, torch.ones(1, 1, size).bool()).c
+        a = exponentials([dot(q[0, 0].tolist(), h_j.tolist()) for h_j in h[0]], [True] * size)
+        close(c[0, 0], torch.tensor(a) @ h[0])
+
+
+# -- heads -----------------------------------------------------------------------------------------------------------
+
+
+def heads_of(
+    d: int = D, d_memory: int = D, heads: int = H, score: Part = SCALED_DOT, normalizer: Part = SOFTMAX, **options: Any
+) -> MultiHead:
+    module = MultiHead(d, d_memory, Heads(heads, score, normalizer, **options))
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)
     return module.eval()
 
 
+def anywhere(size: int = T, mask: Tensor | None = None, causal: bool = False) -> Places:
+    return Places(torch.arange(size)[None], mask, causal)
+
+
 @pytest.mark.parametrize("d_memory", [8, 6])
-@pytest.mark.parametrize("look", [False, True], ids=["fused", "watched"])
+@BOTH_PATHS
 def test_multi_head_is_torch_s_multi_head(d_memory: int, look: bool) -> None:
-    ours = multi_head(8, d_memory)
+    ours = heads_of(8, d_memory)
     theirs = nn.MultiheadAttention(8, 2, kdim=d_memory, vdim=d_memory, batch_first=True).eval()
     with torch.no_grad():
         if d_memory == 8:
@@ -243,89 +205,235 @@ def test_multi_head_is_torch_s_multi_head(d_memory: int, look: bool) -> None:
             theirs.k_proj_weight.copy_(ours.Wk.weight)
             theirs.v_proj_weight.copy_(ours.Wv.weight)
         theirs.in_proj_bias.copy_(torch.cat([ours.Wq.bias, ours.Wk.bias, ours.Wv.bias]))
-        theirs.out_proj.weight.copy_(ours.Wo.weight)
-        theirs.out_proj.bias.copy_(ours.Wo.bias)
-    x, h, real = (
-        torch.randn(B, T, 8),
-        torch.randn(B, S, d_memory),
-        torch.tensor([[True] * S, [True, True, False, False]]),
-    )
+        theirs.out_proj.load_state_dict(ours.Wo.state_dict())
+    x, h = torch.randn(B, T, 8), torch.randn(B, S, d_memory)
+    real = torch.tensor([[True] * S, [True, True, False, False]])
     expected, weights = theirs(x, h, h, key_padding_mask=~real, average_attn_weights=False)
-    k, v = ours.keys_values(h)
-    if look:
-        with watching() as seen:
-            found = ours(x, k, v, real[:, None, None])
-        assert_close(seen[ours][0], weights, atol=1e-5, rtol=1e-5)
-    else:
-        found = ours(x, k, v, real[:, None, None])
-    assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    with path(look):
+        found = ours(x, *ours.keys_values(h), anywhere(mask=real[:, None, None]))
+        if look:
+            close(noted(ours), weights)  # type: ignore[arg-type]
+    close(found, expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_fused_kernel_equals_the_watched_path_forwards_and_backwards(causal: bool) -> None:
-    heads, x = multi_head(), torch.randn(B, T, 8, requires_grad=True)
-    mask = None if causal else torch.tensor([[True] * T, [True, False, False]])[:, None, None]
+@torch.no_grad()
+@pytest.mark.parametrize("normalizer", [name for name in normalizers.names if name != "hard"])
+@pytest.mark.parametrize("score", ["dot", "scaled_dot", "general", "concat", "additive"])
+def test_every_score_with_every_normalizer_is_its_equation_in_every_head(score: str, normalizer: str) -> None:
+    options = {"window": 1} if normalizer.startswith("local") else {}
+    heads = heads_of(4, 6, 2, Part(score), Part(normalizer, options)).double()
+    x, h, t = torch.randn(B, 2, 4).double(), torch.randn(B, S, 6).double(), torch.tensor([[0, 2], [3, 7]])
+    mask = torch.rand(B, 1, 2, S) < 0.7
+    mask[..., 1] = True
+    places = Places(t, mask, lengths=torch.full((B, 1, 1), S))
+    expected = in_loops(heads, (score, normalizer), x, h, places)
+    for look in (False, True):
+        with path(look):
+            close(heads(x, *heads.keys_values(h), places), expected)
 
-    def run() -> tuple[Tensor, Tensor]:
-        out = heads(x, *heads.keys_values(x), mask, causal)
+
+def test_every_score_that_heads_take_has_been_written_out_above() -> None:
+    taken = [name for name in scores.names if not scores[name].remembers]  # type: ignore[attr-defined]
+    assert taken == ["additive", "concat", "dot", "general", "scaled_dot"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
+@pytest.mark.parametrize("key_heads", [None, 2, 1])
+@pytest.mark.parametrize(("key_width", "value_width"), [(None, None), (3, 5), (1, 2)])
+def test_heads_of_any_width_may_share_keys_and_values(
+    score: str, key_heads: int | None, key_width: int | None, value_width: int | None
+) -> None:
+    widths = {"key_heads": key_heads, "key_width": key_width, "value_width": value_width}
+    heads = heads_of(8, 6, 4, Part(score), **widths).double()  # type: ignore[arg-type]
+    x, h, places = torch.randn(1, 2, 8).double(), torch.randn(1, S, 6).double(), anywhere(2)
+    expected = in_loops(heads, (score, "softmax"), x, h, places)
+    for look in (False, True):
+        with path(look):
+            close(heads(x, *heads.keys_values(h), places), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_grouped_keys_are_full_heads_with_repeated_weights(key_heads: int) -> None:
+    grouped, full = heads_of(heads=4, key_heads=key_heads), heads_of(heads=4)
+    full.Wq.load_state_dict(grouped.Wq.state_dict())
+    full.Wo.load_state_dict(grouped.Wo.state_dict())
+    for ours, theirs in ((grouped.Wk, full.Wk), (grouped.Wv, full.Wv)):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            b.copy_(a.unflatten(0, (key_heads, 2)).repeat_interleave(4 // key_heads, 0).flatten(0, 1))
+    x, h, mask = torch.randn(B, T, D), torch.randn(B, S, D), torch.tensor([S, 2])[:, None] > torch.arange(S)
+    places = anywhere(mask=mask[:, None, None])
+    for look in (False, True):
+        with path(look):
+            close(grouped(x, *grouped.keys_values(h), places), full(x, *full.keys_values(h), places))
+    assert grouped.keys_values(h)[0].shape == (B, key_heads, S, 2)  # what a decoder keeps is that much smaller
+
+
+# -- who may look at whom ----------------------------------------------------------------------------------------------
+
+N = 5
+query, key = torch.arange(N)[:, None], torch.arange(N)
+MASKS = {
+    "causal": key <= query,
+    "strict": key < query,  # whose first row sees nothing
+    "padding": (key < 3).expand(N, N),
+    "prefix": (key <= query) | (key < 2),
+    "window": (key - query).abs() <= 1,
+    "nothing": (key < 0).expand(N, N),
+    "arbitrary": torch.tensor([[(3 * i + j * j) % 4 == 1 for j in range(N)] for i in range(N)]),
+}
+SCHEMES = [
+    Part("none"),
+    Part("alibi"),
+    Part("t5", {"buckets": 4, "distance": 3}),
+    Part("shaw", {"distance": 2}),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda part: part.name)
+@pytest.mark.parametrize("name", MASKS)
+@BOTH_PATHS
+def test_a_mask_hides_what_it_should_with_a_bias_and_without(name: str, scheme: Part, look: bool) -> None:
+    """The weights of what is seen sum to 1, and a query that sees nothing gets zeros; no NaN, not even backwards."""
+    heads, position = heads_of(heads=2).double(), positions.build(scheme, D, Inside(2, 4, False)).double()  # type: ignore[attr-defined]
+    x = torch.randn(1, N, D).double().requires_grad_()
+    places = anywhere(N, MASKS[name][None, None])
+    bias = position.bias(heads.queries(x), places.t, places.t)
+    with torch.no_grad():
+        expected = in_loops(heads, ("scaled_dot", "softmax"), x, x, places, bias)
+    k, v = heads.keys_values(x)
+    with path(look):
+        found = heads.attend(heads.queries(x), k, v, places, position)
+    close(heads.join(found), expected)
+    sees = MASKS[name].any(-1)
+    assert found[:, :, ~sees].abs().sum() == 0
+    found.sin().sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    assert (x.grad.abs().sum() > 0) == bool(sees.any())
+    for p in position.parameters():
+        assert p.grad is not None
+        assert torch.isfinite(p.grad).all()
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, Part("shaw", {"distance": 2, "values": True}), Part("rotary")], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_causal_heads_are_heads_under_a_triangle_forwards_and_backwards(scheme: Part, padded: bool) -> None:
+    """Fused and watched, asked to look back only, or given the mask that says so."""
+    heads, position = heads_of(), positions.build(scheme, D, Inside(2, 4, True))
+    x, triangle = torch.randn(B, N, D, requires_grad=True), MASKS["causal"][None, None]
+    real = (key < torch.tensor([[N], [2]]))[:, None, None] if padded else None
+
+    def run(places: Places) -> tuple[Tensor, Tensor]:
+        k, v = heads.keys_values(x, position, places.t)
+        out = heads(x, k, v, places, position)
         return out, torch.autograd.grad(out.sin().sum(), x)[0]
 
-    fused = run()
+    runs = [run(anywhere(N, real, True)), run(anywhere(N, triangle if real is None else real & triangle))]
     with watching() as seen:
-        slow = run()
-    assert len(seen[heads]) == 1
-    for a, b in zip(fused, slow, strict=True):
-        assert_close(a, b, atol=1e-5, rtol=1e-5)
-    if causal:
-        assert seen[heads][0].triu(1).abs().sum() == 0
+        runs.append(run(anywhere(N, real, True)))
+    assert seen[heads][0].triu(1).abs().sum() == 0
+    for other in runs[1:]:
+        for a, b in zip(runs[0], other, strict=True):
+            close(a, b)
 
 
-@pytest.mark.parametrize("name", scores.names)
-def test_any_score_runs_under_heads(name: str) -> None:
-    heads, x, h = multi_head(8, 6, 4, name), torch.randn(B, T, 8), torch.randn(B, S, 6)
-    k, v = heads.keys_values(h)
-    q = heads.queries(x)
-    found = heads(x, k, v, None)
-    each = []
-    raw = heads.Wk(h).unflatten(-1, (4, 2))
-    for i in range(4):
-        e = scored(heads.score, q[:, i], raw[:, :, i])
-        each.append(e.softmax(-1) @ heads.Wv(h)[..., 2 * i : 2 * i + 2])
-    assert_close(found, heads.Wo(torch.cat(each, -1)), atol=1e-5, rtol=1e-5)
+def test_rotary_heads_know_distances_and_nothing_else() -> None:
+    heads, x, h = heads_of(), torch.randn(B, T, D), torch.randn(B, S, D)
+    position, t, s = positions.build(Part("rotary"), D, Inside(2, 4, False)), torch.arange(T)[None], torch.arange(S)
+
+    def at(t: Tensor, s: Tensor) -> Tensor:
+        return heads(x, *heads.keys_values(h, position, s), Places(t, None), position)  # type: ignore[no-any-return]
+
+    here = at(t, s[None])
+    close(at(t + 50, s[None] + 50), here)
+    rows = torch.tensor([[3], [90]])  # rows that stand at different places
+    close(at(t + rows, s + rows), here)
+    assert (at(t + 1, s[None]) - here).abs().max() > 1e-3
+    assert (at(t, 2 * s[None]) - here).abs().max() > 1e-3
 
 
-def test_a_width_that_heads_cannot_share_is_refused() -> None:
-    with pytest.raises(PartError, match="width 8 cannot be shared evenly by 3 heads"):
-        multi_head(8, 8, 3)
+@torch.no_grad()
+def test_a_scheme_may_add_to_what_the_weights_average() -> None:
+    """Shaw's values: one vector for all distances is added once by weights that sum to 1, by others not at all."""
+    heads, x, places = heads_of(), torch.randn(1, N, D), anywhere(N, MASKS["strict"][None, None])
+    position: Any = positions.build(Part("shaw", {"distance": 2, "values": True}), D, Inside(2, 4, False))
+    q, (k, v) = heads.queries(x), heads.keys_values(x)
+    position.values.zero_()
+    before, u = heads.attend(q, k, v, places, position), torch.randn(4)
+    position.values.copy_(u.expand(5, 4))
+    added = heads.attend(q, k, v, places, position) - before
+    close(added[:, :, 1:], u.expand(1, 2, N - 1, 4))
+    assert added[:, :, 0].abs().sum() == 0
+
+
+# -- the worked numbers ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@BOTH_PATHS
+def test_the_worked_numbers_of_two_scores_in_one_head(look: bool) -> None:
+    """Scores 112 and 96 at a width of 64 are 14 and 12, whose softmax is 0.8808 and 0.1192."""
+    heads = heads_of(64, 64, 1)
+    for W in (heads.Wq, heads.Wk, heads.Wv, heads.Wo):
+        W.weight.copy_(torch.eye(64))
+        W.bias.zero_()
+    q = torch.ones(1, 1, 64)
+    k = torch.stack([torch.full((64,), 112 / 64), torch.full((64,), 96 / 64)])[None]
+    v = torch.randn(1, 2, 64)
+    keys, values = heads.keys_values(k, values=v)
+    with path(look):
+        assert_close(heads(q, keys, values, anywhere(1)), 0.8808 * v[:, :1] + 0.1192 * v[:, 1:], atol=1e-3, rtol=0.0)
+
+
+# -- what heads refuse -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"heads": 3}, "width 8 cannot be shared evenly by 3 heads"),
+        ({"heads": 3, "key_width": 4}, "width 8 cannot be shared evenly by 3 heads"),
+        ({"heads": 4, "key_heads": 3}, "4 heads cannot share 3 key heads evenly"),
+        ({"score": Part("coverage")}, "'coverage' score remembers .* use it in an rnn decoder"),
+        ({"score": Part("location")}, "'location' score remembers .* use it in an rnn decoder"),
+        ({"normalizer": Part("hard")}, "'hard' draws one position .* use it in an rnn decoder"),
+    ],
+)
+def test_what_heads_cannot_do_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PartError, match=sentence):
+        heads_of(**options)
+    heads_of(heads=3, key_width=4, value_width=2)  # widths that were given need no sharing
 
 
 def test_attention_dropout_works_in_training_only() -> None:
-    heads, x = MultiHead(8, 8, 2, Part("scaled_dot"), Part("softmax"), 0.5), torch.randn(1, 20, 8)
+    heads, x = heads_of(dropout=0.5), torch.randn(1, 20, D)
     k, v = heads.keys_values(x)
     for look in (False, True):
-        with watching() if look else torch.no_grad():
-            assert not torch.equal(heads.train()(x, k, v, None), heads(x, k, v, None))
-            assert torch.equal(heads.eval()(x, k, v, None), heads(x, k, v, None))
+        with path(look):
+            assert not torch.equal(heads.train()(x, k, v, anywhere(20)), heads(x, k, v, anywhere(20)))
+            assert torch.equal(heads.eval()(x, k, v, anywhere(20)), heads(x, k, v, anywhere(20)))
 
 
-# -- watching ------------------------------------------------------------------------------------------------------
+# -- watching --------------------------------------------------------------------------------------------------------
 
 
 def test_watching_notes_the_weights_of_every_call_and_ends() -> None:
-    heads, x = multi_head(), torch.randn(B, T, 8)
+    heads, x = heads_of(), torch.randn(B, T, D)
     k, v = heads.keys_values(x)
     assert not watched()
     with watching() as seen:
         assert watched()
         assert noted(heads) is None
-        heads(x, k, v, None)
-        heads(x[:, :1], k, v, None)
-        assert [a.shape for a in seen[heads]] == [(B, 2, T, T), (B, 2, 1, T)]
+        heads(x, k, v, anywhere())
+        heads(x[:, :1], k, v, anywhere(1))
+        assert [a.shape for a in seen[heads]] == [(B, H, T, T), (B, H, 1, T)]
         assert noted(heads) is seen[heads][-1]
         assert not seen[heads][0].requires_grad
     assert not watched()
     assert noted(heads) is None
-    heads(x, k, v, None)
+    heads(x, k, v, anywhere())
     assert len(seen[heads]) == 2
 
 

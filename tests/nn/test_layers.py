@@ -1,81 +1,19 @@
-"""Positions, norms and feed-forward against their formulas and the worked numbers of the lectures."""
+"""Norms and feed-forward against their formulas and the worked numbers of the lectures."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.layers import FeedForward, linear, norms, positions
+from dragoman.nn.layers import Activation, FeedForward, linear, norms
 
 ROWS = torch.tensor([[0.31, 0.14, 0.93], [0.14, 0.88, 0.98], [0.85, 0.20, 0.14], [0.46, 0.61, 0.49]])
-
-
-def table(n: int, d: int, **options: Any) -> Tensor:
-    return positions.build(Part("sinusoidal", options), d)(torch.zeros(1, n, d), torch.arange(n))[0]
-
-
-# -- SPEC D4 -------------------------------------------------------------------------------------------------------
-
-
-def test_the_worked_numbers_of_sinusoids() -> None:
-    assert table(5, 4)[1].tolist() == pytest.approx([0.8415, 0.5403, 0.0100, 1.0000], abs=6e-5)
-
-
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_similarity_of_sinusoids_is_toeplitz(layout: str) -> None:
-    similar = table(5, 4, layout=layout) @ table(5, 4, layout=layout).T
-    assert similar[0].tolist() == pytest.approx([2, 1.5403, 0.5837, 0.0096, 0.3456], abs=5e-5)
-    for i in range(5):
-        for j in range(5):
-            assert similar[i, j].item() == pytest.approx(similar[0, abs(i - j)].item(), abs=1e-5)
-
-
-def test_sinusoids_are_their_formula_far_past_any_training_length() -> None:
-    d, places = 6, [0, 1, 7, 4999]
-    interleaved = [[f(t / 10000 ** (2 * i / d)) for i in range(d // 2) for f in (math.sin, math.cos)] for t in places]
-    halves = [[f(t / 10000 ** (2 * i / d)) for f in (math.sin, math.cos) for i in range(d // 2)] for t in places]
-    for layout, expected in {"interleaved": interleaved, "halves": halves}.items():
-        part = positions.build(Part("sinusoidal", {"layout": layout}), d)
-        found = part(torch.ones(1, len(places), d), torch.tensor(places))[0] - 1
-        assert_close(found, torch.tensor(expected), atol=1e-3, rtol=0)  # float32 angles near 5000
-
-
-def test_sinusoids_refuse_an_odd_width() -> None:
-    with pytest.raises(PartError, match="even width, not 5"):
-        positions.build(Part("sinusoidal"), 5)
-
-
-# -- what all positions keep ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", positions.names)
-def test_a_position_is_the_same_alone_and_among_others(name: str) -> None:
-    part, x = positions.build(Part(name), 8), torch.randn(2, 5, 8)
-    together = part(x, torch.arange(5))
-    assert together.shape == x.shape
-    for t in range(5):
-        assert_close(part(x[:, t : t + 1], torch.full((2, 1), t)), together[:, t : t + 1])
-
-
-@pytest.mark.parametrize("name", positions.names)
-def test_positions_tell_places_apart_unless_there_are_none(name: str) -> None:
-    same = torch.ones(1, 2, 8)
-    first, second = positions.build(Part(name), 8)(same, torch.arange(2))[0]
-    assert torch.equal(first, second) == (name == "none")
-
-
-def test_learned_positions_reach_as_far_as_they_say() -> None:
-    part = positions.build(Part("learned", {"length": 3}), 4)
-    assert part.length == 3
-    assert_close(part(torch.zeros(1, 3, 4), torch.arange(3))[0], part.table.weight)  # type: ignore[attr-defined]
-    assert positions.build(Part("sinusoidal"), 4).length is None
 
 
 # -- SPEC D3 -------------------------------------------------------------------------------------------------------
@@ -105,19 +43,79 @@ def test_the_default_epsilon_of_layer_norm_is_the_lectures() -> None:
     assert norms.parse("layer").options["eps"] == 1e-5
 
 
+def test_the_worked_numbers_of_batch_norm() -> None:
+    expected = [[-0.495, -1.046, 0.859], [-1.143, 1.391, 1.004], [1.563, -0.848, -1.441], [0.076, 0.502, -0.422]]
+    norm = norms.build(Part("batch", {"eps": 0.0}), 3)
+    assert_close(norm(ROWS.view(2, 2, 3)).view(4, 3), torch.tensor(expected), atol=6e-4, rtol=0)
+
+
+def test_batch_norm_is_that_of_torch_on_the_real_positions() -> None:
+    """Results, gradients and running averages, over several batches; what padding holds does not matter."""
+    ours, theirs = norms.build(Part("batch", {"eps": 0.1}), 3), nn.BatchNorm1d(3, eps=0.1)
+    real = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    for _ in range(3):
+        x = torch.randn(3, 3, 3, requires_grad=True)
+        y = x.detach().masked_fill(~real[..., None], 1e3).requires_grad_()
+        out, expected = ours(y, real)[real], theirs(x[real])
+        assert_close(out, expected)
+        (grad,) = torch.autograd.grad((out**3).sum(), y)
+        (expected_grad,) = torch.autograd.grad((expected**3).sum(), x)
+        assert_close(grad[real], expected_grad[real], atol=1e-4, rtol=1e-4)
+    assert_close(ours(x), theirs(x.view(9, 3)).view(3, 3, 3))  # all positions are real where nothing is said
+    ours.eval(), theirs.eval()
+    assert_close(ours(x, real), theirs(x.view(9, 3)).view(3, 3, 3))
+    assert {"running_mean", "running_var"} <= ours.state_dict().keys()
+
+
+def test_a_batch_without_positions_leaves_the_running_averages_alone() -> None:
+    norm: Any = norms.build(Part("batch"), 3)
+    assert norm(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
+    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([0, 0, 0], [1, 1, 1])
+
+
+@pytest.mark.parametrize("name", norms.names)
+def test_a_norm_says_whether_it_mixes_positions(name: str) -> None:
+    norm, x, real = norms.build(Part(name), 4), torch.randn(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
+    before = norm(x, real)[0, 0]
+    x[1, 2] += 5
+    assert torch.allclose(norm(x, real)[0, 0], before) == (not norm.mixes)
+
+
 # -- feed-forward --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "f"),
-    [("relu", lambda x: max(x, 0.0)), ("gelu", lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2)],
-)
-def test_feed_forward_is_its_formula(name: Any, f: Any) -> None:
-    feed, x = FeedForward(3, 5, name, 0.5).eval(), torch.randn(2, 4, 3)
-    torch.nn.init.normal_(feed.W1.bias)
-    torch.nn.init.normal_(feed.W2.bias)
-    inner = feed.W1(x).detach().apply_(f)
-    assert_close(feed(x), inner @ feed.W2.weight.T + feed.W2.bias, atol=1e-5, rtol=1e-5)
+def gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: float) -> float:
+    return x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def swish(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+FORMULAS = {"relu": lambda x: max(x, 0.0), "gelu": gelu, "gelu_tanh": gelu_tanh, "swish": swish}
+
+
+@pytest.mark.parametrize("name", get_args(Activation))
+@pytest.mark.parametrize("bias", [True, False])
+def test_feed_forward_is_its_formula(name: Any, bias: bool) -> None:
+    f = FORMULAS.get(name) or {"swiglu": swish, "geglu": gelu}[name]
+    feed, x = FeedForward(3, 5, name, 0.5, bias).eval(), torch.randn(2, 4, 3)
+
+    def affine(layer: Any, x: Tensor) -> Tensor:
+        if bias:
+            nn.init.normal_(layer.bias)
+        return (x @ layer.weight.T + (layer.bias if bias else 0)).detach()
+
+    inner = affine(feed.W1, x).apply_(f)
+    if name not in FORMULAS:
+        inner = inner * affine(feed.W3, x)
+    expected = affine(feed.W2, inner)
+    assert_close(feed(x), expected, atol=1e-5, rtol=1e-5)
+    assert any("bias" in key for key in feed.state_dict()) == bias
 
 
 def test_linear_begins_with_glorot_and_no_bias() -> None:

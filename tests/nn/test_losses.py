@@ -1,7 +1,8 @@
-"""Cross entropy with label smoothing against a plain loop."""
+"""Cross entropy and divergence against plain loops, the score function against every draw there is."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.core.interfaces import PAD
-from dragoman.nn.losses import cross_entropy, token_log_probs
+from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
 
 B, T, V = 2, 4, 6
 
@@ -64,3 +65,49 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     low = logits.bfloat16()
     assert cross_entropy(low, gold).dtype == torch.float32
     assert cross_entropy(low, gold).item() == pytest.approx(cross_entropy(low.float(), gold).item())
+
+
+def test_the_divergence_is_the_mean_of_both_directions_over_real_positions() -> None:
+    (p_logits, gold), (q_logits, _) = a_problem(), a_problem()
+    expected = 0.0
+    for b in range(B):
+        for t in range(T):
+            if gold[b, t] != PAD:
+                p, q = log_softmax(p_logits[b, t].tolist()), log_softmax(q_logits[b, t].tolist())
+                expected += 0.5 * sum(math.exp(a) * (a - c) for a, c in zip(p, q, strict=True))
+                expected += 0.5 * sum(math.exp(c) * (c - a) for a, c in zip(p, q, strict=True))
+    assert divergence(p_logits, q_logits, gold).item() == pytest.approx(expected, rel=1e-4)
+    assert divergence(p_logits, p_logits, gold).item() == 0.0
+
+
+@pytest.mark.parametrize("b", [0.0, -1.7])
+def test_over_all_draws_the_score_function_has_the_gradient_of_the_expected_log_p(b: float) -> None:
+    """Two rows of three steps, the second with one to spare; what was drawn decides all later odds and rewards."""
+    draws = list(itertools.product(range(2), repeat=3))
+    policy = torch.randn(2, 3, 4, 2, dtype=torch.float64, requires_grad=True)  # row, step, the last two draws, draw
+    reward = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)  # row, step, all draws so far
+    real = torch.tensor([[True, True, True], [True, True, False]])
+
+    def run(drawn: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """log π of each draw and log p of each gold token, (2, 3)."""
+        odds = policy.log_softmax(-1)
+        before = [0, drawn[0], 2 * drawn[0] + drawn[1]]
+        choice = torch.stack([odds[:, t, before[t], drawn[t]] for t in range(3)], 1)
+        so_far = [drawn[0], 2 * drawn[0] + drawn[1], 4 * drawn[0] + 2 * drawn[1] + drawn[2]]
+        log_p = torch.stack([-reward[:, t, so_far[t]].exp() for t in range(3)], 1)
+        return choice, log_p
+
+    expected, estimated = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for drawn in draws:
+        choice, log_p = run(drawn)
+        chance = choice.sum(1).exp()  # of these draws, for each row: they are drawn row by row
+        expected = expected - (chance * (log_p * real).sum(1)).sum()
+        for i in range(2):
+            row = slice(i, i + 1)
+            term = score_function(choice[row], log_p[row], torch.tensor(b), real[row])
+            estimated = estimated + chance[i].detach() * (term - (log_p * real)[row].sum())
+    wanted = torch.autograd.grad(expected, (policy, reward), retain_graph=True)
+    found = torch.autograd.grad(estimated, (policy, reward))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert wanted[0].abs().max() > 1e-3

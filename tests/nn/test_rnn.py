@@ -15,9 +15,13 @@ from dragoman.core.registry import Part
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 
-D_IN, D_MEMORY, D, B, S, T = 6, 4, 5, 3, 5, 4
+D_IN, D_MEMORY, D, B, S, T, K = 6, 4, 5, 3, 5, 4, 2
 LENGTHS = [5, 2, 1]
 CELLS = pytest.mark.parametrize("cell", ["lstm", "gru"])
+
+
+def near(a: Tensor, b: Tensor) -> None:
+    assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
 def noisy(module: Any) -> Any:
@@ -26,52 +30,73 @@ def noisy(module: Any) -> Any:
     return module.eval()
 
 
+def decoder_with(d_memory: int = D_MEMORY, **options: Any) -> Any:
+    return noisy(decoders.build(decoders.parse({"name": "rnn", "width": D, **options}), D_IN, d_memory))
+
+
+def a_memory(d: int = D_MEMORY, **more: Any) -> Memory:
+    return Memory(torch.randn(B, S, d), torch.tensor(LENGTHS), torch.randn(B, d), **more)
+
+
 # -- encoder -------------------------------------------------------------------------------------------------------
 
 
 @CELLS
-@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "both"])
-def test_an_rnn_encoder_reads_each_sentence_as_if_alone(cell: str, layers: int, both: bool) -> None:
-    options = {"cell": cell, "layers": layers, "bidirectional": both, "width": 8}
+@torch.no_grad()
+def test_an_rnn_encoder_reads_each_sentence_as_if_alone(cell: str, both: bool) -> None:
+    options = {"cell": cell, "layers": 2, "directions": "both" if both else "one", "width": 8}
     encoder: Any = noisy(encoders.build(Part("rnn", options), D_IN))
     kind: Any = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
-    theirs = kind(D_IN, 8 // (1 + both), layers, batch_first=True, bidirectional=both)
-    theirs.load_state_dict(encoder.rnn.state_dict())
     x = torch.randn(B, S, D_IN)
     memory = encoder(x, Segments(torch.tensor(LENGTHS)))
     for i, n in enumerate(LENGTHS):
-        states, final = theirs(x[i : i + 1, :n])
-        assert_close(memory.states[i, :n], states[0], atol=1e-5, rtol=1e-5)
-        for ours, last in zip(memory.final, final if cell == "lstm" else (final,), strict=True):
-            expected = last[:, 0].view(layers, 8)  # torch lists the two directions of a layer one after the other
-            assert_close(ours[:, i], expected, atol=1e-5, rtol=1e-5)
+        states = x[i : i + 1, :n]
+        for number, layer in enumerate(encoder.stack.layers):
+            theirs = kind(states.shape[-1], 8 // (1 + both), batch_first=True, bidirectional=both)
+            theirs.load_state_dict(layer.rnn.state_dict())
+            states, final = theirs(states)
+            for ours, last in zip(memory.final, final if cell == "lstm" else (final,), strict=True):
+                near(ours[number, i], last[:, 0].flatten())  # torch lists the two directions one after the other
+        near(memory.states[i, :n], states[0])
         # The summary: the forward state at the last word, the backward one at the first.
         forward, backward = states[0, -1], states[0, 0]
-        expected = torch.cat([forward[:4], backward[4:]]) if both else forward
-        assert_close(memory.summary[i], expected, atol=1e-5, rtol=1e-5)
+        near(memory.summary[i], torch.cat([forward[:4], backward[4:]]) if both else forward)
 
 
-def test_a_bidirectional_encoder_refuses_an_odd_width() -> None:
-    with pytest.raises(PartError, match="even width, not 5"):
-        encoders.build(Part("rnn", {"width": 5}), D_IN)
+@torch.no_grad()
+def test_an_encoder_in_reverse_reads_the_last_word_first_and_keeps_each_state_at_its_word() -> None:
+    options = {"directions": "one", "layers": 2, "width": 8}
+    encoder: Any = noisy(encoders.build(Part("rnn", {**options, "reverse": True}), D_IN))
+    forward: Any = encoders.build(Part("rnn", options), D_IN).eval()  # type: ignore[attr-defined]
+    forward.load_state_dict(encoder.state_dict())
+    x = torch.randn(B, S, D_IN)
+    memory = encoder(x, Segments(torch.tensor(LENGTHS)))
+    for i, n in enumerate(LENGTHS):
+        turned = forward(x[i : i + 1, :n].flip(1), Segments(torch.tensor([n])))
+        near(memory.states[i, :n], turned.states[0].flip(0))
+        near(memory.summary[i], turned.summary[0])
+        near(memory.summary[i], memory.states[i, 0])  # the first word was read last
 
 
-# -- decoder -------------------------------------------------------------------------------------------------------
+def test_an_encoder_takes_empty_sources() -> None:
+    encoder: Any = encoders.build(Part("rnn", {"width": 8}), D_IN)
+    memory = encoder(torch.randn(2, 0, D_IN), Segments(torch.tensor([0, 0])))
+    assert memory.states.shape == (2, 0, 8)
+    assert not memory.summary.any()
+
+
+# -- the decoder's equations ---------------------------------------------------------------------------------------
 
 
 def cells_of(decoder: Any, cell: str) -> list[Any]:
     """A torch cell for every layer, with the decoder's weights."""
     kind: Any = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}[cell]
     cells = []
-    for layer in range(decoder.layers):
-        weights = [
-            getattr(decoder.rnn, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        ]
-        one = kind(weights[0].shape[1], decoder.d)
-        with torch.no_grad():
-            for mine, given in zip((one.weight_ih, one.weight_hh, one.bias_ih, one.bias_hh), weights, strict=True):
-                mine.copy_(given)
+    for layer in decoder.stack.layers:
+        weights = {name.removesuffix("_l0"): p for name, p in layer.rnn.state_dict().items()}
+        one = kind(weights["weight_ih"].shape[1], decoder.d)
+        one.load_state_dict(weights)
         cells.append(one)
     return cells
 
@@ -84,50 +109,96 @@ def attend(decoder: Any, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return sum((w * h_j for w, h_j in zip(a, h, strict=True)), torch.zeros(h.shape[1])), a
 
 
-def in_loops(decoder: Any, cell: str, y: Tensor, h: Tensor, states: list[Any]) -> tuple[Tensor, Tensor]:
-    """The equations of the module's header for one sentence: y (T, D_in), h (n, D_memory), s_0 of every layer."""
-    cells, o, outputs, weights = cells_of(decoder, cell), torch.zeros(decoder.d), [], []
+def read_out(decoder: Any, readout: str, *parts: Tensor) -> Tensor:
+    if readout == "none":
+        return parts[0]
+    r = decoder.readout.weight @ torch.cat(parts) + decoder.readout.bias
+    if readout == "maxout":
+        return torch.stack([max(r[2 * i], r[2 * i + 1]) for i in range(decoder.d)])
+    return torch.tanh(r) if readout == "tanh" else r
 
-    def advance(x: Tensor) -> Tensor:
+
+def in_loops(
+    decoder: Any, options: dict[str, Any], y: Tensor, h: Tensor, summary: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The equations of the module's header for one sentence: y (T, D_in), h (n, D_memory), c (D_memory,)."""
+    cell, source, order = options["cell"], options.get("source", "attention"), options.get("order", "after")
+    feeding, reads, readout = options.get("input_feeding"), options["reads"], options.get("readout", "tanh")
+    cells, o, outputs, weights = cells_of(decoder, cell), torch.zeros(D), [], []
+    begin = torch.tanh(decoder.over(summary)).view(-1, len(cells), D)  # dense bridge: (tensors, L, D)
+    states: list[Any] = [tuple(begin[:, i]) if cell == "lstm" else begin[0, i] for i in range(len(cells))]
+
+    def output_of(layer: int) -> Tensor:
+        return states[layer][0] if cell == "lstm" else states[layer]
+
+    def advance(x: Tensor, everywhere: Tensor) -> Tensor:
         for i, one in enumerate(cells):
-            states[i] = one(x, states[i])
-            x = states[i][0] if cell == "lstm" else states[i]
+            states[i] = one(torch.cat([x, everywhere]), states[i])
+            x = output_of(i)
         return x
 
+    nothing = torch.zeros(0)
     for y_t in y:
-        if decoder.order == "before":
-            top = states[-1][0] if cell == "lstm" else states[-1]
-            c, a = attend(decoder, top, h)
-            s = advance(torch.cat([y_t, c]))
-            o = torch.tanh(decoder.readout(torch.cat([s, c, y_t])))
+        c = summary
+        if source == "attention" and order != "after":
+            c, a = attend(decoder, output_of(0 if order == "bottom" else -1), h)
+            weights.append(a)
+        if order == "bottom":
+            s = advance(y_t, c)
+        elif order == "before" or source == "context":
+            s = advance(torch.cat([y_t, c]), nothing)
         else:
-            s = advance(torch.cat([y_t, o]) if decoder.feeding else y_t)
+            s = advance(torch.cat([y_t, o]) if feeding else y_t, nothing)
+        if source == "attention" and order == "after":
             c, a = attend(decoder, s, h)
-            o = torch.tanh(decoder.readout(torch.cat([s, c])))
+            weights.append(a)
+        o = read_out(decoder, readout, *[{"s": s, "c": c, "y": y_t}[letter] for letter in reads])
         outputs.append(o)
-        weights.append(a)
-    return torch.stack(outputs), torch.stack(weights)
+    return torch.stack(outputs), torch.stack(weights) if weights else None
 
 
-@CELLS
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize(
-    ("order", "feeding"), [("before", False), ("after", False), ("after", True)], ids=["before", "after", "feeding"]
-)
+FORMS: dict[str, tuple[dict[str, Any], str]] = {  # options → what the readout reads by default
+    "bahdanau": ({"cell": "gru", "order": "before"}, "scy"),
+    "bahdanau, maxout": ({"cell": "gru", "order": "before", "readout": "maxout"}, "scy"),
+    "before, two layers": ({"cell": "lstm", "order": "before", "layers": 2, "reads": "sc"}, "sc"),
+    "luong": ({"cell": "lstm", "layers": 2}, "sc"),
+    "luong, feeding": ({"cell": "lstm", "layers": 2, "input_feeding": True}, "sc"),
+    "luong, reads all": ({"cell": "gru", "reads": "scy", "readout": "linear"}, "scy"),
+    "gnmt": ({"cell": "lstm", "layers": 3, "order": "bottom", "readout": "none"}, "s"),
+    "bottom": ({"cell": "gru", "layers": 2, "order": "bottom"}, "scy"),
+    "cho": ({"cell": "gru", "source": "context", "reads": "scy", "readout": "maxout"}, "scy"),
+    "context": ({"cell": "lstm", "layers": 2, "source": "context"}, "sc"),
+    "sutskever": ({"cell": "lstm", "layers": 2, "source": "initial", "readout": "none"}, "s"),
+    "initial": ({"cell": "gru", "source": "initial"}, "s"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
 @torch.no_grad()
-def test_an_rnn_decoder_is_its_equations(cell: str, layers: int, order: str, feeding: bool) -> None:
-    options = {"cell": cell, "layers": layers, "order": order, "input_feeding": feeding, "width": D}
-    decoder: Any = noisy(decoders.build(Part("rnn", options), D_IN, D_MEMORY))
-    memory = Memory(torch.randn(B, S, D_MEMORY), torch.tensor(LENGTHS), torch.randn(B, D_MEMORY))
-    y = torch.randn(B, T, D_IN)
+def test_an_rnn_decoder_is_its_equations(name: str) -> None:
+    options, reads = FORMS[name]
+    decoder, memory, y = decoder_with(**options), a_memory(), torch.randn(B, T, D_IN)
     found = decoder(y, memory)
     for i, n in enumerate(LENGTHS):
-        begin = torch.tanh(decoder.over(memory.summary[i])).view(-1, layers, D)  # dense bridge: (tensors, L, D)
-        states = [tuple(begin[:, layer]) if cell == "lstm" else begin[0, layer] for layer in range(layers)]
-        o, a = in_loops(decoder, cell, y[i], memory.states[i, :n], states)
-        assert_close(found.o[i], o, atol=1e-5, rtol=1e-4)
-        assert_close(found.attention[i, :, :n], a, atol=1e-5, rtol=1e-4)
-        assert found.attention[i, :, n:].abs().sum() == 0
+        o, a = in_loops(decoder, {**options, "reads": reads}, y[i], memory.states[i, :n], memory.summary[i])
+        near(found.o[i], o)
+        if a is None:
+            assert found.attention is None
+        else:
+            near(found.attention[i, :, :n], a)
+            assert found.attention[i, :, n:].abs().sum() == 0
+
+
+@torch.no_grad()
+def test_attention_averages_the_values_of_a_memory_that_has_them() -> None:
+    decoder, y = decoder_with(cell="gru"), torch.randn(B, T, D_IN)
+    memory = a_memory(values=torch.randn(B, S, D_MEMORY))
+    found = decoder(y, memory)
+    s, _ = decoder.stack(y, tuple(z[:, 0].transpose(0, 1) for z in decoder.start(memory, Capacity(1, T)).s))
+    near(found.o, torch.tanh(decoder.readout(torch.cat([s, found.attention @ memory.values], -1))))
+
+
+# -- how the source gets in ----------------------------------------------------------------------------------------
 
 
 @CELLS
@@ -135,11 +206,9 @@ def test_an_rnn_decoder_is_its_equations(cell: str, layers: int, order: str, fee
 def test_the_bridges_carry_what_they_say(cell: str) -> None:
     tensors = 2 if cell == "lstm" else 1
     final = tuple(torch.randn(2, B, D) for _ in range(tensors))
-    memory = Memory(torch.randn(B, S, D_MEMORY), torch.tensor(LENGTHS), torch.randn(B, D_MEMORY), final)
-    common = {"cell": cell, "layers": 2, "width": D}
+    memory = a_memory(final=final)
     for bridge in ("zero", "copy"):
-        decoder: Any = noisy(decoders.build(Part("rnn", {**common, "bridge": bridge}), D_IN, D_MEMORY))
-        s = decoder.start(memory, Capacity(3, T)).s
+        s = decoder_with(cell=cell, layers=2, bridge=bridge).start(memory, Capacity(3, T)).s
         assert len(s) == tensors
         for x, given in zip(s, final, strict=True):
             expected = torch.zeros(B, 2, D) if bridge == "zero" else given.transpose(0, 1)
@@ -147,31 +216,124 @@ def test_the_bridges_carry_what_they_say(cell: str) -> None:
 
 
 def test_a_state_that_cannot_be_copied_is_refused() -> None:
-    states, lengths, summary = torch.randn(B, S, D_MEMORY), torch.tensor(LENGTHS), torch.randn(B, D_MEMORY)
     good, thin, short = (torch.randn(*shape) for shape in ((1, B, D), (1, B, D + 1), (2, B, D)))
-    decoder: Any = decoders.build(Part("rnn", {"bridge": "copy", "width": D}), D_IN, D_MEMORY)
-    decoder.start(Memory(states, lengths, summary, (good, good)), Capacity(1, 1))
+    decoder = decoder_with(bridge="copy")
+    decoder.start(a_memory(final=(good, good)), Capacity(1, 1))
     for final in (None, (good,), (thin, thin), (short, short)):
         with pytest.raises(PartError, match="bridge 'copy' needs an RNN encoder"):
-            decoder.start(Memory(states, lengths, summary, final), Capacity(1, 1))
+            decoder.start(a_memory(final=final), Capacity(1, 1))
 
 
-def test_an_rnn_encoder_s_final_state_fits_the_copying_bridge() -> None:
-    for cell in ("lstm", "gru"):
-        encoder: Any = noisy(encoders.build(Part("rnn", {"cell": cell, "layers": 2, "width": 8}), D_IN))
-        decoder: Any = noisy(
-            decoders.build(Part("rnn", {"cell": cell, "layers": 2, "width": 8, "bridge": "copy"}), D_IN, encoder.d)
-        )
-        memory = encoder(torch.randn(B, S, D_IN), Segments(torch.tensor(LENGTHS)))
-        top = decoder.start(memory, Capacity(1, T)).s[0][:, 0, -1]
-        assert_close(top, memory.summary)
+@CELLS
+@pytest.mark.parametrize("directions", ["both", "first", "one"])
+def test_an_rnn_encoder_s_final_state_fits_the_copying_bridge(cell: str, directions: str) -> None:
+    options = {"cell": cell, "layers": 2, "width": 8}
+    encoder: Any = noisy(encoders.build(Part("rnn", {**options, "directions": directions}), D_IN))
+    decoder: Any = noisy(decoders.build(Part("rnn", {**options, "bridge": "copy"}), D_IN, encoder.d))
+    memory = encoder(torch.randn(B, S, D_IN), Segments(torch.tensor(LENGTHS)))
+    top = decoder.start(memory, Capacity(1, T)).s[0][:, 0, -1]
+    assert_close(top, memory.summary)
 
 
-def test_input_feeding_before_the_cell_is_refused() -> None:
-    with pytest.raises(PartError, match="input feeding belongs to attention after the cell"):
-        decoders.build(Part("rnn", {"order": "before", "input_feeding": True}), D_IN, D_MEMORY)
+@CELLS
+@pytest.mark.parametrize("size", [S, 0])
+@torch.no_grad()
+def test_a_prefix_and_the_target_are_one_sequence_for_one_rnn(cell: str, size: int) -> None:
+    decoder = decoder_with(D_IN, cell=cell, source="prefix", readout="none")
+    kind: Any = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    theirs = kind(D_IN, D, batch_first=True)
+    theirs.load_state_dict(decoder.stack.layers[0].rnn.state_dict())
+    lengths = [size, 2, 0] if size else [0, 0, 0]
+    memory = Memory(torch.randn(B, size, D_IN), torch.tensor(lengths), torch.randn(B, D_IN))
+    y = torch.randn(B, T, D_IN)
+    found = decoder(y, memory)
+    assert found.attention is None
+    assert found.extras["prefix"].shape == (B, size, D)
+    for i, n in enumerate(lengths):
+        expected, _ = theirs(torch.cat([memory.states[i, :n], y[i]])[None])
+        near(found.extras["prefix"][i, :n], expected[0, :n])
+        near(found.o[i], expected[0, n:])
+    state = decoder.start(memory, Capacity(1, T))
+    for t in range(T):
+        output, state = decoder.step(y[:, t : t + 1], state)
+        near(output.o, found.o[:, t : t + 1])
 
 
-def test_a_dot_score_with_two_widths_is_refused() -> None:
-    with pytest.raises(PartError, match="one width, not 6 and 4"):
-        decoders.build(Part("rnn", {"score": Part("dot")}), D_IN, D_MEMORY)
+# -- looks that hang together --------------------------------------------------------------------------------------
+
+LOOKS: list[dict[str, Any]] = [
+    {"score": {"name": "coverage", "penalty": 1.0}},
+    {"score": {"name": "location", "kernel": 3}, "order": "before", "cell": "gru"},
+    {"normalizer": {"name": "local_m", "window": 1}},
+    {"normalizer": {"name": "local_p", "window": 1}, "input_feeding": True},
+    {"normalizer": "hard", "order": "bottom", "layers": 2},
+]
+
+
+@pytest.mark.parametrize("options", LOOKS, ids=str)
+@torch.no_grad()
+def test_a_step_looks_as_the_whole_does_where_looks_depend_on_steps(options: dict[str, Any]) -> None:
+    decoder, memory, y = decoder_with(**options), a_memory(), torch.randn(B, K, T, D_IN)
+    whole = [decoder(y[:, k], memory) for k in range(K)]
+    state = decoder.start(memory, Capacity(K, T))
+    for t in range(T):
+        output, state = decoder.step(y[:, :, t], state)
+        for k in range(K):
+            near(output.o[:, k], whole[k].o[:, t])
+            near(output.attention[:, k], whole[k].attention[:, t])
+            for name, term in whole[k].extras.items():
+                assert term.shape == (B, T)
+                near(output.extras[name][:, k], term[:, t])
+
+
+@torch.no_grad()
+def test_a_score_that_remembers_sees_the_sum_of_the_weights_so_far() -> None:
+    decoder, memory, y = decoder_with(score={"name": "coverage", "penalty": 1.0}), a_memory(), torch.randn(B, T, D_IN)
+    found, score = decoder(y, memory), decoder.attention.score
+    s, _ = decoder.stack(y, tuple(z[:, 0].transpose(0, 1) for z in decoder.start(memory, Capacity(1, T)).s))
+    for i, n in enumerate(LENGTHS):
+        covered = torch.zeros(n)
+        for t in range(T):
+            inner = [score.W1(s[i, t]) + score.W2(h) for h in memory.states[i, :n]]
+            sums = torch.stack([x + score.w.weight[:, 0] * seen for x, seen in zip(inner, covered, strict=True)])
+            a = (torch.tanh(sums) @ score.v.weight[0]).softmax(0)
+            near(found.attention[i, t, :n], a)
+            near(found.extras["penalty"][i, t], torch.minimum(a, covered).sum())
+            covered = covered + a
+
+
+def test_a_hard_look_tells_the_log_probability_of_every_draw() -> None:
+    decoder, memory = decoder_with(normalizer="hard", dropout=0.0).train(), a_memory()
+    found = decoder(torch.randn(B, T, D_IN), memory)
+    assert found.extras["choice"].shape == (B, T)
+    assert (found.extras["choice"] <= 0).all()
+    assert set(found.attention.unique().tolist()) <= {0.0, 1.0}
+    assert torch.equal(found.attention.sum(-1), torch.ones(B, T))
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "before"}, {"source": "context"}, {"source": "prefix"}], ids=str)
+def test_a_target_may_be_empty(options: dict[str, Any]) -> None:
+    found = decoder_with(D_IN, **options)(torch.randn(B, 0, D_IN), a_memory(D_IN))
+    assert found.o.shape == (B, 0, D)
+    assert found.attention is None or found.attention.shape == (B, 0, S)
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": "before", "input_feeding": True}, "input feeding belongs to attention after the cell"),
+        ({"source": "context", "input_feeding": True}, "input feeding belongs to source 'attention'"),
+        ({"source": "prefix"}, "4 wide and the target 6; use encoder 'none'"),
+        ({"source": "initial", "bridge": "zero"}, "bridge 'zero' carries nothing"),
+        ({"source": "initial", "reads": "sc"}, "'initial' has none; use reads: s"),
+        ({"reads": "s"}, "use 'sc'"),
+        ({"order": "before", "readout": "none", "reads": "scy"}, "reads is 'scy'; use reads: s"),
+        ({"score": "dot"}, "one width, not 5 and 4"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PartError, match=words):
+        decoder_with(**options)

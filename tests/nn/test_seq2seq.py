@@ -1,4 +1,4 @@
-"""The whole model: embeddings, tying, the loss of a batch and its gradient."""
+"""The whole model in every shape: embeddings, tying, the loss of a batch and its gradient."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch.testing import assert_close
 
 from dragoman import checkpoint
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, PAD, Batch
+from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity
 from dragoman.core.registry import Part
+from dragoman.data.batching import collate
+from dragoman.data.objectives import Row
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
@@ -39,7 +41,7 @@ def a_batch() -> Batch:
 
 def in_loops(model: Seq2Seq, batch: Batch, smoothing: float) -> float:
     """The smoothed cross entropy of a batch, in float64 from the logits on."""
-    logits, _ = model(batch)
+    logits, _, _ = model(batch)
     total = 0.0
     for rows, gold in zip(logits.tolist(), batch.target[:, 1:].tolist(), strict=True):
         for row, token in zip(rows, gold, strict=True):
@@ -102,13 +104,24 @@ def test_untied_tables_are_three() -> None:
 
 
 def test_tying_shares_storage_and_saves_one_tensor() -> None:
-    for how, shared in {"none": 0, "output": 1, "all": 2}.items():
+    for how, shared in {"none": 0, "output": 1, "embeddings": 1, "all": 2}.items():
         model = tiny(tie=how)
         tables = [model.output.weight, model.embedding.table.weight, model.frontend.table.weight]
         assert len({table.data_ptr() for table in tables}) == 3 - shared
         saved = safetensors.torch.load(checkpoint.tensors_to_bytes(checkpoint.unique_weights(model)))
         assert sum(x.shape == (SIZE, 4) for x in saved.values()) == 3 - shared
         assert sum(x.numel() for x in saved.values()) == sum(p.numel() for p in model.parameters())
+
+
+def test_tying_embeddings_leaves_the_output_layer_its_own() -> None:
+    model = tiny(tie="embeddings")
+    assert model.frontend.table.weight is model.embedding.table.weight
+    assert model.output.weight is not model.embedding.table.weight
+
+
+def test_a_head_s_output_layer_can_be_the_source_s_table() -> None:
+    model = Seq2Seq(SIZE, SIZE, width=4, encoder=Part("rnn"), decoder=None, head=Part("tagger"), tie="all")
+    assert model.output.weight is model.frontend.table.weight
 
 
 def test_tied_tables_stay_one_when_weights_move_and_load() -> None:
@@ -124,8 +137,29 @@ def test_tied_tables_stay_one_when_weights_move_and_load() -> None:
 def test_tying_what_does_not_fit_is_refused() -> None:
     with pytest.raises(PartError, match="tie: output needs a decoder of width 4"):
         Seq2Seq(SIZE, SIZE, width=4, encoder=Part("rnn"), decoder=Part("rnn", {"width": 6}))
-    with pytest.raises(PartError, match="tie: all needs one joint vocabulary"):
-        Seq2Seq(SIZE, SIZE + 1, width=4, encoder=Part("rnn"), decoder=Part("rnn"), tie="all")
+    for how in ("all", "embeddings"):
+        with pytest.raises(PartError, match=f"tie: {how} needs one joint vocabulary"):
+            Seq2Seq(SIZE, SIZE + 1, width=4, encoder=Part("rnn"), decoder=Part("rnn"), tie=how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"head": Part("tagger")}, "give a decoder or a head"),
+        ({"decoder": None}, "give a decoder or a head"),
+        ({"decoder": None, "head": Part("tagger"), "pointer": Part("general")}, "pointer needs a decoder"),
+    ],
+)
+def test_parts_that_make_no_model_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PartError, match=sentence):
+        Seq2Seq(SIZE, SIZE, width=4, **{"encoder": Part("rnn"), "decoder": Part("rnn"), **options})
+
+
+def test_only_one_network_over_source_and_target_can_predict_the_source() -> None:
+    batch = a_batch()
+    batch.marks = batch.source
+    with pytest.raises(PartError, match="reads the source as a prefix"):
+        tiny()(batch)
 
 
 def test_a_decoder_of_another_width_needs_no_tie() -> None:
@@ -145,3 +179,144 @@ def test_the_reach_of_a_model_is_that_of_its_positions() -> None:
 def test_memory_keeps_the_source_for_copying() -> None:
     batch = a_batch()
     assert torch.equal(tiny().encode(batch.source, batch.source_lengths).source, batch.source)  # type: ignore[arg-type]
+
+
+# -- one network over one sequence -------------------------------------------------------------------------------------
+
+PREFIX: dict[str, dict[str, Any]] = {
+    "transformer": {**TINY["transformer"], "layers": 2},
+    "rnn": {"layers": 2},
+    "conv": {"layers": 2},
+}
+
+
+def one_network(decoder: str, source: str = "prefix") -> Seq2Seq:
+    part = Part(decoder, {**PREFIX[decoder], "source": source})
+    return Seq2Seq(SIZE, SIZE, width=4, encoder=Part("none"), decoder=part, tie="all").eval()
+
+
+@pytest.mark.parametrize("decoder", PREFIX)
+def test_log_p_of_a_text_is_the_sum_of_its_conditionals(decoder: str) -> None:
+    model, texts = one_network(decoder), [[4, 5, 6, EOS], [6, EOS], [5, 5, 4, 4, 6, EOS]]
+    batch = collate([Row([], text) for text in texts], [0, 1, 2])
+    assert batch.source.shape == (3, 0)
+    found = model.token_log_probs(batch)
+    for i, text in enumerate(texts):
+        nothing = model.encode(torch.zeros(1, 0, dtype=torch.long), torch.tensor([0]))
+        state, token = model.start(nothing, Capacity(1, len(text))), BOS
+        for t, y in enumerate(text):
+            log_p, state = model.step(torch.tensor([[token]]), state)
+            assert log_p.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+            assert found[i, t].item() == pytest.approx(log_p[0, 0, y].item(), abs=1e-5)
+            token = y
+        assert found[i, len(text) :].abs().sum() == 0
+
+
+@pytest.mark.parametrize("decoder", PREFIX)
+def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) -> None:
+    """x_1 … x_n <s> y_1 … y_m </s>, unpadded and by itself, as a language model with the same one table reads it."""
+    model = one_network(decoder)
+    pairs = [([4, 5, 6, 5, EOS], [4, EOS]), ([6, EOS], [5, 4, 6, EOS])]
+    batch = collate([Row(x, y, [*x[1:], PAD]) for x, y in pairs], [0, 1])
+    target_loss, source_loss = 0.0, 0.0
+    for x, y in pairs:
+        whole = torch.tensor([[*x, BOS, *y]])
+        alone = Batch(whole[:, :0], torch.tensor([0]), whole, torch.tensor([whole.shape[1]]))
+        log_p = model.token_log_probs(alone)[0].tolist()
+        source_loss -= sum(log_p[: len(x) - 1])  # what is predicted after x_1, …, x_{n-1}; not <s>
+        target_loss -= sum(log_p[len(x) :])
+    both = model.loss(batch)
+    assert both.sum.item() == pytest.approx(target_loss + source_loss, rel=1e-5)
+    assert both.tokens == 5 + 6
+    batch.marks = None
+    assert model.loss(batch).sum.item() == pytest.approx(target_loss, rel=1e-5)
+
+
+def test_a_batch_of_three_tasks_equals_its_rows_alone() -> None:
+    """Left to right, masked, and prefix, as UniLM mixes them."""
+    model = one_network("transformer", "full_prefix")
+    rows = [Row([], [4, 5, 6, EOS]), Row([4, 3, 6, 6, EOS], [], [PAD, 5, PAD, 4, PAD]), Row([5, 6], [4, 5, EOS])]
+    batch = collate(rows, [0, 1, 2])
+    assert batch.tokens == 4 + 2 + 3
+    alone = [model.token_log_probs(collate([row], [0])) for row in rows]
+    found = model.token_log_probs(batch)
+    for i, one in enumerate(alone):
+        assert_close(found[i][found[i] != 0], one[one != 0])
+    assert model.loss(batch).sum.item() == pytest.approx(-sum(one.sum().item() for one in alone), rel=1e-5)
+
+
+def test_a_full_prefix_sees_itself_whole_and_never_the_target() -> None:
+    model, x, y = one_network("transformer", "full_prefix"), [4, 5, 6], [5, 4, EOS]
+
+    def outputs(x: list[int], y: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        output = model(collate([Row(x, y, x)], [0])).output
+        return output.extras["prefix"][0], output.o[0]
+
+    before, after = outputs(x, y)
+    other, _ = outputs([4, 5, 5], y)
+    assert (other[0] - before[0]).abs().max() > 1e-4  # x_1 sees x_3
+    prefix, target = outputs(x, [5, 6, EOS])
+    assert_close(prefix, before)
+    assert_close(target[:2], after[:2])  # and y_t no later y
+    assert (target[2] - after[2]).abs().max() > 1e-4
+    left_to_right = one_network("transformer")
+    left_to_right.load_state_dict(model.state_dict())
+    model = left_to_right
+    assert_close(outputs(x, y)[0][:2], outputs([4, 5, 5], y)[0][:2])
+
+
+# -- losses of several passes, and of draws ----------------------------------------------------------------------------
+
+
+def with_dropout(share: float) -> Seq2Seq:
+    part = Part("rnn", {"dropout": share})
+    return Seq2Seq(SIZE, SIZE, width=4, encoder=part, decoder=part)
+
+
+def test_r_drop_without_dropout_is_the_plain_loss() -> None:
+    model, batch = with_dropout(0.0).train(), a_batch()
+    assert model.loss(batch, 0.1, r_drop=3.0).sum.item() == pytest.approx(model.loss(batch, 0.1).sum.item(), rel=1e-5)
+
+
+def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence() -> None:
+    model, batch = with_dropout(0.4).train(), a_batch()
+    torch.manual_seed(7)
+    expected = (in_loops(model, batch, 0.1) + in_loops(model, batch, 0.1)) / 2
+    torch.manual_seed(7)
+    passes = [model(batch)[0].log_softmax(-1).tolist() for _ in range(2)]
+    for ps, qs, gold in zip(*passes, batch.target[:, 1:].tolist(), strict=True):
+        for p, q, token in zip(ps, qs, gold, strict=True):
+            if token != PAD:
+                forth = sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
+                back = sum(math.exp(b) * (b - a) for a, b in zip(p, q, strict=True))
+                expected += 2.0 / 2 * (forth + back) / 2
+    torch.manual_seed(7)
+    assert model.loss(batch, 0.1, r_drop=2.0).sum.item() == pytest.approx(expected, rel=1e-4)
+    model.eval()
+    assert model.loss(batch, 0.1, r_drop=2.0).sum.item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
+
+
+def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_nine_to_one() -> None:
+    hard = Part("rnn", {"normalizer": Part("hard", {"entropy": 0.5}), "dropout": 0.0})
+    model = Seq2Seq(SIZE, SIZE, width=4, encoder=Part("rnn", {"dropout": 0.0}), decoder=hard).train()
+    batch, b = a_batch(), 0.0
+    assert model.draws
+    assert not tiny().draws
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        logits, gold, output = model(batch)
+        log_p, choice, penalty = logits.log_softmax(-1), output.extras["choice"], output.extras["penalty"]
+        expected, total = 0.0, 0.0
+        for i, n in enumerate([2, 3]):
+            said = [log_p[i, t, gold[i, t]].item() for t in range(n)]
+            total += sum(said)
+            for t in range(n):
+                ahead = sum(said[t:]) - b * (n - t)
+                expected += -said[t] - ahead * choice[i, t].item() + penalty[i, t].item()
+        torch.manual_seed(seed)
+        assert model.loss(batch).sum.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        b = total / 5 if seed == 1 else 0.9 * b + 0.1 * total / 5
+        assert model.baseline is not None
+        assert model.baseline.item() == pytest.approx(b, rel=1e-5)
+    model.eval().loss(batch)
+    assert model.baseline.item() == pytest.approx(b, rel=1e-5)  # only training moves it

@@ -45,6 +45,19 @@ def test_cosine_goes_down_on_half_a_wave() -> None:
     assert found == pytest.approx([0.5, 1.0, quarter, 0.6, 0.2, 0.2])
 
 
+def test_halving_halves_after_its_start_and_again_every_so_many_steps() -> None:
+    found = factors("halving", [1, 10, 11, 14, 15, 18, 19], start=10, every=4)
+    assert found == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4, 1 / 8])
+    assert factors("halving", [1, 2, 3], start=0, every=1, decay=0.1) == pytest.approx([0.1, 0.01, 0.001])
+
+
+def test_halving_is_by_default_spread_as_in_sutskever_s_paper() -> None:
+    epoch = 20  # 7.5 epochs in all; halved after the fifth and every half epoch
+    schedule = schedules.build(Part("halving"), 150)
+    found = [schedule.factor(t) for t in range(1, 151)]
+    assert found == [1.0] * (5 * epoch) + [0.5**i for i in range(1, 6) for _ in range(epoch // 2)]
+
+
 @pytest.mark.parametrize("name", schedules.names)
 def test_a_schedule_stays_between_nothing_and_its_peak(name: str) -> None:
     schedule = schedules.build(schedules.parse(name), N)

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,9 +49,13 @@ def batch_of(rows: int, seed: int) -> Batch:
     return collate([(ids(), ids()) for _ in range(rows)], list(range(rows)))
 
 
+def smoothed(model: Seq2Seq) -> Callable[[Batch], Loss]:
+    return lambda batch: model.loss(batch, 0.1)
+
+
 def gradients(model: Seq2Seq, batches: list[Batch], limit: int | None, **options: object) -> dict[str, torch.Tensor]:
-    known = {"seed": 1, "step": 1, "smoothing": 0.1, "device": CPU, "precision": "float32"} | options
-    found = gradient(model, batches, limit=limit, **known)  # type: ignore[arg-type]
+    known = {"seed": 1, "step": 1, "device": CPU, "precision": "float32"} | options
+    found = gradient(model, batches, smoothed(model), limit=limit, **known)  # type: ignore[arg-type]
     assert found.tokens == sum(batch.tokens for batch in batches)
     named = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return named | {"loss": torch.tensor(found.loss)}
@@ -118,9 +124,9 @@ class Narrow(Seq2Seq):
 
     room, backwards, failed = 40, False, None
 
-    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
+    def loss(self, batch: Batch, smoothing: float = 0.0, **options: Any) -> Loss:
         assert self.failed is None or self.failed() is None  # what did not fit is out of memory by now
-        found = super().loss(batch, smoothing)
+        found = super().loss(batch, smoothing, **options)
         if batch.area <= self.room:
             return found
         self.failed = weakref.ref(found.sum)
@@ -137,7 +143,7 @@ def test_what_does_not_fit_is_halved_until_it_does(backwards):
     narrow.backwards = backwards
     batches = [batch_of(13, seed=5), batch_of(3, seed=6)]
     expected = gradients(whole, batches, None)
-    found = gradient(narrow, batches, seed=1, step=1, smoothing=0.1, device=CPU, precision="float32", limit=None)
+    found = gradient(narrow, batches, smoothed(narrow), seed=1, step=1, device=CPU, precision="float32", limit=None)
     assert found.limit is not None
     assert found.limit < max(batch.area for batch in batches)
     assert all(piece.area <= narrow.room for batch in batches for piece in split(batch, found.limit))

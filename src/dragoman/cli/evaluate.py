@@ -43,12 +43,14 @@ def evaluate(
     import_all(modules)
     names = parse_metrics(metrics)
     from dragoman import pipeline
-    from dragoman.core.errors import DataError
+    from dragoman.core.errors import DataError, UserError
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
 
     opened = pipeline.load(model, device)
     choice(on_error, ("stop", "skip"), "--on-error")
+    if opened.goes_on:
+        raise UserError("a language model has no targets to compare with; `dragoman score` gives its perplexity")
     named = columns_of(columns, opened)
     found_pairs = read_pairs(pairs, columns=named, extra_targets=True, on_error=on_error)  # type: ignore[arg-type]
     examples = list(warn_untagged(opened, found_pairs))

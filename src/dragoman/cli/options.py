@@ -64,7 +64,7 @@ def import_all(modules: Sequence[str]) -> None:
 
 def columns_of(given: str, pipeline: Pipeline) -> list[str]:
     """The columns named on the command line, or those the model was trained on."""
-    return given.split(",") if given else list(pipeline.config.data.columns)
+    return given.split(",") if given else pipeline.config.columns
 
 
 def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[Example]:

@@ -52,24 +52,34 @@ class Segments:
 
         return torch.arange(size, device=self.lengths.device)[None, :] < self.lengths[:, None]
 
+    def mean(self, x: Tensor) -> Tensor:
+        """(B, S, D) → (B, D): the mean over the real positions, zeros where there are none."""
+        total = x.masked_fill(~self.mask(x.shape[1])[..., None], 0.0).sum(1)
+        return total / self.lengths.clamp(min=1)[:, None].to(x.dtype)
+
 
 @dataclass
 class Batch:
-    """Padded ids of some pairs; `target` runs from <s> to </s>, `lines` are the rows' places in the data."""
+    """Padded ids of some rows; `target` runs from <s> to </s>, `lines` are the rows' places in the data.
+
+    Where something is to be predicted at the source's own positions (tags, masked words), `marks` has it.
+    """
 
     source: Tensor  # (B, S)
     source_lengths: Tensor  # (B,)
     target: Tensor  # (B, T + 1)
     target_lengths: Tensor  # (B,) including <s> and </s>
     lines: list[int] = field(default_factory=list)
+    marks: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
 
     def __len__(self) -> int:
         return int(self.source.shape[0])
 
     @property
     def tokens(self) -> int:
-        """Target tokens to predict, </s> included: what a loss is divided by."""
-        return int(self.target_lengths.sum()) - len(self)
+        """Tokens to predict, </s> included: what a loss is divided by."""
+        marked = 0 if self.marks is None else int((self.marks != PAD).sum())
+        return int(self.target_lengths.sum()) - len(self) + marked
 
     @property
     def area(self) -> int:
@@ -81,14 +91,20 @@ class Batch:
         source_lengths, target_lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
         source = self.source[start:stop, : int(source_lengths.max())]
         target = self.target[start:stop, : int(target_lengths.max())]
-        return Batch(source, source_lengths, target, target_lengths, self.lines[start:stop])
+        marks = None if self.marks is None else self.marks[start:stop, : source.shape[1]]
+        return Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], marks)
 
     def to(self, device: Any) -> Batch:
         def move(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
 
         return Batch(
-            move(self.source), move(self.source_lengths), move(self.target), move(self.target_lengths), self.lines
+            move(self.source),
+            move(self.source_lengths),
+            move(self.target),
+            move(self.target_lengths),
+            self.lines,
+            None if self.marks is None else move(self.marks),
         )
 
 
@@ -101,6 +117,7 @@ class Memory:
     summary: Tensor  # (B, D): one vector for the whole source
     final: tuple[Tensor, ...] | None = None  # the last state of a recurrent encoder, (L, B, D) each
     source: Tensor | None = None  # (B, S): the source's ids, for copying
+    values: Tensor | None = None  # (B, S, D): what attention averages, where that is not the states (ConvS2S)
 
     @property
     def mask(self) -> Tensor:
@@ -114,7 +131,9 @@ class Output:
 
     o: Tensor  # (B, T, D), or (B, K, D) from a step
     attention: Tensor | None = None  # (B, T, S): the decoder's own word on alignment
-    extras: dict[str, Tensor] = field(default_factory=dict)  # terms that a loss may use
+    # What a loss may use: "prefix", o at the source's positions; "choice", log p of what was drawn on the way;
+    # "penalty", terms to add, (B, T) each.
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Capacity(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.interfaces import BOS, PAD, Batch
+from dragoman.data.objectives import Objective, Row
 from dragoman.data.store import Store
 
 if TYPE_CHECKING:
@@ -44,20 +45,26 @@ class Arrays(NamedTuple):
     target: Integers  # (B, T + 1)
     target_lengths: Integers  # (B,)
     lines: list[int]
+    marks: Integers | None = None  # (B, S)
 
     def tensors(self) -> Batch:
         import torch
 
         source, source_lengths, target, target_lengths = (torch.from_numpy(array) for array in self[:4])
-        return Batch(source, source_lengths, target, target_lengths, self.lines)
+        marks = None if self.marks is None else torch.from_numpy(self.marks)
+        return Batch(source, source_lengths, target, target_lengths, self.lines, marks)
 
 
-def pad(rows: Sequence[tuple[Ids, Ids]], lines: Sequence[int]) -> Arrays:
+def pad(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Arrays:
     """Source ids as they are, target ids with <s> before them, filled up with <pad>."""
     source, source_lengths = _rectangle([row[0] for row in rows])
     ids, lengths = _rectangle([row[1] for row in rows])
     target = np.concatenate([np.full((len(rows), 1), BOS), ids], axis=1)
-    return Arrays(source, source_lengths, target, lengths + 1, list(lines))
+    marks = [row.marks if isinstance(row, Row) and row.marks is not None else [] for row in rows]
+    filled = np.full_like(source, PAD) if any(marks) else None
+    for i, row in enumerate(marks if filled is not None else []):
+        filled[i, : len(row)] = row  # type: ignore[index]
+    return Arrays(source, source_lengths, target, lengths + 1, list(lines), filled)
 
 
 def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
@@ -70,8 +77,8 @@ def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
     return filled, lengths
 
 
-def collate(rows: Sequence[tuple[Ids, Ids]], lines: Sequence[int]) -> Batch:
-    """Pairs of ids, each ending with </s>, as one batch of tensors."""
+def collate(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Batch:
+    """Pairs of ids as one batch of tensors."""
     return pad(rows, lines).tensors()
 
 
@@ -212,6 +219,7 @@ class Batches:
         tokens: int,
         sentences: int | None = None,
         seed: int,
+        objective: Objective | None = None,
         rank: int = 0,
         ranks: int = 1,
         block: int = BLOCK,
@@ -226,6 +234,7 @@ class Batches:
             raise ValueError("to sample subwords, stores must be built with keep_text=True")
         self.codec = codec if codec.samples else None  # else it need not travel to the workers
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
+        self.objective = None if objective is None or objective.trivial else objective
         self.rank, self.ranks, self.block = rank, ranks, block
 
     def after(self, cursor: Cursor) -> Iterator[tuple[Batch, Cursor]]:
@@ -274,17 +283,26 @@ class Batches:
         for corpus, store in enumerate(self.stores):
             mine = np.flatnonzero(block[:, 0] == corpus)
             lengths[:, mine] = store.lengths(block[mine, 1])
-        return lengths[0], lengths[1] + 1
+        source, target = (lengths[0], lengths[1]) if self.objective is None else self.objective.lengths(*lengths)
+        return source, target + 1
 
-    def _ids(self, epoch: int, corpus: int, row: int) -> tuple[Ids, Ids]:
-        """The ids of a pair; where they are sampled, a function of seed, epoch, corpus and row alone."""
+    def _ids(self, epoch: int, corpus: int, row: int) -> tuple[Ids, Ids] | Row:
+        """What is learned from a row; all that is random in it is a function of seed, epoch, corpus and row alone."""
         store = self.stores[corpus]
-        if self.codec is None:
+        if self.codec is None and self.objective is None:
             return store.source(row), store.target(row)
-        example = store.example(row)
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
-        source = self.codec.encode_source(example, rng)
+        source, target = self._sampled(store, row, rng) if self.codec else (store.source(row), store.target(row))
+        return (source, target) if self.objective is None else self.objective(source, target, rng)
+
+    def _sampled(self, store: Store, row: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
+        """Another split of the same texts into subwords."""
+        assert self.codec is not None
+        example = store.example(row)
+        source = self.codec.encode_source(example, rng) if store.paired else []
         target = self.codec.encode_target(example.target or "", rng)
+        if self.objective is not None and self.objective.problem(source, target):  # as many tags as tokens, say
+            return store.source(row), store.target(row)
         # A sampled split is longer than the plain one; a model's positions end at the limit all the same.
         return (
             source if len(source) <= store.max_source else store.source(row),
@@ -292,11 +310,24 @@ class Batches:
         )
 
 
-def in_order(store: Store, tokens: int) -> Iterator[Batch]:
-    """Every row once, short ones first, never sampled: for validation. `lines` are row numbers."""
-    source, target = store.source_lengths, store.target_lengths + 1
+def in_order(store: Store, tokens: int, objective: Objective | None = None) -> Iterator[Batch]:
+    """Every row once, short ones first, never sampled, the same noise each time: for validation.
+
+    `lines` are row numbers.
+    """
+    source, target = store.source_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
+    if objective is None or objective.trivial:
+        objective = None
+    else:
+        source, target = objective.lengths(source, target)
+    target = target + 1
     by_length = _sorted(source, target, np.arange(len(store)))
-    cuts = _cuts(np.maximum(source, target)[by_length].astype(np.int64), tokens, None)
+    cuts = _cuts(np.maximum(source, target)[by_length], tokens, None)
+
+    def ids(row: int) -> tuple[Ids, Ids] | Row:
+        pair = store.source(row), store.target(row)
+        return pair if objective is None else objective(*pair, np.random.default_rng(row))
+
     for rows in np.split(by_length, cuts):
         numbers: list[int] = rows.tolist()
-        yield collate([(store.source(row), store.target(row)) for row in numbers], numbers)
+        yield collate([ids(row) for row in numbers], numbers)

@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
+from dragoman.data.objectives import Objective
 
 if TYPE_CHECKING:
     from dragoman.text.codec import Codec
@@ -54,7 +56,7 @@ class Store:
         self.folder = folder
         self.skipped: dict[str, int] = facts["skipped"]
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
-        self.keeps_text = bool(facts["keep_text"])
+        self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts.get("paired", True))
         self.lines = _map(folder / "lines", "<i8")
         self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"])
         self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
@@ -132,12 +134,22 @@ def open(folder: Path) -> Store:
 
 
 def build(
-    examples: Iterable[Example], codec: Codec, folder: Path, *, max_source: int, max_target: int, keep_text: bool
+    examples: Iterable[Example],
+    codec: Codec,
+    folder: Path,
+    *,
+    max_source: int,
+    max_target: int,
+    keep_text: bool,
+    objective: Objective | None = None,
 ) -> Store:
-    """Encode every usable pair into a new folder; where another process finished that folder first, it is used."""
+    """Encode every usable pair into a new folder; where another process finished that folder first, it is used.
+
+    For an objective that learns from single texts, the example's source is that text, and it is stored as a target.
+    """
     try:
         with _workshop(folder) as place:
-            _write(examples, codec, place, max_source, max_target, keep_text)
+            _write(examples, codec, place, max_source, max_target, keep_text, objective)
             try:
                 place.rename(folder)
             except OSError:
@@ -152,7 +164,13 @@ def build(
 
 
 def _write(
-    examples: Iterable[Example], codec: Codec, folder: Path, max_source: int, max_target: int, keep_text: bool
+    examples: Iterable[Example],
+    codec: Codec,
+    folder: Path,
+    max_source: int,
+    max_target: int,
+    keep_text: bool,
+    objective: Objective | None,
 ) -> None:
     """Fill a folder, pair by pair: memory does not grow with the corpus."""
     dtypes = {"source": _dtype(len(codec.source)), "target": _dtype(len(codec.target))}
@@ -163,7 +181,9 @@ def _write(
         texts = files.enter_context(_Writer(folder, "examples", "jsonl", "u1")) if keep_text else None
         lines = files.enter_context(builtins.open(folder / "lines", "wb", BUFFER))
         for example in examples:
-            reason, ids = _encode(example, codec, max_source, max_target)
+            if objective is not None and not objective.paired:
+                example = replace(example, source="", target=example.source)
+            reason, ids = _encode(example, codec, max_source, max_target, objective)
             if reason:
                 skipped[reason] += 1
                 continue
@@ -182,6 +202,7 @@ def _write(
         "max_source": max_source,
         "max_target": max_target,
         "keep_text": keep_text,
+        "paired": objective is None or objective.paired,
         "dtypes": dtypes,
         "sizes": {path.name: path.stat().st_size for path in paths},
     }
@@ -189,21 +210,29 @@ def _write(
 
 
 def _encode(
-    example: Example, codec: Codec, max_source: int, max_target: int
+    example: Example, codec: Codec, max_source: int, max_target: int, objective: Objective | None
 ) -> tuple[str, tuple[list[int], list[int]]]:
     """Why a pair cannot be used ('' where it can), and its ids. Limits count all ids of a side, tags and </s> too."""
     nothing: tuple[list[int], list[int]] = ([], [])
+    paired = objective is None or objective.paired
     if example.cut:
         return "cut", nothing
-    if not example.source.strip():
+    if paired and not example.source.strip():
         return "blank source", nothing
     if example.target is None or not example.target.strip():
-        return "blank target", nothing
-    source, target = codec.encode_source(example), codec.encode_target(example.target)
+        return "blank target" if paired else "blank", nothing
+    source, target = codec.encode_source(example) if paired else [], codec.encode_target(example.target)
     if len(source) > max_source:
         return "source too long", nothing
-    if len(target) > max_target:
-        return "target too long", nothing
+    if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
+        return "target too long" if paired else "too long", nothing
+    if objective is None or objective.trivial:
+        return "", (source, target)
+    if problem := objective.problem(source, target):
+        return problem, nothing
+    longest = objective.lengths(np.array([len(source)]), np.array([len(target)]))
+    if int(longest[0][0]) > max_source or int(longest[1][0]) > max_target:
+        return "too long", nothing
     return "", (source, target)
 
 
@@ -343,6 +372,7 @@ def prepare(
     max_target: int,
     keep_text: bool,
     reading: str = "",
+    objective: Objective | None = None,
 ) -> Store:
     """The store of a corpus: opened where the cache has it, built where not.
 
@@ -353,7 +383,15 @@ def prepare(
     folder = cache / hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]
     store = _whole(folder)
     if store is None:
-        store = build(examples(), codec, folder, max_source=max_source, max_target=max_target, keep_text=keep_text)
+        store = build(
+            examples(),
+            codec,
+            folder,
+            max_source=max_source,
+            max_target=max_target,
+            keep_text=keep_text,
+            objective=objective,
+        )
     if not len(store):
         raise DataError(_nothing_left(store), files[0] if files else None)
     return store

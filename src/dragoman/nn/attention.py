@@ -2,126 +2,32 @@
 
     e = score(q, k)      a = normalize(e)      c = a v
 
-    dot q·k    scaled q·k/√d    general qᵀWk    additive vᵀ tanh(W₁q + W₂k)
+One head with any score looks at states as they are (`Attention`); several heads look at projections of their own
+(`MultiHead`), which may share keys and values. Scores are in scores.py, normalizers in normalizers.py.
 
-B batch, H heads, T queries, S keys, D width. Scores work on any leading dimensions: (B, T, D_q) × (B, S, D_k) →
-(B, T, S), or the same with heads in between. `prepare` does once per source what a score needs of its keys; the result
-lives in the caller's state, never on `self`. A score may remember what it saw (`memo`); those here do not.
+B batch, H heads, G key heads (H / G queries share one), T queries, S keys, D width.
 
 Weights are computed only when somebody looks: `with watching() as seen:` collects them from every attention that runs
-inside, by module; otherwise scaled dot with softmax goes through the fused kernel, which never forms them.
+inside, by module; otherwise a dot score with softmax goes through the fused kernel, which never forms them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive, Registry
+from dragoman.core.registry import Part
 from dragoman.nn.layers import linear
-
-Extras = dict[str, Tensor]
-
-
-class Score(Protocol):
-    """How well each key answers each query."""
-
-    def prepare(self, k: Tensor) -> Tensor: ...
-
-    def __call__(self, q: Tensor, keys: Tensor, memo: Any = None) -> tuple[Tensor, Any]: ...
-
-
-class Normalizer(Protocol):
-    """Scores (…, T, S) → weights; `mask` is true where a query may look, t the queries' places, lengths the keys'."""
-
-    def __call__(
-        self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]: ...
-
-
-scores: Registry[Score] = Registry("score")
-normalizers: Registry[Normalizer] = Registry("normalizer")
-
-
-@scores.register("dot")
-class Dot(nn.Module):
-    """e = q·k; queries and keys of one width."""
-
-    scale = 1.0
-
-    def __init__(self, d_q: int, d_k: int) -> None:
-        super().__init__()
-        if d_q != d_k:
-            raise PartError(f"a dot score needs queries and keys of one width, not {d_q} and {d_k}; use 'general'")
-
-    def prepare(self, k: Tensor) -> Tensor:
-        return k
-
-    def forward(self, q: Tensor, keys: Tensor, memo: Any = None) -> tuple[Tensor, Any]:
-        return q @ keys.transpose(-1, -2) * self.scale, memo
-
-
-@scores.register("scaled_dot")
-class ScaledDot(Dot):
-    """e = q·k / √d, so that its variance does not grow with the width."""
-
-    def __init__(self, d_q: int, d_k: int) -> None:
-        super().__init__(d_q, d_k)
-        self.scale = d_k**-0.5
-
-
-@scores.register("general")
-class General(nn.Module):
-    """e = qᵀ W k; widths may differ."""
-
-    def __init__(self, d_q: int, d_k: int) -> None:
-        super().__init__()
-        self.W = linear(d_k, d_q, bias=False)
-
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W(k)  # type: ignore[no-any-return]
-
-    def forward(self, q: Tensor, keys: Tensor, memo: Any = None) -> tuple[Tensor, Any]:
-        return q @ keys.transpose(-1, -2), memo
-
-
-@scores.register("additive")
-class Additive(nn.Module):
-    """e = vᵀ tanh(W₁ q + W₂ k); widths may differ, `width` is that of the sum (default: the keys')."""
-
-    def __init__(self, d_q: int, d_k: int, *, width: Positive | None = None) -> None:
-        super().__init__()
-        width = width or d_k
-        self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
-        self.v = linear(width, 1, bias=False)
-
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W2(k)  # type: ignore[no-any-return]
-
-    def forward(self, q: Tensor, keys: Tensor, memo: Any = None) -> tuple[Tensor, Any]:
-        sums = torch.tanh(self.W1(q)[..., :, None, :] + keys[..., None, :, :])  # (..., T, S, D)
-        return self.v(sums)[..., 0], memo
-
-
-@normalizers.register("softmax")
-class Softmax(nn.Module):
-    """a = softmax(e) over the keys a query may see; a query that may see none gets zeros."""
-
-    def forward(
-        self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]:
-        if mask is None:
-            return e.softmax(-1), {}
-        # The lowest finite number rather than −∞: exp gives the same 0, and a row without keys stays free of NaN.
-        a = e.masked_fill(~mask, torch.finfo(e.dtype).min).softmax(-1)
-        return a.masked_fill(~mask, 0.0), {}
-
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.scores import scores
 
 # -- watching --------------------------------------------------------------------------------------------------------
 
@@ -150,7 +56,23 @@ def noted(module: nn.Module) -> Tensor | None:
     return weights[-1] if weights else None
 
 
-# -- the two forms ---------------------------------------------------------------------------------------------------
+def note(module: nn.Module, a: Tensor) -> None:
+    """Tell whoever is watching what an attention weighed."""
+    seen = _seen.get()
+    if seen is not None:
+        seen.setdefault(module, []).append(a.detach())
+
+
+# -- one head --------------------------------------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """What a look at the source gives: the context, the weights, what the score remembers, terms for the loss."""
+
+    c: Tensor  # (B, T, D)
+    a: Tensor  # (B, T, S)
+    memo: Tensor | None
+    extras: dict[str, Tensor]
 
 
 class Attention(nn.Module):
@@ -159,66 +81,138 @@ class Attention(nn.Module):
     def __init__(self, d_q: int, d_k: int, score: Part, normalizer: Part) -> None:
         super().__init__()
         self.score: Any = scores.build(score, d_q, d_k)
-        self.normalizer: Any = normalizers.build(normalizer)
+        self.normalizer: Any = normalizers.build(normalizer, d_q)
+        self.remembers: bool = self.score.remembers
 
     def prepare(self, h: Tensor) -> Tensor:
         return self.score.prepare(h)  # type: ignore[no-any-return]
 
-    def forward(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, T, D_q), keys (B, S, ·), values (B, S, D), mask (B, 1, S) → c (B, T, D), a (B, T, S)."""
-        e, _ = self.score(q, keys)  # (B, T, S)
-        a, _ = self.normalizer(e, mask, q)
-        _note(self, a)
-        return a @ values, a
+    def forward(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        memo: Tensor | None = None,
+        t: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Look:
+        """q (B, T, D_q), keys (B, S, ·), values (B, S, D), mask (B, 1, S), memo (B, T, S); t, lengths: see Places."""
+        e = self.score(q, keys, memo)  # (B, T, S)
+        a, extras = self.normalizer(e, mask, q, t, lengths)
+        note(self, a)
+        if memo is not None:
+            penalty = self.score.penalty(memo, a)
+            if penalty is not None:
+                extras = extras | {"penalty": extras.get("penalty", 0.0) + penalty}
+            memo = self.score.remember(memo, a)
+        return Look(a @ values, a, memo, extras)
+
+
+# -- many heads ------------------------------------------------------------------------------------------------------
+
+
+class Heads(NamedTuple):
+    """The options of heads that work side by side."""
+
+    heads: int
+    score: Part
+    normalizer: Part
+    dropout: float = 0.0
+    key_heads: int | None = None  # how many keys and values there are for all heads to share (None: one each)
+    key_width: int | None = None  # of one head's queries and keys (None: D / H)
+    value_width: int | None = None
+    bias: bool = True
+
+
+@dataclass
+class Places:
+    """Where queries and keys stand, and who may look at whom. Keys stand at 0 … S−1."""
+
+    t: Tensor  # (B or 1, T): places of the queries
+    mask: Tensor | None  # broadcasts to (B, H, T, S): true where looking is allowed; None: anywhere
+    causal: bool = False  # query i sees keys 0 … i only, besides the mask
+    lengths: Tensor | None = None  # broadcasts to (B, H, T): how many keys there are, for windows
+    real: Tensor | None = None  # (B, T): true where a query's position is real, for norms over a batch
 
 
 class MultiHead(nn.Module):
     """Several attentions side by side on projections of their own: W_O [head_1; …; head_H]."""
 
-    def __init__(self, d: int, d_memory: int, heads: int, score: Part, normalizer: Part, dropout: float) -> None:
+    def __init__(self, d: int, d_memory: int, options: Heads) -> None:
         super().__init__()
-        if d % heads:
-            raise PartError(f"width {d} cannot be shared evenly by {heads} heads")
-        self.heads, self.d_head, self.p = heads, d // heads, dropout
-        self.Wq, self.Wk, self.Wv, self.Wo = linear(d, d), linear(d_memory, d), linear(d_memory, d), linear(d, d)
-        self.score: Any = scores.build(score, self.d_head, self.d_head)
-        self.normalizer: Any = normalizers.build(normalizer)
-        self.fused = score.name == "scaled_dot" and normalizer.name == "softmax"
+        H = options.heads
+        self.heads, self.key_heads, self.p = H, options.key_heads or H, options.dropout
+        if d % H and (options.key_width is None or options.value_width is None):
+            raise PartError(f"width {d} cannot be shared evenly by {H} heads")
+        if H % self.key_heads:
+            raise PartError(f"{H} heads cannot share {self.key_heads} key heads evenly")
+        d_k, d_v, G = options.key_width or d // H, options.value_width or d // H, self.key_heads
+        self.Wq, self.Wk = linear(d, H * d_k, options.bias), linear(d_memory, G * d_k, options.bias)
+        self.Wv, self.Wo = linear(d_memory, G * d_v, options.bias), linear(H * d_v, d, options.bias)
+        self.score: Any = scores.build(options.score, d_k, d_k)
+        self.normalizer: Any = normalizers.build(options.normalizer, d_k)
+        if self.score.remembers:
+            raise PartError(
+                f"a '{options.score.name}' score remembers what earlier steps looked at, but the heads of a "
+                "Transformer compute all steps at once; use it in an rnn decoder"
+            )
+        if self.normalizer.samples:
+            raise PartError(
+                f"'{options.normalizer.name}' draws one position for each step and learns from that draw's reward, "
+                "which cannot be told apart for many heads and layers; use it in an rnn decoder"
+            )
+        # A score of the form s q·k has its s as `scale`; that, softmaxed, is what the fused kernel computes.
+        self.scale: float | None = getattr(self.score, "scale", None)
+        self.fused = self.scale is not None and options.normalizer.name == "softmax"
 
-    def split(self, x: Tensor) -> Tensor:
-        """(…, S, D) → (…, H, S, D/H)"""
-        return x.view(*x.shape[:-1], self.heads, self.d_head).transpose(-2, -3)
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        """(…, S, H · D) → (…, H, S, D)"""
+        return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-2, -3)
 
-    def keys_values(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """What queries look at, projected once: (…, H, S, D/H) each, keys as the score wants them."""
-        return self.score.prepare(self.split(self.Wk(h))), self.split(self.Wv(h))
+    def keys_values(
+        self, h: Tensor, position: Any = None, s: Tensor | None = None, values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What queries look at, projected once: (…, G, S, ·) each, keys as the score wants them."""
+        k = self.split(self.Wk(h), self.key_heads)
+        if position is not None:
+            k = position.turn(k, s)
+        return self.score.prepare(k), self.split(self.Wv(h if values is None else values), self.key_heads)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.split(self.Wq(x))
+    def queries(self, x: Tensor, position: Any = None, t: Tensor | None = None) -> Tensor:
+        q = self.split(self.Wq(x), self.heads)
+        return q if position is None else position.turn(q, t)
 
-    def forward(self, x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """x (B, T, D) looks at k, v (B, H, S, ·); mask broadcasts to (B, H, T, S), true where looking is allowed."""
-        return self.join(self.attend(self.queries(x), k, v, mask, causal))
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, places: Places, position: Any = None) -> Tensor:
+        """x (B, T, D) looks at k, v (B, G, S, ·)."""
+        return self.join(self.attend(self.queries(x, position, places.t), k, v, places, position))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, places: Places, position: Any = None) -> Tensor:
+        """q (B, H, T, ·) → (B, H, T, D_v). `position` is a scheme that acts inside attention, if there is one."""
         p = self.p if self.training else 0.0
-        fused = self.fused and not watched()
-        if causal and (mask is not None or not fused):  # the kernel takes one or the other
+        s = torch.arange(k.shape[-2], device=k.device)[None]  # (1, S)
+        bias = None if position is None else position.bias(q, places.t, s)  # (B, H, T, S)
+        fused = self.fused and not watched() and not (position is not None and position.sees_weights)
+        mask, causal = places.mask, places.causal
+        if causal and not (fused and mask is None and bias is None):  # the kernel takes one or the other
             earlier = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
             mask, causal = earlier if mask is None else mask & earlier, False
         if fused:
-            return nn.functional.scaled_dot_product_attention(q, k, v, mask, p, is_causal=causal)  # (B, H, T, D/H)
-        e, _ = self.score(q, k)  # (B, H, T, S)
-        a, _ = self.normalizer(e, mask, q)
-        _note(self, a)
-        return nn.functional.dropout(a, p) @ v
+            if bias is not None:
+                mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -math.inf)
+            return nn.functional.scaled_dot_product_attention(
+                q, k, v, mask, p, is_causal=causal, scale=self.scale, enable_gqa=self.key_heads < self.heads
+            )
+        if self.key_heads < self.heads:
+            k, v = (x.repeat_interleave(self.heads // self.key_heads, -3) for x in (k, v))
+        e = self.score(q, k)  # (B, H, T, S)
+        e = e if bias is None else e + bias
+        a, _ = self.normalizer(e, mask, q, places.t[:, None], places.lengths)
+        note(self, a)
+        a = nn.functional.dropout(a, p)
+        extra = None if position is None else position.mix(a, places.t, s)
+        return a @ v if extra is None else a @ v + extra
 
     def join(self, heads: Tensor) -> Tensor:
-        """(…, H, T, D/H) → W_O of the heads side by side, (…, T, D)"""
+        """(…, H, T, D_v) → W_O of the heads side by side, (…, T, D)"""
         return self.Wo(heads.transpose(-2, -3).flatten(-2))  # type: ignore[no-any-return]
-
-
-def _note(module: nn.Module, a: Tensor) -> None:
-    seen = _seen.get()
-    if seen is not None:
-        seen.setdefault(module, []).append(a.detach())

@@ -1,25 +1,29 @@
-"""The Transformer block that encoder and decoder share.
+"""The Transformer block that encoder, decoder and language model share, and the stack of them.
 
     pre    x ← x + f(norm(x))          post   x ← norm(x + f(x))
 
-for f in turn: self-attention, cross-attention (where there is a memory to look at), feed-forward. All positions at once
-(`forward`), or one position more for each hypothesis (`step`), with the keys and values of the past kept in a cache.
+for f in turn: a mixer (self-attention, mostly), cross-attention (where there is a memory to look at), feed-forward. All
+positions at once (`forward`), or one position more for each hypothesis (`step`), with the past kept in a cache.
 
-B sentences, K hypotheses, H heads, T target and S source positions, C capacity of the cache, D width.
+B sentences, K hypotheses, T target and S source positions, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.core.errors import PartError
+from dragoman.core.interfaces import Memory
 from dragoman.core.registry import Part
-from dragoman.nn.attention import MultiHead
-from dragoman.nn.layers import FeedForward, norms
+from dragoman.nn.attention import Heads, MultiHead, Places
+from dragoman.nn.layers import Activation, FeedForward, linear, norms
+from dragoman.nn.mixers import Mixing, mixers
+from dragoman.nn.positions import Inside, positions
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -27,98 +31,169 @@ KeysValues = tuple[Tensor, Tensor]
 class Style(NamedTuple):
     """The options that every block of a stack has in common."""
 
-    heads: int
+    heads: Heads
     feedforward: int
-    activation: Literal["relu", "gelu"]
+    activation: Activation
     norm: Part
     norm_order: Literal["pre", "post"]
     dropout: float
-    attention_dropout: float
-    score: Part
-    normalizer: Part
+    mixer: Part
+    causal: bool
 
 
 @dataclass
-class Cache:
-    """Keys and values of the positions so far, (B, K, H, C, D/H) each, and the projected memory, (B, 1, H, S, D/H)."""
+class BlockState:
+    """What the mixer keeps of the past, and the projected memory, (B, 1, G, S, ·) each."""
 
-    k: Tensor
-    v: Tensor
+    past: Any
     cross: KeysValues | None
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention if d_memory is given, feed-forward; a residual around each."""
+    """A mixer, cross-attention if d_memory is given, feed-forward; a residual around each."""
 
     def __init__(self, d: int, d_memory: int | None, style: Style) -> None:
         super().__init__()
-
-        def attention(d_keys: int) -> MultiHead:
-            return MultiHead(d, d_keys, style.heads, style.score, style.normalizer, style.attention_dropout)
-
         self.pre = style.norm_order == "pre"
-        self.self_attention = attention(d)
-        self.self_norm = norms.build(style.norm, d)
-        self.cross_attention = attention(d_memory) if d_memory is not None else None
+        self.mixer: Any = mixers.build(
+            style.mixer, d, Mixing(style.heads, style.feedforward, style.dropout, style.causal)
+        )
+        self.mixer_norm = norms.build(style.norm, d)
+        self.cross_attention = MultiHead(d, d_memory, style.heads) if d_memory is not None else None
         self.cross_norm = norms.build(style.norm, d) if d_memory is not None else None
-        self.feedforward = FeedForward(d, style.feedforward, style.activation, style.dropout)
+        self.feedforward = FeedForward(d, style.feedforward, style.activation, style.dropout, style.heads.bias)
         self.feedforward_norm = norms.build(style.norm, d)
         self.dropout = nn.Dropout(style.dropout)
 
-    def residual(self, x: Tensor, norm: nn.Module, f: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual(self, x: Tensor, norm: Any, real: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
-            return x + self.dropout(f(norm(x)))  # type: ignore[no-any-return]
-        return norm(x + self.dropout(f(x)))  # type: ignore[no-any-return]
+            return x + self.dropout(f(norm(x, real)))  # type: ignore[no-any-return]
+        return norm(x + self.dropout(f(x)), real)  # type: ignore[no-any-return]
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        causal: bool = False,
-        memory: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        self, x: Tensor, places: Places, position: Any, memory: Memory | None = None, across: Places | None = None
     ) -> Tensor:
-        """x (B, T, D); mask and memory_mask broadcast to (B, H, T, T) and (B, H, T, S)."""
+        """x (B, T, D) with its places, and the memory with the places of a look across."""
+        x = self.residual(x, self.mixer_norm, places.real, lambda x: self.mixer(x, places, position))
+        if self.cross_attention is not None and memory is not None and across is not None:
+            x = self.cross(x, self.cross_attention.keys_values(memory.states, values=memory.values), across)
+        return self.residual(x, self.feedforward_norm, places.real, self.feedforward)
 
-        def look_at_self(x: Tensor) -> Tensor:
-            k, v = self.self_attention.keys_values(x)
-            return self.self_attention(x, k, v, mask, causal)  # type: ignore[no-any-return]
+    def cross(self, x: Tensor, memory: KeysValues, across: Places) -> Tensor:
+        assert self.cross_attention is not None
+        attention, (k, v) = self.cross_attention, memory
+        return self.residual(x, self.cross_norm, None, lambda x: attention(x, k, v, across))
 
-        x = self.residual(x, self.self_norm, look_at_self)
-        if self.cross_attention is not None and self.cross_norm is not None and memory is not None:
-            cross, (k, v) = self.cross_attention, self.cross_attention.keys_values(memory)
-            x = self.residual(x, self.cross_norm, lambda x: cross(x, k, v, memory_mask))
-        return self.residual(x, self.feedforward_norm, self.feedforward)
-
-    def start(self, memory: Tensor | None, hypotheses: int, capacity: int, like: Tensor) -> Cache:
-        """An empty cache and the memory's keys and values, projected once per sentence."""
-        # What a score keeps of a key may be wider or narrower than D/H: ask it.
-        one = self.self_attention.keys_values(like.new_zeros(1, 1, self.self_attention.Wk.in_features))
-        room = like.shape[0], hypotheses, self.self_attention.heads, capacity
-        empty_k, empty_v = (x.new_zeros(*room, x.shape[-1]) for x in one)
-        cross = None
+    def start(
+        self, x: Tensor, lengths: Tensor, memory: Memory | None, hypotheses: int, capacity: int, position: Any
+    ) -> BlockState:
+        """The past of the block, x (B, S, D) with `lengths` real, and the memory, projected once per sentence."""
+        before = self.mixer_norm(x) if self.pre else x
+        past, cross = self.mixer.start(before, lengths, hypotheses, capacity, position), None
         if self.cross_attention is not None and memory is not None:
-            k, v = self.cross_attention.keys_values(memory)
+            k, v = self.cross_attention.keys_values(memory.states, values=memory.values)
             cross = k[:, None], v[:, None]
-        return Cache(empty_k, empty_v, cross)
+        return BlockState(past, cross)
 
-    def step(self, x: Tensor, cache: Cache, t: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """One position for each hypothesis, x (B, K, D) at t (B, 1); writes its keys and values into the cache."""
+    def step(
+        self, x: Tensor, state: BlockState, t: Tensor, position: Any, across: Places | None
+    ) -> tuple[Tensor, BlockState]:
+        """One position for each hypothesis, x (B, K, D) at t (B, 1)."""
+        past = state.past
 
-        def look_at_self(x: Tensor) -> Tensor:
-            k, v = self.self_attention.keys_values(x[:, :, None])  # (B, K, H, 1, D/H)
-            place = t[:, :, None, None, None]
-            cache.k.scatter_(3, place.expand_as(k), k)
-            cache.v.scatter_(3, place.expand_as(v), v)
-            past = torch.arange(cache.k.shape[3], device=t.device) <= t[:, :, None, None, None]  # (B, 1, 1, 1, C)
-            q = self.self_attention.queries(x[:, :, None])  # (B, K, H, 1, D/H)
-            rows = past.expand(-1, x.shape[1], -1, -1, -1).flatten(0, 1)
-            seen = self.self_attention.attend(q.flatten(0, 1), cache.k.flatten(0, 1), cache.v.flatten(0, 1), rows)
-            return self.self_attention.join(seen)[:, 0].view(x.shape)
+        def mix(x: Tensor) -> Tensor:
+            nonlocal past
+            y, past = self.mixer.step(x, past, t, position)
+            return y  # type: ignore[no-any-return]
 
-        x = self.residual(x, self.self_norm, look_at_self)
-        if self.cross_attention is not None and self.cross_norm is not None and cache.cross is not None:
+        x = self.residual(x, self.mixer_norm, None, mix)
+        if state.cross is not None and across is not None:
             # The hypotheses of a sentence are the queries of one call: they share the sentence's keys and values.
-            cross, (k, v) = self.cross_attention, (cache.cross[0][:, 0], cache.cross[1][:, 0])
-            x = self.residual(x, self.cross_norm, lambda x: cross(x, k, v, memory_mask))
-        return self.residual(x, self.feedforward_norm, self.feedforward)
+            x = self.cross(x, (state.cross[0][:, 0], state.cross[1][:, 0]), across)
+        return self.residual(x, self.feedforward_norm, None, self.feedforward), BlockState(past, state.cross)
+
+
+class Stack(nn.Module):
+    """Blocks with what stands around them: the way in, positions, dropout, norms at the beginning and the end."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d: int,
+        d_memory: int | None,
+        layers: int,
+        style: Style,
+        position: Part,
+        *,
+        layer_drop: float,
+        embedding_norm: bool,
+    ) -> None:
+        super().__init__()
+        if style.causal and norms[style.norm.name].mixes:  # type: ignore[attr-defined]
+            raise PartError(
+                f"norm '{style.norm.name}' mixes positions in training, so a decoder would see the future; "
+                "use 'layer' or 'rms'"
+            )
+        H, d_k, d_v = style.heads.heads, style.heads.key_width, style.heads.value_width
+        heads = mixers[style.mixer.name].has_heads  # type: ignore[attr-defined]
+        inside = Inside(H, d_k or d // H, style.causal) if heads else None
+        self.inward = linear(d_in, d) if d != d_in else nn.Identity()
+        own = layers if positions[position.name].each_layer else 1  # type: ignore[attr-defined]
+        self.positions = nn.ModuleList([positions.build(position, d, inside) for _ in range(own)])  # type: ignore[misc]
+        if self.inside(0).sees_weights and (d_k or d // H) != (d_v or d // H):
+            raise PartError(
+                f"'{position.name}' positions add vectors of one width to keys and to values, but keys are "
+                f"{d_k or d // H} and values {d_v or d // H} wide; make key_width and value_width equal"
+            )
+        self.embedding_norm = norms.build(style.norm, d) if embedding_norm else None
+        self.dropout, self.layer_drop = nn.Dropout(style.dropout), layer_drop
+        self.blocks = nn.ModuleList([Block(d, d_memory, style) for _ in range(layers)])
+        self.norm = norms.build(style.norm, d) if style.norm_order == "pre" else None
+
+    def inside(self, layer: int) -> Any:
+        """The position scheme that acts inside the attention of a layer."""
+        return self.positions[layer % len(self.positions)]
+
+    @property
+    def length(self) -> int | None:
+        """The longest sequence its positions allow."""
+        return self.inside(0).length  # type: ignore[no-any-return]
+
+    def embed(self, x: Tensor, t: Tensor, real: Tensor | None) -> Tensor:
+        x = self.inside(0)(self.inward(x), t)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, real)
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, places: Places, memory: Memory | None = None, across: Places | None = None) -> Tensor:
+        x = self.embed(x, places.t, places.real)
+        for i, block in enumerate(self.blocks):
+            if not self.drops():
+                x = block(x, places, self.inside(i), memory, across)
+        return x if self.norm is None else self.norm(x, places.real)
+
+    def drops(self) -> bool:
+        """Whether to leave out a layer of this pass (Fan et al. 2020)."""
+        return self.training and self.layer_drop > 0 and bool(torch.rand(()) < self.layer_drop)
+
+    def start(
+        self, x: Tensor, places: Places, lengths: Tensor, memory: Memory | None, hypotheses: int, capacity: int
+    ) -> list[BlockState]:
+        """The states of all blocks after a beginning x (B, S, D_in) of which `lengths` are real; S may be 0."""
+        x, states = self.embed(x, places.t, None), []
+        for i, module in enumerate(self.blocks):
+            block: Any = module
+            states.append(block.start(x, lengths, memory, hypotheses, capacity, self.inside(i)))
+            if x.shape[1] and i + 1 < len(self.blocks):
+                x = block(x, places, self.inside(i))
+        return states
+
+    def step(
+        self, x: Tensor, states: list[BlockState], t: Tensor, across: Places | None
+    ) -> tuple[Tensor, list[BlockState]]:
+        """x (B, K, D_in) at t (B, 1)."""
+        x, after = self.embed(x, t, None), []
+        for i, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
+            x, state = block.step(x, state, t, self.inside(i), across)  # type: ignore[operator]
+            after.append(state)
+        return x if self.norm is None else self.norm(x, None), after

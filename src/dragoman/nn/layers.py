@@ -1,112 +1,117 @@
-"""The small parts of a block: positions, norms, feed-forward.
+"""The small parts of a block: norms and feed-forward.
 
-    sinusoid   PE(t, 2i) = sin(t / 10000^(2i/D)),  PE(t, 2i+1) = cos(t / 10000^(2i/D))
-    layer      a (x − μ) / √(σ² + ε) + b           rms   a x / √(mean x² + ε)
-    feed       W₂ f(W₁ x + b₁) + b₂
+    layer   a (x − μ) / √(σ² + ε) + b    μ and σ² over the width of each vector
+    batch   the same                     μ and σ² of each feature over all real positions of a batch
+    rms     a x / √(mean x² + ε)         over the width of each vector
+    feed    W₂ f(W₁ x + b₁) + b₂         gated: W₂ (f(W₁ x + b₁) ⊙ (W₃ x + b₃)) + b₂
 
-B batch, T length, D width; t holds positions, as a tensor, so that a step can continue anywhere.
+B batch, T length, D width; x (…, D), real (B, T): true where a position is no padding.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dragoman.core.errors import PartError
-from dragoman.core.registry import Positive, Registry
+from dragoman.core.registry import Registry
 
+Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu"]
 
-class Positions(Protocol):
-    """Tells a set of vectors apart by place; `length` is how far it reaches (None: any distance)."""
-
-    length: int | None
-
-    def __call__(self, x: Tensor, t: Tensor) -> Tensor: ...
-
-
-positions: Registry[Positions] = Registry("position")
+# A norm is called as norm(x, real); `mixes` says whether, in training, a position's result depends on other positions.
 norms: Registry[nn.Module] = Registry("norm")
-
-
-@positions.register("sinusoidal")
-class Sinusoidal(nn.Module):
-    """x + PE(t), sines and cosines of geometric wavelengths; runs past the training length."""
-
-    length = None
-
-    def __init__(self, d: int, *, layout: Literal["interleaved", "halves"] = "interleaved") -> None:
-        super().__init__()
-        if d % 2:
-            raise PartError(f"sinusoidal positions need an even width, not {d}")
-        self.layout = layout
-        rates = torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-math.log(10000.0) / d))  # (D/2,)
-        self.register_buffer("rates", rates.float(), persistent=False)
-        self.rates: Tensor
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        angles = t[..., None].float() * self.rates  # (..., D/2)
-        waves = torch.sin(angles), torch.cos(angles)
-        table = torch.stack(waves, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(waves, -1)
-        return x + table.to(x.dtype)
-
-
-@positions.register("learned")
-class Learned(nn.Module):
-    """x + P[t], one trained vector for each place up to `length`."""
-
-    def __init__(self, d: int, *, length: Positive = 1024) -> None:
-        super().__init__()
-        self.length = length
-        self.table = nn.Embedding(length, d)
-        nn.init.normal_(self.table.weight, std=d**-0.5)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return x + self.table(t)  # type: ignore[no-any-return]
-
-
-@positions.register("none")
-class NoPositions(nn.Module):
-    """x as it is: a set without order."""
-
-    length = None
-
-    def __init__(self, d: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return x
 
 
 @norms.register("layer")
 class LayerNorm(nn.LayerNorm):
     """a (x − μ) / √(σ² + ε) + b over the width, population σ."""
 
+    mixes = False
+
     def __init__(self, d: int, *, eps: float = 1e-5) -> None:
         super().__init__(d, eps=eps)
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
 
 
 @norms.register("rms")
 class RMSNorm(nn.RMSNorm):
     """a x / √(mean x² + ε) over the width."""
 
+    mixes = False
+
     def __init__(self, d: int, *, eps: float = 1e-6) -> None:
         super().__init__(d, eps=eps)
 
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+@norms.register("batch")
+class BatchNorm(nn.Module):
+    """a (x − μ) / √(σ² + ε) + b, each feature over the real positions of a batch; running averages in evaluation.
+
+    A batch is normalized with its population variance; the running variance averages the unbiased one (n/(n−1) times
+    as large), which is the better guess at data not in the batch. Both as in torch.
+    """
+
+    mixes = True
+    momentum = 0.1  # the weight of the newest batch in the running averages
+
+    def __init__(self, d: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
+        self.register_buffer("running_mean", torch.zeros(d))
+        self.register_buffer("running_var", torch.ones(d))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        mean, var = self.statistics(x, real) if self.training else (self.running_mean, self.running_var)
+        return ((x - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias).to(x.dtype)
+
+    def statistics(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """μ and σ² of this batch, (D,) each; the running averages move toward them."""
+        # Sums under a mask rather than x[real], whose size a GPU would have to be waited for.
+        out = x.new_zeros(x.shape[:-1], dtype=torch.bool)[..., None] if real is None else ~real[..., None]  # (…, 1)
+        others = tuple(range(x.dim() - 1))
+        n = (~out).sum()
+        mean = x.to(self.running_mean.dtype).masked_fill(out, 0.0).sum(others) / n.clamp(min=1)
+        var = (x - mean).square().masked_fill(out, 0.0).sum(others) / n.clamp(min=1)
+        with torch.no_grad():
+            weight = self.momentum * (n > 0).to(mean.dtype)  # a batch without positions says nothing
+            self.running_mean.lerp_(mean, weight)
+            self.running_var.lerp_(var * n / (n - 1).clamp(min=1), weight)
+        return mean, var
+
 
 class FeedForward(nn.Module):
-    """W₂ f(W₁ x + b₁) + b₂, the same at every position."""
+    """W₂ f(W₁ x + b₁) + b₂, the same at every position; with swiglu and geglu, W₃ x + b₃ is a gate on f."""
 
-    def __init__(self, d: int, inner: int, activation: Literal["relu", "gelu"], dropout: float) -> None:
+    def __init__(self, d: int, inner: int, activation: Activation, dropout: float, bias: bool = True) -> None:
         super().__init__()
-        self.W1, self.W2 = linear(d, inner), linear(inner, d)
-        self.f: Any = {"relu": nn.functional.relu, "gelu": nn.functional.gelu}[activation]
+        self.W1, self.W2 = linear(d, inner, bias), linear(inner, d, bias)
+        self.W3 = linear(d, inner, bias) if activation in ("swiglu", "geglu") else None
+        self.f: Any = {
+            "relu": F.relu,
+            "gelu": F.gelu,
+            "gelu_tanh": partial(F.gelu, approximate="tanh"),
+            "swish": F.silu,
+            "swiglu": F.silu,
+            "geglu": F.gelu,
+        }[activation]
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.W2(self.dropout(self.f(self.W1(x))))  # type: ignore[no-any-return]
+        h = self.f(self.W1(x))  # (B, T, inner)
+        if self.W3 is not None:
+            h = h * self.W3(x)
+        return self.W2(self.dropout(h))  # type: ignore[no-any-return]
 
 
 def linear(d_in: int, d_out: int, bias: bool = True) -> nn.Linear:

@@ -1,4 +1,12 @@
-"""L = Σ_t −log p(y_t), with label smoothing: (1 − ε) of the mass on the gold token, ε spread over the vocabulary."""
+"""What is made small in training.
+
+    cross entropy      L = Σ_t −log p(y_t); with label smoothing (1 − ε) of the mass is on the gold token
+    divergence         D = ½ Σ_t (KL(p_t ‖ q_t) + KL(q_t ‖ p_t))           of two passes with their own dropout (R-Drop)
+    score function     S = −Σ_t A_t log π(a_t),  A_t = Σ_{t'≥t} (log p(y_t') − b)       of choices drawn on the way
+
+In the last the gradient of an expectation over draws a_t ~ π is that of their log-probability, weighted by how much
+better than the baseline b things went from there on (Williams 1992; hard attention in Xu et al. 2015).
+"""
 
 from __future__ import annotations
 
@@ -19,3 +27,17 @@ def token_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
     """log p(y_t) for each gold token, (B, T) in float64; 0 where the gold is padding."""
     log_p = torch.log_softmax(logits.float(), -1).gather(-1, gold[..., None])[..., 0]
     return log_p.double().masked_fill(gold == PAD, 0.0)
+
+
+def divergence(logits: Tensor, others: Tensor, gold: Tensor) -> Tensor:
+    """How far two passes (B, T, V) disagree, summed over the real positions."""
+    p, q = logits.float().log_softmax(-1), others.float().log_softmax(-1)
+    both = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q)
+    return both.masked_fill(gold == PAD, 0.0).sum()
+
+
+def score_function(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor) -> Tensor:
+    """A term whose gradient is that of the expected log p: choice and log_p (B, T), real where a token counts."""
+    better = (log_p.detach().to(choice.dtype) - baseline.to(choice.dtype)) * real
+    to_go = better.flip(1).cumsum(1).flip(1)  # Σ_{t' ≥ t}
+    return -(to_go * choice * real).sum()

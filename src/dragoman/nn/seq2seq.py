@@ -2,26 +2,35 @@
 
     source ─frontend→ x ─encoder→ memory ─decoder(embedded target)→ o ─output layer→ logits over the vocabulary
 
-The constructor's keyword-only parameters are the `model:` section of a config. Search sees `start` and `step` only.
+With a head instead of a decoder, the encoder alone answers: labels for the source or its positions. With encoder `none`
+and a decoder that reads the source as a prefix, it is one network over one sequence; without any source, a language
+model. The constructor's keyword-only parameters are the `model:` section of a config. Search sees `start` and `step`.
 
 B sentences, K hypotheses, S source and T target positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Batch, Capacity, Memory, Output, Segments
+from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, Segments
 from dragoman.core.registry import Part, Positive
+from dragoman.nn.copying import Pointable, Pointer
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.tokens import Tokens
-from dragoman.nn.losses import cross_entropy, token_log_probs
+from dragoman.nn.heads import heads
+from dragoman.nn.initialization import initializers
+from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
+from dragoman.nn.scores import scores
+
+MOMENTUM = 0.9  # of the baseline that drawn choices are compared with, as in Xu et al. 2015
 
 
 class Loss(NamedTuple):
@@ -29,6 +38,22 @@ class Loss(NamedTuple):
 
     sum: Tensor
     tokens: int
+
+
+class Predicted(NamedTuple):
+    """Logits (B, N, V), what was to be predicted there (B, N; <pad>: nothing), and what the decoder says besides."""
+
+    logits: Tensor
+    gold: Tensor
+    output: Output
+
+
+@dataclass
+class Pointing:
+    """The state of a model that copies: the decoder's, and the source to point at."""
+
+    decoder: Any
+    source: Pointable
 
 
 class Seq2Seq(nn.Module):
@@ -42,38 +67,84 @@ class Seq2Seq(nn.Module):
         width: Positive = 256,
         frontend: Annotated[Part, frontends] = Part("tokens"),
         encoder: Annotated[Part, encoders] = Part("transformer"),
-        decoder: Annotated[Part, decoders] = Part("transformer"),
-        tie: Literal["none", "output", "all"] = "output",
+        decoder: Annotated[Part, decoders] | None = Part("transformer"),
+        head: Annotated[Part, heads] | None = None,
+        tie: Literal["none", "output", "embeddings", "all"] = "output",
+        scale: bool = True,
+        output_bias: bool = True,
+        pointer: Annotated[Part, scores] | None = None,
+        initializer: Annotated[Part, initializers] = Part("parts"),
     ) -> None:
         super().__init__()
+        if (decoder is None) == (head is None):
+            raise PartError("give a decoder or a head, one of the two (with a head, write decoder: null)")
         self.frontend: Any = frontends.build(frontend, source_size, width)
         self.encoder: Any = encoders.build(encoder, self.frontend.d)
-        self.embedding = Tokens(target_size, width)
-        self.decoder: Any = decoders.build(decoder, width, self.encoder.d)
-        self.output = nn.Linear(self.decoder.d, target_size)
-        nn.init.normal_(self.output.weight, std=self.decoder.d**-0.5)
-        nn.init.zeros_(self.output.bias)
+        self.decoder: Any = None
+        self.head: Any = None
+        if decoder is not None:
+            self.embedding = Tokens(target_size, width, scale=scale)
+            self.decoder = decoders.build(decoder, width, self.encoder.d)
+        if head is not None:
+            self.head = heads.build(head, self.encoder.d)
+        d = (self.head or self.decoder).d
+        self.output = nn.Linear(d, target_size, bias=output_bias)
+        nn.init.normal_(self.output.weight, std=d**-0.5)
+        if output_bias:
+            nn.init.zeros_(self.output.bias)
+        self.pointer = self._pointer(pointer, width, source_size == target_size)
+        initializers.build(initializer)(self)
         self.tie(tie, source_size, target_size, width)
+        # What draws on its way needs a baseline to tell good draws from bad.
+        self.draws = any(getattr(module, "samples", False) is True for module in self.modules())
+        self.baseline: Tensor | None
+        self.register_buffer("baseline", torch.zeros(()) if self.draws else None)
+
+    def _pointer(self, score: Part | None, width: int, joint: bool) -> Pointer | None:
+        if score is None:
+            return None
+        if self.decoder is None:
+            raise PartError("pointer needs a decoder; a head says labels, not words of the source")
+        if not joint:
+            raise PartError("pointer needs one joint vocabulary for source and target (tokenizer.joint: true)")
+        return Pointer(self.decoder.d, width, self.encoder.d, score)
 
     def tie(self, how: str, source_size: int, target_size: int, width: int) -> None:
-        """Share tables: `output` the target's embedding with the output layer, `all` the source's with both."""
-        if how == "none":
-            return
-        if self.decoder.d != width:
+        """Share tables: `output` target and output, `embeddings` source and target, `all` the three of them."""
+        if how in ("output", "all") and self.output.in_features != width and not (self.head and how == "output"):
+            found = self.output.in_features
             raise PartError(
-                f"tie: {how} needs a decoder of width {width} (the embedding's), not {self.decoder.d}; use tie: none"
+                f"tie: {how} needs a decoder of width {width} (the embedding's), not {found}; use tie: none"
             )
-        self.output.weight = self.embedding.table.weight
-        if how == "all":
-            if not isinstance(self.frontend, Tokens) or source_size != target_size:
-                raise PartError("tie: all needs one joint vocabulary for source and target (tokenizer.joint: true)")
+        if how in ("embeddings", "all") and (not isinstance(self.frontend, Tokens) or source_size != target_size):
+            raise PartError(f"tie: {how} needs one joint vocabulary for source and target (tokenizer.joint: true)")
+        if self.head is not None:
+            if how == "all":
+                self.output.weight = self.frontend.table.weight
+            return
+        if how in ("output", "all"):
+            self.output.weight = self.embedding.table.weight
+        if how in ("embeddings", "all"):
             self.frontend.table.weight = self.embedding.table.weight
 
     # -- what its positions allow ------------------------------------------------------------------------------------
 
     @property
+    def one_sequence(self) -> bool:
+        """Whether source and target stand in one sequence, so that they share its positions."""
+        return getattr(self.decoder, "source", "") in ("prefix", "full_prefix")
+
+    @property
+    def sees_whole_prefix(self) -> bool:
+        """Whether the source stands before the target in one sequence and is seen in both directions."""
+        return getattr(self.decoder, "source", "") == "full_prefix"
+
+    @property
     def longest_source(self) -> int | None:
-        return getattr(self.encoder, "length", None)
+        reach: int | None = getattr(self.encoder, "length", None)
+        if reach is None and self.one_sequence and self.longest_target is not None:
+            return self.longest_target // 2  # the target must have room, too
+        return reach
 
     @property
     def longest_target(self) -> int | None:
@@ -88,30 +159,79 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target: Tensor, memory: Memory) -> Output:
         """Teacher forcing: hidden vectors for every next token of (B, T) given tokens."""
-        return self.decoder(self.embedding(target), memory)  # type: ignore[no-any-return]
+        output, _ = self._decode(target, memory)
+        return output
+
+    def _decode(self, target: Tensor, memory: Memory) -> tuple[Output, Tensor]:
+        y = self.embedding(target)
+        output: Output = self.decoder(y, memory)
+        if self.pointer is None:
+            return output, self.logits(output.o)
+        log_p, a = self.pointer(self.logits(output.o), output.o, y, self.pointer.start(memory))
+        return replace(output, attention=a if output.attention is None else output.attention), log_p
 
     def logits(self, o: Tensor) -> Tensor:
         return self.output(o)  # type: ignore[no-any-return]
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Output]:
-        """Logits (B, T, V) for the tokens after <s>, and what the decoder says besides."""
-        output = self.decode(batch.target[:, :-1], self.encode(batch.source, batch.source_lengths))
-        return self.logits(output.o), output
+    def forward(self, batch: Batch, inputs: Tensor | None = None) -> Predicted:
+        """Logits for all that is to be predicted; `inputs` (B, T) stand in for the gold tokens the decoder reads."""
+        memory = self.encode(batch.source, batch.source_lengths)
+        if self.head is not None:
+            output = self.head(memory)
+            return Predicted(self.logits(output.o), self.head.gold(batch), output)
+        output, logits = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
+        gold = batch.target[:, 1:]
+        if batch.marks is not None:
+            if "prefix" not in output.extras:
+                raise PartError("only a decoder that reads the source as a prefix can predict the source's own tokens")
+            # One sequence: what is asked at the source's positions comes first.
+            logits = torch.cat([self.logits(output.extras["prefix"]), logits], 1)
+            gold = torch.cat([batch.marks, gold], 1)
+        return Predicted(logits, gold, output)
 
-    def loss(self, batch: Batch, smoothing: float = 0.0) -> Loss:
-        logits, _ = self(batch)
-        return Loss(cross_entropy(logits, batch.target[:, 1:], smoothing), batch.tokens)
+    def loss(self, batch: Batch, smoothing: float = 0.0, *, r_drop: float = 0.0, inputs: Tensor | None = None) -> Loss:
+        """The loss of a batch. With `r_drop`, of two passes, and of how far they disagree (Liang et al. 2021)."""
+        first = self(batch, inputs)
+        total = self._loss(first, smoothing)
+        if r_drop and self.training:
+            second = self(batch, inputs)
+            # The paper's loss, halved, so that a token weighs what it weighs without.
+            total = (total + self._loss(second, smoothing)) / 2
+            total = total + r_drop / 2 * divergence(first.logits, second.logits, first.gold)
+        return Loss(total, batch.tokens)
+
+    def _loss(self, found: Predicted, smoothing: float) -> Tensor:
+        logits, gold, output = found
+        total = cross_entropy(logits, gold, smoothing)
+        real = gold[:, -output.o.shape[1] :] != PAD if output.o.shape[1] else gold[:, :0] != PAD
+        if "penalty" in output.extras:
+            total = total + (output.extras["penalty"] * real).sum()
+        if "choice" in output.extras and self.baseline is not None:
+            log_p = token_log_probs(logits, gold).detach()
+            total = total + score_function(output.extras["choice"], log_p, self.baseline, real)
+            if self.training:
+                mean = (log_p.sum() / real.sum().clamp(min=1)).to(self.baseline.dtype)
+                share = torch.where(self.baseline.eq(0), 0.0, MOMENTUM)  # at first no reward is known yet
+                self.baseline.copy_(share * self.baseline + (1 - share) * mean)
+        return total
 
     def token_log_probs(self, batch: Batch) -> Tensor:
-        """log p of each target token, </s> included, (B, T) in float64."""
-        return token_log_probs(self(batch)[0], batch.target[:, 1:])
+        """log p of each token that is to be predicted, (B, N) in float64; 0 where nothing is."""
+        logits, gold, _ = self(batch)
+        return token_log_probs(logits, gold)
 
     # -- step by step ------------------------------------------------------------------------------------------------
 
     def start(self, memory: Memory, capacity: Capacity) -> Any:
-        return self.decoder.start(memory, capacity)
+        state = self.decoder.start(memory, capacity)
+        return state if self.pointer is None else Pointing(state, self.pointer.start(memory))
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """tokens (B, K) → log p (B, K, V) of what comes next, and the state after them."""
-        output, state = self.decoder.step(self.embedding(tokens), state)
-        return torch.log_softmax(self.logits(output.o).float(), -1), state
+        y = self.embedding(tokens)
+        if self.pointer is None:
+            output, state = self.decoder.step(y, state)
+            return torch.log_softmax(self.logits(output.o).float(), -1), state
+        output, decoder = self.decoder.step(y, state.decoder)
+        log_p, _ = self.pointer(self.logits(output.o), output.o, y, state.source)
+        return log_p, Pointing(decoder, state.source)

@@ -4,6 +4,7 @@ constant       min(t/w, 1)
 inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, scaled to peak at 1)
 linear         t/w, then a straight line to `floor` at N
 cosine         t/w, then half a cosine to `floor` at N
+halving        t/w, then × decay after `start` and every `every` steps from there
 plateau        t/w, then × decay whenever the watched metric has not improved for `patience` validations
 """
 
@@ -96,6 +97,31 @@ class Cosine(Stateless):
     def factor(self, t: int) -> float:
         wave = (1.0 + math.cos(math.pi * share(t, self.warmup, self.steps))) / 2
         return warm(t, self.warmup) * (self.floor + (1.0 - self.floor) * wave)
+
+
+@schedules.register("halving")
+class Halving(Stateless):
+    """The peak until step `start`, then × decay there and every `every` steps (Sutskever 2014, Luong 2015).
+
+    Where they are not given, as Sutskever has them: after 5 of 7.5 epochs, every half epoch.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        warmup: Count = 0,
+        start: Count | None = None,
+        every: Positive | None = None,
+        decay: Share = 0.5,
+    ) -> None:
+        self.warmup, self.decay = warmup, decay
+        self.start = steps * 2 // 3 if start is None else start
+        self.every = every or max(steps // 15, 1)
+
+    def factor(self, t: int) -> float:
+        times = math.ceil(max(t - self.start, 0) / self.every)
+        return warm(t, self.warmup) * self.decay**times
 
 
 @schedules.register("plateau")

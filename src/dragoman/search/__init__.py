@@ -7,7 +7,7 @@ The folder is the registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ class Limits:
 
     longest: Tensor  # (B,)
     shortest: int = 0
+    numbers: Sequence[int] = ()  # the sentences' places in the whole input: what is drawn for each depends on it alone
 
 
 class Search(Protocol):

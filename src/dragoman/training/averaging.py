@@ -8,19 +8,24 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dragoman.checkpoint import unique_weights
+
 
 class MovingAverage:
     """Shadow weights beside a model's own."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.shadow = {name: x.clone() for name, x in unique_weights(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        for name, p in model.named_parameters():
-            self.shadow[name].lerp_(p, 1 - decay)
+        trained = {name for name, _ in model.named_parameters()}
+        for name, x in unique_weights(model).items():
+            self.shadow[name].lerp_(
+                x, 1 - decay if name in trained else 1.0
+            )  # what is counted along is an average already
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         for name, x in self.shadow.items():
@@ -30,12 +35,13 @@ class MovingAverage:
 @contextmanager
 def holding(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """The model with other weights for a while (to validate an average), then with its own again."""
-    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    now = unique_weights(model)
+    own = {name: x.clone() for name, x in now.items()}
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(weights[name])
+        for name, x in now.items():
+            x.copy_(weights[name])
         try:
             yield
         finally:
-            for name, p in model.named_parameters():
-                p.copy_(own[name])
+            for name, x in now.items():
+                x.copy_(own[name])

@@ -14,10 +14,13 @@ from dragoman.core.errors import DataError, RunError
 from dragoman.core.interfaces import Example
 from dragoman.data import store as stores
 from dragoman.data.check import check
+from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, tags
+from dragoman.text.normalization import normalize
+from dragoman.text.tokenizers import tokenizers
 
 LEARN_FROM = 5_000_000  # lines that tokenizers are learned from at most
 
@@ -27,6 +30,7 @@ class Prepared:
     """What training reads."""
 
     codec: Codec
+    objective: Objective
     corpora: list[tuple[Store, float]]
     valid: Store | None = None
     examples: list[Example] = field(default_factory=list)  # of the validation set, as text, to decode
@@ -36,7 +40,7 @@ def examine(config: Config) -> Iterator[str]:
     """The fast part of the data doctor: errors stop, everything else is a line to show."""
     data = config.data
     valid = [data.valid] if data.valid else []
-    report = check([c.path for c in data.train], valid, columns=data.columns, fast=True)
+    report = check([c.path for c in data.train], valid, columns=config.columns, fast=True)
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and data.on_error == "stop":
         errors.sort(key=lambda finding: not finding.places)  # one that says where is the most help
@@ -57,37 +61,56 @@ def adopt(config: Config, other: Config) -> Config:
 
 
 def open_codec(config: Config) -> tuple[Codec, Config]:
-    """The tokenizers of this run: those of another model, or learned now; and the config that says so."""
+    """The tokenizers of this run: those of another model, or learned now; and the config that says so.
+
+    A tokenizer that the config names for the target is learned anew in any case: labels need not be words.
+    """
     other = config.tokenizer.load or config.training.start_from
     if other is not None:
         model = checkpoint.load(other)
+        if config.tokenizer.target is not None and not config.tokenizer.joint:
+            return with_new_target(config, model)
         config = adopt(config, model.config)
         if getattr(config.model, "tie", None) == "all" and not config.tokenizer.joint:
             raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
         return model.codec, config
 
-    def lines(side: Callable[[Example], str]) -> Iterator[str]:
-        examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
-        return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
-
-    extra = sorted(
-        {tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)}
-    )
+    languages = {tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)}
+    extra = [*objectives.build(config.training.objective).symbols, *sorted(languages)]
     options = config.tokenizer
     codec = codecs.learn(
         options.source,
         options.target or options.source,
         options.joint,
         config.data.normalization,
-        lines(lambda example: example.source),
-        lines(lambda example: example.target or ""),
+        lines(config, lambda example: example.source),
+        lines(config, lambda example: example.target or ""),
         extra,
     )
     return codec, config
 
 
+def lines(config: Config, side: Callable[[Example], str]) -> Iterator[str]:
+    """One side of the training pairs, as far as tokenizers are learned from it."""
+    examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
+    return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
+
+
+def with_new_target(config: Config, model: checkpoint.Model) -> tuple[Codec, Config]:
+    """The source's tokenizer of another model, and one for the target learned now."""
+    assert config.tokenizer.target is not None
+    adopted = adopt(config, model.config)
+    section = adopted.tokenizer.model_copy(update={"target": config.tokenizer.target, "joint": False})
+    target = tokenizers.build(config.tokenizer.target)
+    form = adopted.data.normalization
+    target.learn(normalize(line, form) for line in lines(config, lambda example: example.target or ""))
+    return Codec(model.codec.source, target, form), adopted.model_copy(update={"tokenizer": section})
+
+
 def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     """Token stores of all corpora (from the cache where they were built before) and the validation examples."""
+    objective = objectives.build(config.training.objective)
+    objective.prepare(codec)
 
     def store(path: str, keep_text: bool) -> Store:
         return stores.prepare(
@@ -98,21 +121,27 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             max_source=config.data.max_source,
             max_target=config.data.max_target,
             keep_text=keep_text,
-            reading=json.dumps([type(reader_of(path)).__name__, list(config.data.columns), config.data.on_error]),
+            reading=json.dumps([type(reader_of(path)).__name__, config.columns, config.data.on_error, kind]),
+            objective=objective,
         )
 
+    # What a store holds depends on the kind of objective; its options only decide what is made of that.
+    kind = config.training.objective.name
     corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]
-    prepared = Prepared(codec, corpora)
+    prepared = Prepared(codec, objective, corpora)
     if config.data.valid is not None:
         prepared.valid = store(config.data.valid, False)
-        prepared.examples = list(itertools.islice(pairs(config, config.data.valid), config.training.validate_examples))
+        if config.training.validate_metrics:
+            wanted = config.training.validate_examples
+            prepared.examples = list(itertools.islice(pairs(config, config.data.valid), wanted))
     return prepared
 
 
 def pairs(config: Config, path: str) -> Iterator[Example]:
     """The pairs of a file; further columns of a validation set are further references."""
     several = path == config.data.valid
-    return read_pairs(path, columns=config.data.columns, extra_targets=several, on_error=config.data.on_error)
+    several = several and config.columns.count("target") > 0
+    return read_pairs(path, columns=config.columns, extra_targets=several, on_error=config.data.on_error)
 
 
 def skipped(prepared: Prepared) -> Iterator[str]:

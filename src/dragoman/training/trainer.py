@@ -22,9 +22,10 @@ from dragoman.core.errors import Diverged, ModelError, RunError, Stopped, UserEr
 from dragoman.core.interfaces import Batch
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load as load_batches
-from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.nn.seq2seq import Loss, Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
+from dragoman.optim.teachers import teachers
 from dragoman.pipeline import Pipeline, pick_device
 from dragoman.training import preparation
 from dragoman.training.averaging import MovingAverage, holding
@@ -32,6 +33,7 @@ from dragoman.training.preparation import Prepared
 from dragoman.training.report import Clock, Report
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.state import Progress, dump, read_progress, restore
+from dragoman.training.teaching import mixed_inputs
 from dragoman.training.update import gradient
 from dragoman.training.validation import better, validate
 
@@ -53,7 +55,7 @@ class Trainer:
         self._set_threads(self.config.runtime.threads or torch.get_num_threads())
         self._build()
         if self.options.start_from is not None:
-            start_from(self.model, Path(self.options.start_from))
+            start_from(self.model, Path(self.options.start_from), self.options.start_parts)
         self._optimize()
         files.make_folder(self.place.checkpoints)
         (self.place.path / "metrics.jsonl").unlink(missing_ok=True)
@@ -94,6 +96,7 @@ class Trainer:
         self.optimizer = optimizers.build(self.options.optimizer, trained)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.schedule = schedules.build(self.options.schedule, self.options.steps)
+        self.teacher = teachers.build(self.options.teacher)
         self.average = MovingAverage(self.model, self.options.ema) if self.options.ema else None
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -106,6 +109,7 @@ class Trainer:
             tokens=options.batch_tokens,
             sentences=options.batch_sentences,
             seed=self.config.seed,
+            objective=self.prepared.objective,
         )
         stream = load_batches(batches, Cursor(progress.epoch, progress.batch), self.config.data.workers)
         clock = Clock(options.steps - progress.step)
@@ -139,9 +143,9 @@ class Trainer:
         found = gradient(
             self.model,
             batches,
+            self.loss,
             seed=self.config.seed,
             step=progress.step,
-            smoothing=options.label_smoothing,
             device=self.device,
             precision=options.precision,
             limit=progress.limit,
@@ -167,6 +171,12 @@ class Trainer:
         self.norm = norm
         clock.tick(found.tokens)
         yield self.report("step", loss=found.loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
+
+    def loss(self, batch: Batch) -> Loss:
+        """The loss of a batch at this step, as the options have it."""
+        options = self.options
+        inputs = mixed_inputs(self.model, batch, self.teacher.share(self.progress.step)) if self.model.decoder else None
+        return self.model.loss(batch, options.label_smoothing, r_drop=options.r_drop, inputs=inputs)
 
     def skip(self, batches: list[Batch], loss: float, norm: float) -> Report:
         progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
@@ -211,7 +221,7 @@ class Trainer:
         options, progress = self.options, self.progress
         assert self.prepared.valid is not None
         with holding(self.model, self.weights()):
-            found = validate(self.pipeline, self.prepared.valid, self.prepared.examples, self.config)
+            found = validate(self.pipeline, self.prepared, self.config)
         improved = better(options.best, found[options.best], progress.best, options.validate_metrics)
         if improved:
             progress.best, progress.best_step, progress.waited = found[options.best], progress.step, 0
@@ -282,7 +292,7 @@ class Trainer:
         wins = True
         if self.prepared.valid is not None:
             with holding(self.model, mean):
-                found = validate(self.pipeline, self.prepared.valid, self.prepared.examples, self.config)
+                found = validate(self.pipeline, self.prepared, self.config)
             wins = better(options.best, found[options.best], progress.best, options.validate_metrics)
             values = {"kind": "average", "step": progress.step, "checkpoints": len(folders), **found}
             self.place.record(values)
@@ -304,16 +314,16 @@ class Trainer:
         return Report(kind, self.progress.step, self.options.steps, **fields)
 
 
-def start_from(model: Seq2Seq, path: Path) -> None:
-    """Take over the weights of another model; every part that does not fit is named."""
+def start_from(model: Seq2Seq, path: Path, parts: Sequence[str]) -> None:
+    """Take over the weights of another model, all or those of some parts; every one that does not fit is named."""
     other = checkpoint.resolve(path)
     weights = checkpoint.tensors(other, "model.safetensors")
     try:
-        checkpoint.fill(model, weights, str(other))
+        checkpoint.fill(model, weights, str(other), parts)
     except ModelError as error:
         raise RunError(
             f"training.start_from: {error}. The model section must equal that model's, and so must the vocabulary "
-            "(without tokenizer.load its tokenizers are taken over)"
+            "(without tokenizer.load its tokenizers are taken over); with training.start_parts only those parts must"
         ) from None
 
 

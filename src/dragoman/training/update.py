@@ -9,14 +9,14 @@ Every piece divides by the same T, so that splitting changes nothing but roundin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Batch
-from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.nn.seq2seq import Loss, Seq2Seq
 
 SIGNS = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
@@ -36,10 +36,10 @@ class Update:
 def gradient(
     model: Seq2Seq,
     batches: Sequence[Batch],
+    loss_of: Callable[[Batch], Loss],
     *,
     seed: int,
     step: int,
-    smoothing: float,
     device: torch.device,
     precision: str,
     limit: int | None,
@@ -55,7 +55,7 @@ def gradient(
             for piece in pieces:
                 torch.manual_seed(seed_of(seed, step, done))
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                    loss = model.loss(piece.to(device), smoothing).sum
+                    loss = loss_of(piece.to(device)).sum
                 (loss / tokens).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach().double()
                 done += 1

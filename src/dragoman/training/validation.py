@@ -13,30 +13,32 @@ from collections.abc import Sequence
 import torch
 
 from dragoman.config import Config
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.data.batching import in_order
+from dragoman.data.objectives import Objective
 from dragoman.data.store import Store
 from dragoman.evaluation.metrics import corpus, metrics
 from dragoman.pipeline import Pipeline
+from dragoman.training.preparation import Prepared
 
 
 @torch.no_grad()
-def loss(pipeline: Pipeline, store: Store, tokens: int) -> float:
+def loss(pipeline: Pipeline, store: Store, tokens: int, objective: Objective | None = None) -> float:
     """Mean negative log-probability of a target token."""
     pipeline.model.eval()
     total, count = 0.0, 0
-    for batch in in_order(store, tokens):
+    for batch in in_order(store, tokens, objective):
         batch = batch.to(pipeline.device)
         total -= float(pipeline.model.token_log_probs(batch).sum())
         count += batch.tokens
     return total / count
 
 
-def validate(pipeline: Pipeline, store: Store, examples: Sequence[Example], config: Config) -> dict[str, float]:
+def validate(pipeline: Pipeline, prepared: Prepared, config: Config) -> dict[str, float]:
     """Loss, perplexity, and every metric the config asks for."""
-    options = config.training
-    mean = loss(pipeline, store, options.batch_tokens)
+    assert prepared.valid is not None
+    options, examples = config.training, prepared.examples
+    mean = loss(pipeline, prepared.valid, options.batch_tokens, prepared.objective)
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
     if options.validate_metrics:
         texts = [p.text for p in pipeline.stream(examples, search=options.validate_search)]

@@ -2,6 +2,7 @@
 
     {"source": "Hund", "target": "dog", "source_lang": "de", "target_lang": "en"}
     {"source": "Hund", "target": ["dog", "hound"]}          several references; the first is the target
+    {"text": "Der Hund schläft."}                           where single texts are read
 
 Other keys are ignored. Texts are cleaned as those of any file are: a line break inside one becomes a space.
 """
@@ -51,7 +52,8 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
     if line.cut or not line.text.strip():
         return Example("", "" if "target" in wanted else None, file=file, line=line.number, cut=line.cut)
     thing = parse(line.text)
-    source = _text(thing, "source", line.text) if "source" in wanted else ""
+    key = "text" if "text" in thing and "source" not in thing and "target" not in wanted else "source"
+    source = _text(thing, key, line.text) if "source" in wanted else ""
     targets = _targets(thing, line.text) if "target" in wanted else []
     languages = [
         (_text(thing, key, line.text) or None) if thing.get(key) is not None else None

@@ -2,6 +2,11 @@
 
     o = block_N(… block_1(y + position, memory) …)
 
+or, without cross-attention, one network over source and target: the source stands before the target in the same
+sequence. It is read from left to right (`prefix`: GPT-2), or seen by itself in both directions (`full_prefix`: UniLM).
+
+    [o_x; o_y] = block_N(… block_1([x; y] + position) …)
+
 B sentences, K hypotheses, T target and S source positions, D width.
 """
 
@@ -13,84 +18,126 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Part, Positive, Share
-from dragoman.nn.attention import normalizers, noted, scores
-from dragoman.nn.blocks import Block, Cache, Style
+from dragoman.nn.attention import Heads, Places, noted
+from dragoman.nn.blocks import BlockState, Stack, Style
 from dragoman.nn.decoders import decoders
-from dragoman.nn.layers import linear, norms, positions
+from dragoman.nn.layers import Activation, norms
+from dragoman.nn.mixers import mixers
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.positions import positions
+from dragoman.nn.prefix import behind, joined
+from dragoman.nn.scores import scores
 
 
 @dataclass
 class TransformerState:
-    """A cache for each block, the next position (B, 1), and which source positions are real (B, 1, S)."""
+    """The state of each block, the next position (B, 1), and which source positions are real (B, 1, S)."""
 
-    caches: list[Cache]
+    blocks: list[BlockState]
     t: Tensor
     mask: Tensor
+    lengths: Tensor  # (B, 1)
 
 
 @decoders.register("transformer")
 class TransformerDecoder(nn.Module):
-    """N blocks of causal self-attention, cross-attention and feed-forward (Vaswani et al. 2017)."""
+    """N blocks of causal self-attention, cross-attention and feed-forward (Vaswani et al. 2017); or decoder-only."""
 
     def __init__(
         self,
         d_in: int,
         d_memory: int,
         *,
+        source: Literal["attention", "prefix", "full_prefix"] = "attention",
         layers: Positive = 6,
         width: Positive | None = None,
         heads: Positive = 8,
+        key_heads: Positive | None = None,
+        key_width: Positive | None = None,
+        value_width: Positive | None = None,
         feedforward: Positive | None = None,
-        activation: Literal["relu", "gelu"] = "relu",
+        activation: Activation = "relu",
         position: Annotated[Part, positions] = Part("sinusoidal"),
         norm: Annotated[Part, norms] = Part("layer"),
         norm_order: Literal["pre", "post"] = "pre",
+        embedding_norm: bool = False,
+        bias: bool = True,
         dropout: Share = 0.1,
         attention_dropout: Share = 0.0,
+        layer_drop: Share = 0.0,
+        mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
-        style = Style(
-            heads, feedforward or 4 * d, activation, norm, norm_order, dropout, attention_dropout, score, normalizer
+        self.d_in, self.source = d_in, source
+        if source != "attention" and d_memory != d_in:
+            raise PartError(
+                f"source: {source} reads the embedded source itself, of width {d_in}, but the encoder gives "
+                f"{d_memory}; use encoder: none"
+            )
+        if source == "full_prefix" and mixer.name in ("average", "ssru"):
+            raise PartError(
+                f"'{mixer.name}' reads from left to right and cannot see a prefix whole; use source: prefix"
+            )
+        side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
+        style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
+        across = d_memory if source == "attention" else None
+        self.stack = Stack(
+            d_in, d, across, layers, style, position, layer_drop=layer_drop, embedding_norm=embedding_norm
         )
-        self.inward = linear(d_in, d) if d != d_in else nn.Identity()
-        self.position = positions.build(position, d)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList([Block(d, d_memory, style) for _ in range(layers)])
-        self.norm = norms.build(norm, d) if norm_order == "pre" else nn.Identity()
 
     @property
     def length(self) -> int | None:
-        """The longest target its positions allow."""
-        return self.position.length
-
-    def embed(self, y: Tensor, t: Tensor) -> Tensor:
-        return self.dropout(self.position(self.inward(y), t))  # type: ignore[no-any-return]
+        """The longest target its positions allow, or the longest source and target together."""
+        return self.stack.length
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
-        x = self.embed(y, torch.arange(y.shape[1], device=y.device))  # (B, T, D)
+        if self.source != "attention":
+            return self.as_one(y, memory)
+        t = torch.arange(y.shape[1], device=y.device)[None]
         # No padding mask on the target: padding comes last, so that no real position looks at it.
-        for block in self.blocks:
-            x = block(x, None, True, memory.states, memory.mask[:, None, None])
-        return Output(self.norm(x), self.alignment())
+        across = Places(t, memory.mask[:, None, None], lengths=memory.lengths[:, None, None])
+        o = self.stack(y, Places(t, None, True, t[:, None] + 1), memory, across)
+        return Output(o, self.alignment())
+
+    def as_one(self, y: Tensor, memory: Memory) -> Output:
+        """Source and target as one sequence."""
+        x = joined(memory.states, memory.lengths, y)  # (B, S + T, D_in)
+        o = self.stack(x, self.places(x, memory))
+        S = memory.states.shape[1]
+        return Output(behind(o, memory.lengths, y.shape[1]), extras={"prefix": o[:, :S]})
+
+    def places(self, x: Tensor, memory: Memory) -> Places:
+        """Who sees whom in one sequence x (B, S, D)."""
+        s = torch.arange(x.shape[1], device=x.device)[None]
+        t = s if self.length is None else s.clamp(max=self.length - 1)  # only padding stands farther out
+        if self.source == "prefix":
+            return Places(t, None, True, s[:, None] + 1)
+        earlier = (s[0] <= s[0, :, None])[None]  # (1, S, S)
+        mask = earlier | (s < memory.lengths[:, None])[:, None]  # the source is seen by everyone, itself included
+        return Places(t, mask[:, None], False, torch.maximum(s + 1, memory.lengths[:, None])[:, None])
 
     def alignment(self) -> Tensor | None:
         """Where a watched pass looked, (B, T, S): the mean over the heads of all layers."""
-        weights = [noted(block.cross_attention) for block in self.blocks]  # type: ignore[arg-type]
+        weights = [noted(block.cross_attention) for block in self.stack.blocks]  # type: ignore[arg-type]
         seen = [a.mean(1) for a in weights if a is not None]
         return torch.stack(seen).mean(0) if seen else None
 
     def start(self, memory: Memory, capacity: Capacity) -> TransformerState:
-        states, (hypotheses, length) = memory.states, capacity
-        caches = [block.start(states, hypotheses, length, states) for block in self.blocks]  # type: ignore[operator]
-        return TransformerState(caches, memory.lengths.new_zeros(states.shape[0], 1), memory.mask[:, None])
+        x, lengths, begin = memory.states, memory.lengths, memory.lengths[:, None]
+        if self.source == "attention":
+            before, begin, past = x.new_zeros(x.shape[0], 0, self.d_in), begin * 0, lengths * 0
+        else:
+            before, past = x, lengths
+        blocks = self.stack.start(before, self.places(before, memory), past, memory, *capacity)
+        return TransformerState(blocks, begin, memory.mask[:, None], lengths[:, None])
 
     def step(self, y: Tensor, state: TransformerState) -> tuple[Output, TransformerState]:
-        x = self.embed(y, state.t)  # (B, K, D)
-        for block, cache in zip(self.blocks, state.caches, strict=True):
-            x = block.step(x, cache, state.t, state.mask[:, None])  # type: ignore[operator]
-        return Output(self.norm(x)), TransformerState(state.caches, state.t + 1, state.mask)
+        across = Places(state.t, state.mask[:, None], lengths=state.lengths[:, None])
+        o, blocks = self.stack.step(y, state.blocks, state.t, across)  # (B, K, D)
+        return Output(o), TransformerState(blocks, state.t + 1, state.mask, state.lengths)

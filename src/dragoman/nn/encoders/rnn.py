@@ -1,63 +1,52 @@
-"""h_t = f(x_t, h_{t-1}), read in both directions; the top layer's two states stand side by side as h_j.
+"""h_t = f(x_t, h_{t-1}), read in one direction or both; the top layer's states stand for the source's positions.
+
+    both    h_j = [forward_j; backward_j] in every layer
+    first   only the bottom layer reads in both directions, those above go forward (GNMT 2016)
+    one     forward only
+
+Read in reverse (Sutskever 2014), x_1 is read last, next to the target's beginning; h_j still stands for x_j.
 
 B batch, S source length, L layers, D width of h_j (both directions together).
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Memory, Segments
-from dragoman.core.registry import Positive, Share
+from dragoman.core.registry import Count, Positive, Share
 from dragoman.nn.encoders import encoders
-
-CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
+from dragoman.nn.recurrent import Cell, Directions, Reset, Stack, backwards
 
 
 @encoders.register("rnn")
 class RNNEncoder(nn.Module):
-    """h_t = f(x_t, h_{t-1}), read in one direction or both."""
+    """h_t = f(x_t, h_{t-1}), read in one direction or both; `residual` is the first layer that adds its input."""
 
     def __init__(
         self,
         d_in: int,
         *,
-        cell: Literal["gru", "lstm"] = "lstm",
+        cell: Cell = "lstm",
+        reset: Reset = "after",
         layers: Positive = 1,
         width: Positive | None = None,
-        bidirectional: bool = True,
+        directions: Directions = "both",
+        residual: Count = 0,
+        reverse: bool = False,
         dropout: Share = 0.1,
     ) -> None:
         super().__init__()
         self.d = width or d_in
-        self.directions = 2 if bidirectional else 1
-        if self.d % self.directions:
-            raise PartError(f"a bidirectional RNN needs an even width, not {self.d}")
+        self.reverse = reverse
         self.dropout = nn.Dropout(dropout)
-        self.rnn = CELLS[cell](
-            d_in,
-            self.d // self.directions,
-            layers,
-            batch_first=True,
-            bidirectional=bidirectional,
-            dropout=dropout if layers > 1 else 0.0,
-        )
+        self.stack = Stack(d_in, self.d, layers, cell, reset, directions, residual, dropout)
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
         x, lengths = self.dropout(x), segments.lengths
-        # Packed, so that the backward direction begins at the last real token and padding is never read.
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, final = self.rnn(packed)
-        h, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])  # (B, S, D)
-        tensors = final if isinstance(final, tuple) else (final,)
-        joined = tuple(self.join(s) for s in tensors)  # (L, B, D) each
-        return Memory(self.dropout(h), lengths, joined[0][-1], joined)
-
-    def join(self, s: Tensor) -> Tensor:
-        """(L · directions, B, D / directions) → (L, B, D)"""
-        return torch.cat(s.view(-1, self.directions, *s.shape[1:]).unbind(1), -1)
+        if self.reverse:
+            x = backwards(x, lengths)
+        h, final = self.stack(x, lengths=lengths)  # (B, S, D), (L, B, D) each
+        if self.reverse:
+            h = backwards(h, lengths)
+        return Memory(self.dropout(h), lengths, final[0][-1], final)

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Positive, Share
-from dragoman.nn.attention import normalizers, scores
-from dragoman.nn.blocks import Block, Style
+from dragoman.nn.attention import Heads, Places
+from dragoman.nn.blocks import Stack, Style
 from dragoman.nn.encoders import encoders
-from dragoman.nn.layers import linear, norms, positions
+from dragoman.nn.layers import Activation, norms
+from dragoman.nn.mixers import mixers
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.positions import positions
+from dragoman.nn.scores import scores
 
 
 @encoders.register("transformer")
@@ -29,37 +33,36 @@ class TransformerEncoder(nn.Module):
         layers: Positive = 6,
         width: Positive | None = None,
         heads: Positive = 8,
+        key_heads: Positive | None = None,
+        key_width: Positive | None = None,
+        value_width: Positive | None = None,
         feedforward: Positive | None = None,
-        activation: Literal["relu", "gelu"] = "relu",
+        activation: Activation = "relu",
         position: Annotated[Part, positions] = Part("sinusoidal"),
         norm: Annotated[Part, norms] = Part("layer"),
         norm_order: Literal["pre", "post"] = "pre",
+        embedding_norm: bool = False,
+        bias: bool = True,
         dropout: Share = 0.1,
         attention_dropout: Share = 0.0,
+        layer_drop: Share = 0.0,
+        mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
-        style = Style(
-            heads, feedforward or 4 * d, activation, norm, norm_order, dropout, attention_dropout, score, normalizer
-        )
-        self.inward = linear(d_in, d) if d != d_in else nn.Identity()
-        self.position = positions.build(position, d)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList([Block(d, None, style) for _ in range(layers)])
-        self.norm = norms.build(norm, d) if norm_order == "pre" else nn.Identity()
+        side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
+        style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False)
+        self.stack = Stack(d_in, d, None, layers, style, position, layer_drop=layer_drop, embedding_norm=embedding_norm)
 
     @property
     def length(self) -> int | None:
         """The longest source its positions allow."""
-        return self.position.length
+        return self.stack.length
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
         real = segments.mask(x.shape[1])  # (B, S)
-        h = self.dropout(self.position(self.inward(x), torch.arange(x.shape[1], device=x.device)))
-        for block in self.blocks:
-            h = block(h, real[:, None, None])
-        h = self.norm(h)  # (B, S, D)
-        total = (h * real[..., None]).sum(1)
-        return Memory(h, segments.lengths, total / segments.lengths[:, None].to(h.dtype))
+        t = torch.arange(x.shape[1], device=x.device)[None]
+        h = self.stack(x, Places(t, real[:, None, None], False, segments.lengths[:, None, None], real))  # (B, S, D)
+        return Memory(h, segments.lengths, segments.mean(h))

@@ -18,7 +18,8 @@ class Tokens(nn.Module):
         super().__init__()
         self.d, self.factor = d, math.sqrt(d) if scale else 1.0
         self.table = nn.Embedding(size, d, padding_idx=PAD)
-        nn.init.normal_(self.table.weight, std=d**-0.5 if scale else 1.0)
+        # Unscaled, as ConvS2S begins: larger ones would saturate a dot with what the decoder says.
+        nn.init.normal_(self.table.weight, std=d**-0.5 if scale else 0.1)
 
     def forward(self, source: Tensor) -> Tensor:
         return self.table(source) * self.factor  # type: ignore[no-any-return]

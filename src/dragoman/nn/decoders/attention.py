@@ -1,0 +1,106 @@
+"""What is left of an attention decoder when the recursion is dropped.
+
+    x_t = y_{t-1} + position
+    s_t = x_t + Σ_{j≤t} softmax_j(x_t·x_j / √D) x_j        without parameters; s_t = x_t where `past` is false
+    c_t = attend(s_t, h)        o_t = tanh(W [s_t; c_t])
+
+B sentences, K hypotheses, T target and S source positions, C room for target positions, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from dragoman.core.errors import PartError
+from dragoman.core.interfaces import Capacity, Memory, Output
+from dragoman.core.registry import Part, Share
+from dragoman.nn.attention import Attention
+from dragoman.nn.decoders import decoders
+from dragoman.nn.layers import linear
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.positions import positions
+from dragoman.nn.scores import scores
+
+
+@dataclass
+class AttentionState:
+    """The inputs so far, (B, K, C, D), where the past is looked at; the next position, (B, 1); the source."""
+
+    x: Tensor | None
+    t: Tensor
+    keys: Tensor  # (B, 1, S, ·)
+    values: Tensor  # (B, 1, S, D_memory)
+    mask: Tensor  # (B, 1, S)
+    lengths: Tensor  # (B, 1)
+
+
+@decoders.register("attention")
+class AttentionDecoder(nn.Module):
+    """s_t from the inputs so far by attention without parameters, then a look at the source: no recurrence."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_memory: int,
+        *,
+        position: Annotated[Part, positions] = Part("sinusoidal"),
+        past: bool = True,
+        score: Annotated[Part, scores] = Part("additive"),
+        normalizer: Annotated[Part, normalizers] = Part("softmax"),
+        dropout: Share = 0.1,
+    ) -> None:
+        super().__init__()
+        self.d, self.past = d_in, past
+        self.position = positions.build(position, d_in, None)
+        self.attention = Attention(d_in, d_memory, score, normalizer)
+        if self.attention.remembers:
+            raise PartError(
+                f"a '{score.name}' score remembers what earlier steps looked at, but this decoder computes all steps "
+                "at once; use it in an rnn decoder"
+            )
+        self.W = linear(d_in + d_memory, d_in)
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def length(self) -> int | None:
+        """The longest target its positions allow."""
+        return self.position.length
+
+    def forward(self, y: Tensor, memory: Memory) -> Output:
+        state = self.start(memory, Capacity(1, 0))
+        t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
+        x = s = self.dropout(self.position(y, t))  # (B, T, D)
+        if self.past:
+            s = x + scaled_dot_product_attention(x, x, x, is_causal=True)
+        return self.read(s, t, state)
+
+    def start(self, memory: Memory, capacity: Capacity) -> AttentionState:
+        h, (K, C) = memory.states, capacity
+        return AttentionState(
+            h.new_zeros(h.shape[0], K, C, self.d) if self.past else None,
+            memory.lengths.new_zeros(h.shape[0], 1),
+            self.attention.prepare(h)[:, None],
+            (h if memory.values is None else memory.values)[:, None],
+            memory.mask[:, None],
+            memory.lengths[:, None],
+        )
+
+    def step(self, y: Tensor, state: AttentionState) -> tuple[Output, AttentionState]:
+        x = s = self.dropout(self.position(y, state.t))  # (B, K, D)
+        if state.x is not None:
+            past, place = state.x, state.t[:, :, None, None]  # (B, K, C, D), (B, 1, 1, 1)
+            past.scatter_(2, place.expand(-1, x.shape[1], 1, self.d), x[:, :, None].to(past.dtype))
+            seen = torch.arange(past.shape[2], device=x.device) <= place  # (B, 1, 1, C)
+            s = x + scaled_dot_product_attention(x[:, :, None].to(past.dtype), past, past, seen)[:, :, 0]
+        return self.read(s, state.t, state), replace(state, t=state.t + 1)
+
+    def read(self, s: Tensor, t: Tensor, state: AttentionState) -> Output:
+        """One look at the source for queries (B, T or K, D) at places t, and what comes of it."""
+        look = self.attention(s, state.keys[:, 0], state.values[:, 0], state.mask, None, t, state.lengths)
+        o = self.dropout(torch.tanh(self.W(torch.cat([s, look.c], -1))))
+        return Output(o, look.a, look.extras)

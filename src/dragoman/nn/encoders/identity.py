@@ -1,0 +1,51 @@
+"""Encoders that compute nothing: what is left of the source when recurrence is dropped.
+
+    identity   h_j = x_j + position        none   h_j = x_j, tokens for a decoder that reads them as a prefix
+
+The summary is the mean of h over the real positions, zeros where there are none. B batch, S source length, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.core.interfaces import Memory, Segments
+from dragoman.core.registry import Part, Share
+from dragoman.nn.encoders import encoders
+from dragoman.nn.positions import positions
+
+
+@encoders.register("identity")
+class IdentityEncoder(nn.Module):
+    """h_j = x_j + position: the bare embeddings, by default as a set without order."""
+
+    def __init__(self, d_in: int, *, position: Annotated[Part, positions] = Part("none"), dropout: Share = 0.1) -> None:
+        super().__init__()
+        self.d = d_in
+        self.position = positions.build(position, d_in, None)
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def length(self) -> int | None:
+        """The longest source its positions allow."""
+        return self.position.length
+
+    def forward(self, x: Tensor, segments: Segments) -> Memory:
+        t = torch.arange(x.shape[1], device=x.device)[None]  # (1, S)
+        h = self.dropout(self.position(x, t))
+        return Memory(h, segments.lengths, segments.mean(h))
+
+
+@encoders.register("none")
+class NoEncoder(nn.Module):
+    """h_j = x_j: the embedded tokens themselves, for a decoder with source: prefix."""
+
+    def __init__(self, d_in: int) -> None:
+        super().__init__()
+        self.d = d_in
+
+    def forward(self, x: Tensor, segments: Segments) -> Memory:
+        return Memory(x, segments.lengths, segments.mean(x))

@@ -1,0 +1,115 @@
+"""Which whole shapes there are, and what the parts of a config must be to make one.
+
+shape                   encoder         decoder | head                     objective
+encoder-decoder         any             decoder, any                       pairs, denoising, span_corruption, prefix
+one network             none            decoder with source: prefix        pairs, prefix
+prefix language model   none            decoder with source: full_prefix   pairs, prefix, unilm
+language model          none            decoder with source: prefix        lm
+classifier              any             head: classifier                   labels
+tagger                  any             head: tagger                       tags
+masked language model   any             head: tagger                       masked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dragoman.core.interfaces import PAD, Batch
+from dragoman.core.registry import Part
+from dragoman.data.objectives import objectives
+
+HEADS = {"labels": "classifier", "tags": "tagger", "masked": "tagger"}  # what an objective without a decoder needs
+PREFIXES = ("prefix", "full_prefix")
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What does not go together, one sentence each."""
+    model: Any = config.model
+    name, source = config.training.objective.name, how_the_source_is_read(model)
+    objective: Any = objectives[name]
+    predicts_source = bool(config.training.objective.options.get("source_loss"))
+    if objective.paired and config.data.columns.count("target") != 1:
+        yield f"data.columns must name 'target' exactly once, found {config.data.columns}"
+    if not objective.paired and config.training.validate_metrics:
+        yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
+    yield from _vocabulary(config, name, objective.joint or not objective.paired or predicts_source)
+    yield from _head(model, name)
+    if name in ("lm", "unilm") and model.pointer is not None:
+        yield f"model.pointer copies from the source, but training.objective is {name}: set model.pointer to null"
+    if name in ("lm", "unilm") and source not in PREFIXES:
+        yield (
+            f"training.objective is {name}, so there is one network and no source apart: "
+            "set model.encoder to none and model.decoder.source to prefix"
+        )
+    if name == "lm" and source == "full_prefix":
+        yield "training.objective is lm, which reads from left to right alone: set model.decoder.source to prefix"
+    if name == "unilm" and source == "prefix":
+        yield "training.objective is unilm, which sees words from both sides: set model.decoder.source to full_prefix"
+    if predicts_source and source != "prefix":
+        yield "training.objective.source_loss needs one network from left to right: set model.decoder.source to prefix"
+    if source in PREFIXES and model.encoder.name != "none":
+        yield f"model.decoder.source is {source}, so the decoder reads the source itself: set model.encoder to none"
+    if source not in PREFIXES and model.encoder.name == "none" and model.decoder is not None:
+        yield "model.encoder is none, so the decoder must read the source itself: set model.decoder.source to prefix"
+    yield from _reach(config, name, source)
+
+
+def how_the_source_is_read(model: Any) -> str:
+    return str(model.decoder.options.get("source", "attention")) if model.decoder is not None else ""
+
+
+def _vocabulary(config: Any, name: str, joint: bool) -> Iterator[str]:
+    model: Any = config.model
+    if config.tokenizer.joint or config.tokenizer.load or config.training.start_from:
+        return
+    if model.tie in ("all", "embeddings"):
+        yield f"model.tie is '{model.tie}', but tokenizer.joint is false: for one table set tokenizer.joint to true"
+    if joint:
+        yield f"training.objective is {name}, so source and target are of one kind: set tokenizer.joint to true"
+    if model.pointer is not None:
+        yield "model.pointer needs one vocabulary for both sides: set tokenizer.joint to true"
+
+
+def _head(model: Any, name: str) -> Iterator[str]:
+    head = model.head.name if model.head is not None else None
+    needed = HEADS.get(name)
+    if needed is not None and head != needed:
+        yield (
+            f"training.objective is {name}, which an encoder answers alone: "
+            f"set model.head to {needed} and model.decoder to null"
+        )
+    if needed is None and head is not None:
+        fitting = " or ".join(objective for objective, kind in HEADS.items() if kind == head)
+        yield f"model.head is {head}, but training.objective is {name}: it must be {fitting}"
+    if name in ("lm", "unilm", "prefix") and model.tie not in ("all", "embeddings"):
+        yield f"training.objective is {name}, so one table of embeddings serves the whole text: set model.tie to all"
+
+
+def _reach(config: Any, name: str, source: str) -> Iterator[str]:
+    """Positions that end must reach as far as the data does."""
+    model: Any = config.model
+    together = source in PREFIXES and name in ("pairs", "prefix")
+    limits = {
+        "encoder": ("data.max_source", config.data.max_source),
+        "decoder": ("data.max_source + data.max_target", config.data.max_source + config.data.max_target)
+        if together
+        else ("data.max_target", config.data.max_target),
+    }
+    for side, (key, limit) in limits.items():
+        part = getattr(model, side)
+        position = part.options.get("position") if part is not None else None
+        reach = position.options.get("length") if isinstance(position, Part) else None
+        if reach is not None and reach < limit:
+            yield f"{key} is {limit}, but model.{side}.position reaches only {reach} tokens: raise its length"
+
+
+def rehearsal(config: Any) -> Batch:
+    """A tiny batch of the kind a config trains on."""
+    import torch
+
+    name = config.training.objective.name
+    ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
+    source = ids[:, :0] if name == "lm" else ids
+    asked = name in ("tags", "masked", "unilm") or config.training.objective.options.get("source_loss")
+    return Batch(source, lengths * 0 if name == "lm" else lengths, ids, lengths, marks=ids if asked else None)
