@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -329,9 +330,11 @@ def test_yaml_traps_are_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", presets())
 def test_every_preset_is_right_once_it_has_data(preset: str) -> None:
-    loaded = load(None, preset, ["data={train: a.tsv, valid: b.tsv}"])
+    text = (resources.files("dragoman.presets") / f"{preset}.yaml").read_text(encoding="utf-8")
+    value = yaml.parse(text, preset)  # validated, not rehearsed: at full size that takes seconds for each
+    config = validate({**value, "data": {**value.get("data", {}), "train": "a.tsv", "valid": "b.tsv"}}, preset)
     assert presets()[preset], "the first line of a preset says what it is"
-    assert validate(yaml.parse(loaded.config.text(), "saved"), "saved") == loaded.config
+    assert validate(yaml.parse(config.text(), "saved"), "saved") == config
 
 
 @given(

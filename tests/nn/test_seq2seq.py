@@ -297,7 +297,7 @@ def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence() -> None:
 
 
 def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_nine_to_one() -> None:
-    hard = Part("rnn", {"normalizer": Part("hard", {"entropy": 0.5}), "dropout": 0.0})
+    hard = Part("rnn", {"normalizer": Part("hard", {"entropy": 0.5, "discount": 0.25}), "dropout": 0.0})
     model = Seq2Seq(SIZE, SIZE, width=4, encoder=Part("rnn", {"dropout": 0.0}), decoder=hard).train()
     batch, b = a_batch(), 0.0
     assert model.draws
@@ -311,7 +311,7 @@ def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_
             said = [log_p[i, t, gold[i, t]].item() for t in range(n)]
             total += sum(said)
             for t in range(n):
-                ahead = sum(said[t:]) - b * (n - t)
+                ahead = sum(0.25**k * (said[t + k] - b) for k in range(n - t))
                 expected += -said[t] - ahead * choice[i, t].item() + penalty[i, t].item()
         torch.manual_seed(seed)
         assert model.loss(batch).sum.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)

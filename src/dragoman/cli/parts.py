@@ -15,10 +15,15 @@ KINDS = (
     "frontends",
     "encoders",
     "decoders",
+    "heads",
+    "mixers",
     "scores",
     "normalizers",
     "positions",
     "norms",
+    "initializers",
+    "objectives",
+    "teachers",
     "tokenizers",
     "searches",
     "length_rules",
@@ -31,12 +36,20 @@ KINDS = (
 
 def show(
     kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}; default: all.")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a page in Markdown instead, with equations and types.")
+    ] = False,
     modules: Imports = [],
 ) -> None:
     """Print the names of parts, what each is in one line, and its options with their defaults."""
     if kind is not None:
         choice(kind, KINDS, "list")
     import_all(modules)
+    if markdown:
+        from dragoman.cli.parts_page import page, section
+
+        print(section(kind, registries()) if kind else page(registries()), end="")
+        return
     out = console()
     for name in [kind] if kind else KINDS:
         if kind is None:
@@ -56,21 +69,28 @@ def show(
 
 def registries() -> dict[str, Registry[Any]]:
     """Every registry by the name of its kind."""
+    from dragoman.data.objectives import objectives
     from dragoman.evaluation.metrics import metrics
-    from dragoman.nn.attention import normalizers, scores
     from dragoman.nn.decoders import decoders
     from dragoman.nn.encoders import encoders
     from dragoman.nn.frontends import frontends
-    from dragoman.nn.layers import norms, positions
+    from dragoman.nn.heads import heads
+    from dragoman.nn.initialization import initializers
+    from dragoman.nn.layers import norms
+    from dragoman.nn.mixers import mixers
+    from dragoman.nn.normalizers import normalizers
+    from dragoman.nn.positions import positions
+    from dragoman.nn.scores import scores
     from dragoman.optim.optimizers import optimizers
     from dragoman.optim.schedules import schedules
+    from dragoman.optim.teachers import teachers
     from dragoman.search import searches
     from dragoman.search.scoring import length_rules
     from dragoman.text.tokenizers import tokenizers
 
     found = (
-        frontends, encoders, decoders, scores, normalizers, positions, norms, tokenizers,
-        searches, length_rules, optimizers, schedules, metrics,
+        frontends, encoders, decoders, heads, mixers, scores, normalizers, positions, norms, initializers,
+        objectives, teachers, tokenizers, searches, length_rules, optimizers, schedules, metrics,
     )  # fmt: skip
     return dict(zip(KINDS, found, strict=False))
 

@@ -2,10 +2,11 @@
 
     cross entropy      L = Σ_t −log p(y_t); with label smoothing (1 − ε) of the mass is on the gold token
     divergence         D = ½ Σ_t (KL(p_t ‖ q_t) + KL(q_t ‖ p_t))           of two passes with their own dropout (R-Drop)
-    score function     S = −Σ_t A_t log π(a_t),  A_t = Σ_{t'≥t} (log p(y_t') − b)       of choices drawn on the way
+    score function     S = −Σ_t A_t log π(a_t),  A_t = Σ_{t'≥t} γ^(t'−t) (log p(y_t') − b)       of choices drawn
 
 In the last the gradient of an expectation over draws a_t ~ π is that of their log-probability, weighted by how much
-better than the baseline b things went from there on (Williams 1992; hard attention in Xu et al. 2015).
+better than the baseline b things went from there on (Williams 1992; hard attention in Xu et al. 2015). With γ = 1 that
+is exact on average; a smaller γ asks a draw to answer less for what came long after it, which is far less noisy.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def divergence(logits: Tensor, others: Tensor, gold: Tensor) -> Tensor:
     return both.masked_fill(gold == PAD, 0.0).sum()
 
 
-def score_function(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor) -> Tensor:
-    """A term whose gradient is that of the expected log p: choice and log_p (B, T), real where a token counts."""
+def score_function(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor, discount: float = 1.0) -> Tensor:
+    """A term whose gradient is that of the expected −log p: choice and log_p (B, T), real where a token counts."""
     better = (log_p.detach().to(choice.dtype) - baseline.to(choice.dtype)) * real
-    to_go = better.flip(1).cumsum(1).flip(1)  # Σ_{t' ≥ t}
-    return -(to_go * choice * real).sum()
+    t = torch.arange(choice.shape[1], device=choice.device)
+    later = (discount ** (t[:, None] - t).clamp(min=0)).to(choice.dtype).tril()  # (t', t): γ^(t' − t) where t' ≥ t
+    return -(better @ later * choice * real).sum()

@@ -177,15 +177,23 @@ class Hard(nn.Module):
 
     A draw has no gradient. Instead it leaves "choice", `reward` × log p(the key drawn), which the model's loss
     multiplies by the advantage: its own value less a moving baseline, held constant. The gradient of that product is,
-    on average, that of the expected loss (the score-function estimator), and the baseline makes it less noisy. The
-    "penalty" −`entropy` × H(softmax(e)) keeps the draws diverse.
+    on average, that of the expected loss (the score-function estimator), and the baseline makes it less noisy. Of what
+    comes n steps after it, a draw is credited with `discount`ⁿ: 1 is exact, less is less noisy. The "penalty"
+    −`entropy` × H(softmax(e)) keeps the draws diverse.
     """
 
     samples, ordered = True, False
 
-    def __init__(self, d_q: int, *, reward: Rate = 1.0, entropy: Annotated[float, Field(ge=0.0)] = 0.0) -> None:
+    def __init__(
+        self,
+        d_q: int,
+        *,
+        reward: Rate = 1.0,
+        discount: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5,
+        entropy: Annotated[float, Field(ge=0.0)] = 0.0,
+    ) -> None:
         super().__init__()
-        self.reward, self.entropy = reward, entropy
+        self.reward, self.discount, self.entropy = reward, discount, entropy
 
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None

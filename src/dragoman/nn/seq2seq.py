@@ -64,15 +64,15 @@ class Seq2Seq(nn.Module):
         source_size: int,
         target_size: int,
         *,
-        width: Positive = 256,
+        width: Positive = 256,  # of embeddings, and of every part that does not say otherwise
         frontend: Annotated[Part, frontends] = Part("tokens"),
         encoder: Annotated[Part, encoders] = Part("transformer"),
         decoder: Annotated[Part, decoders] | None = Part("transformer"),
-        head: Annotated[Part, heads] | None = None,
-        tie: Literal["none", "output", "embeddings", "all"] = "output",
-        scale: bool = True,
+        head: Annotated[Part, heads] | None = None,  # instead of a decoder
+        tie: Literal["none", "output", "embeddings", "all"] = "output",  # which of the three tables are one
+        scale: bool = True,  # the target's embeddings by √width
         output_bias: bool = True,
-        pointer: Annotated[Part, scores] | None = None,
+        pointer: Annotated[Part, scores] | None = None,  # the score of a pointer that copies from the source
         initializer: Annotated[Part, initializers] = Part("parts"),
     ) -> None:
         super().__init__()
@@ -96,7 +96,8 @@ class Seq2Seq(nn.Module):
         initializers.build(initializer)(self)
         self.tie(tie, source_size, target_size, width)
         # What draws on its way needs a baseline to tell good draws from bad.
-        self.draws = any(getattr(module, "samples", False) is True for module in self.modules())
+        drawing: list[Any] = [module for module in self.modules() if getattr(module, "samples", False)]
+        self.draws, self.discount = bool(drawing), float(drawing[0].discount) if drawing else 1.0
         self.baseline: Tensor | None
         self.register_buffer("baseline", torch.zeros(()) if self.draws else None)
 
@@ -208,7 +209,7 @@ class Seq2Seq(nn.Module):
             total = total + (output.extras["penalty"] * real).sum()
         if "choice" in output.extras and self.baseline is not None:
             log_p = token_log_probs(logits, gold).detach()
-            total = total + score_function(output.extras["choice"], log_p, self.baseline, real)
+            total = total + score_function(output.extras["choice"], log_p, self.baseline, real, self.discount)
             if self.training:
                 mean = (log_p.sum() / real.sum().clamp(min=1)).to(self.baseline.dtype)
                 share = torch.where(self.baseline.eq(0), 0.0, MOMENTUM)  # at first no reward is known yet
