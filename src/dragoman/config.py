@@ -83,6 +83,7 @@ class Tokenizing(Options):
     source: Annotated[Part, tokenizers] = Part("characters")
     target: Annotated[Part, tokenizers] | None = None
     joint: bool = False  # one vocabulary for both sides
+    copies: Count | None = None  # unknown words of a source that can be told apart; null: 16 with model.pointer, else 0
     load: str | None = None  # take the tokenizers of this model instead of learning them
 
     def problems(self) -> Iterator[str]:

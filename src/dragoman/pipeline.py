@@ -136,7 +136,7 @@ class Pipeline:
             batch = collate([(sources[i], [EOS]) for i in rows], [first + i for i in rows]).to(self.device)
             found, maps = self._search(batch, search, nbest, attention)
             for i, best, weights in zip(rows, found, maps, strict=True):
-                one, *others = [self._prediction(h, sources[i], cuts[i]) for h in best]
+                one, *others = [self._prediction(h, window[i], sources[i], cuts[i]) for h in best]
                 results[i] = replace(one, alternatives=others, attention=weights)
         yield from (result for result in results if result is not None)
 
@@ -212,9 +212,10 @@ class Pipeline:
         weights = output.attention.float().cpu().numpy()
         return found, [weights[i, :, :n] for i, n in enumerate(batch.source_lengths.tolist())]
 
-    def _prediction(self, hypothesis: Hypothesis, source: list[int], cut: bool) -> Prediction:
+    def _prediction(self, hypothesis: Hypothesis, example: Example, source: list[int], cut: bool) -> Prediction:
+        said = [*source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
         return Prediction(
-            self.codec.decode([*source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens),
+            self.codec.decode(said, example.source),
             hypothesis.score,
             hypothesis.total,
             self.codec.target_pieces(hypothesis.tokens),
@@ -272,7 +273,7 @@ class Pipeline:
             text = example.source if example.target is None else example.target
             row = Row([], self.codec.encode_target(text))
         else:
-            row = Row(self.encode(example), self.codec.encode_target(example.target or ""))
+            row = Row(self.encode(example), self.codec.encode_target(example.target or "", source=example.source))
         if self.model.head is not None:
             problem = self.objective.problem(row.source, row.target)
             if problem:

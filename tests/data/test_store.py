@@ -37,7 +37,7 @@ class Letters:
     def encode_source(self, example: Example) -> list[int]:
         return self.encode_target(example.source)
 
-    def encode_target(self, text: str) -> list[int]:
+    def encode_target(self, text: str, source: str = "") -> list[int]:
         return [*(ord(letter) + self.shift for letter in text), EOS]
 
 
@@ -149,7 +149,7 @@ from dragoman.data import store
 class Codec:
     source = target = range(1000)
     def encode_source(self, example): return [ord(c) for c in example.source]
-    def encode_target(self, text): return [ord(c) for c in text]
+    def encode_target(self, text, source=""): return [ord(c) for c in text]
 
 def examples():
     for i in range(100_000):

@@ -130,3 +130,40 @@ def test_missing_files_of_a_side_are_named() -> None:
     files = {name: data for name, data in separate().files().items() if name.startswith("source.")}
     with pytest.raises(ModelError, match="files of the target tokenizer are missing"):
         codec.restore(Part("characters"), Part("symbols"), False, "nfc", files)
+
+
+# -- words that only the source knows ------------------------------------------------------------------------------
+
+
+def copying(count: int = 2, **options: object) -> Codec:
+    lines = ["meets , whom today"] * 2
+    return codec.learn(Part("words", options), Part("words"), True, "nfc", lines, [], codec.copies(count))
+
+
+def test_unknown_words_of_a_source_are_numbered_on_both_sides_and_read_as_themselves() -> None:
+    both, source = copying(), "Zora meets Quill , Zora"
+    ids = both.encode_source(Example(source))
+    assert both.source_pieces(ids) == ["<copy:0>", "▁meets", "<copy:1>", "▁,", "<copy:0>", "</s>"]
+    target = both.encode_target("Quill , whom Zora meets", source=source)
+    assert both.target_pieces(target)[0] == "<copy:1>"
+    assert both.decode(target, source) == "Quill , whom Zora meets"
+
+
+def test_an_unknown_word_that_the_source_lacks_or_has_no_number_for_stays_unknown() -> None:
+    both = copying(1)
+    assert both.decode(both.encode_target("Quill meets Zora", source="Zora meets Quill"), "Zora meets Quill") == (
+        "⁇ meets Zora"
+    )
+    assert both.target_pieces(both.encode_target("Zora"))[0] == "<unk>"
+    assert both.decode(both.encode_target("today"), "Zora") == "today"
+
+
+def test_without_numbers_nothing_changes() -> None:
+    none, source = copying(0), "Zora meets Quill"
+    assert none.encode_source(Example(source)).count(UNK) == 2
+    assert none.decode(none.encode_target(source, source=source), source) == "⁇ meets ⁇"
+
+
+def test_numbered_words_keep_their_letters_where_the_vocabulary_is_in_lower_case() -> None:
+    both = copying(lowercase=True)
+    assert both.decode(both.encode_source(Example("Zora MEETS")), "Zora MEETS") == "Zora meets"

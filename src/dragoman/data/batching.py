@@ -300,7 +300,7 @@ class Batches:
         assert self.codec is not None
         example = store.example(row)
         source = self.codec.encode_source(example, rng) if store.paired else []
-        target = self.codec.encode_target(example.target or "", rng)
+        target = self.codec.encode_target(example.target or "", rng, example.source)
         if self.objective is not None and self.objective.problem(source, target):  # as many tags as tokens, say
             return store.source(row), store.target(row)
         # A sampled split is longer than the plain one; a model's positions end at the limit all the same.

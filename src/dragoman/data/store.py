@@ -221,7 +221,10 @@ def _encode(
         return "blank source", nothing
     if example.target is None or not example.target.strip():
         return "blank target" if paired else "blank", nothing
-    source, target = codec.encode_source(example) if paired else [], codec.encode_target(example.target)
+    source, target = (
+        codec.encode_source(example) if paired else [],
+        codec.encode_target(example.target, source=example.source),
+    )
     if len(source) > max_source:
         return "source too long", nothing
     if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side

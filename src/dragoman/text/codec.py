@@ -2,7 +2,8 @@
 
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
-A source is never empty, then: even a blank line has its </s>.
+A source is never empty, then: even a blank line has its </s>. For a model that copies, unknown words of a source are
+numbered: the first different one is <copy:0>, the next <copy:1>, on both sides, and the number reads as the word again.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DataError, ModelError
-from dragoman.core.interfaces import EOS, SPECIALS, Example
+from dragoman.core.interfaces import EOS, SPECIALS, UNK, Example
 from dragoman.core.registry import Part
 from dragoman.text.normalization import Form, normalize
 from dragoman.text.tokenizers import Tokenizer, tokenizers
+from dragoman.text.vocabulary import UNKNOWN
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def copies(count: int) -> list[str]:
+    """The symbols that unknown words of a source go by."""
+    return [f"<copy:{k}>" for k in range(count)]
 
 
 def tags(example: Example) -> list[str]:
@@ -55,16 +63,44 @@ class Codec:
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int]:
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
+        ids = self._numbered(ids, text, self.source, self._strangers(example.source))
         return [*(self._tag(tag, example) for tag in tags(example)), *ids, EOS]
 
-    def encode_target(self, text: str, rng: np.random.Generator | None = None) -> list[int]:
+    def encode_target(self, text: str, rng: np.random.Generator | None = None, source: str = "") -> list[int]:
         text = normalize(text, self.normalization)
         ids = self.target.encode(text) if rng is None else self.target.sample(text, rng)
-        return [*ids, EOS]
+        return [*self._numbered(ids, text, self.target, self._strangers(source)), EOS]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Target ids → text; <s>, </s> and padding are left out."""
-        return self.target.decode([i for i in ids if i >= len(SPECIALS) - 1])
+    def decode(self, ids: Sequence[int], source: str = "") -> str:
+        """Target ids → text; <s>, </s> and padding are left out, numbers read as the words of the source they name."""
+        ids = [i for i in ids if i >= len(SPECIALS) - 1]
+        names = dict(zip(self._copies, self._strangers(source), strict=False))
+        if not any(id in names for id in ids):
+            return self.target.decode(ids)
+        pieces = self.target.decode([UNK if id in names else id for id in ids]).split(UNKNOWN)
+        words = [names.get(id, UNKNOWN) for id in ids if id in names or id == UNK]
+        words += [UNKNOWN] * (len(pieces) - 1 - len(words))  # what else looks like one
+        return "".join(piece + word for piece, word in zip(pieces, [*words, ""], strict=True))
+
+    @cached_property
+    def _copies(self) -> list[int]:
+        """The ids of the numbers."""
+        count = sum(symbol.startswith("<copy:") for symbol in self.target.extra) if self.joint else 0
+        return [id for symbol in copies(count) if (id := self.target.id(symbol)) is not None]
+
+    def _strangers(self, source: str) -> list[str]:
+        """The different unknown words of a source, in order, where they are numbered at all."""
+        if not self._copies or not source:
+            return []
+        return list(dict.fromkeys(self.source.unknown_words(normalize(source, self.normalization))))
+
+    def _numbered(self, ids: list[int], text: str, tokenizer: Tokenizer, strangers: list[str]) -> list[int]:
+        """Ids with the number of a word of the source in place of <unk>, where the unknown word is one of them."""
+        if not strangers or UNK not in ids:
+            return ids
+        number = dict(zip(strangers, self._copies, strict=False))
+        unknown = iter(tokenizer.unknown_words(text))
+        return [number.get(next(unknown, ""), UNK) if id == UNK else id for id in ids]
 
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
         return self.source.pieces(ids)

@@ -74,6 +74,10 @@ class Pieces:
         ids: list[int] = self._processor.encode(well_formed(text))
         return ids
 
+    def unknown_words(self, text: str) -> list[str]:
+        """Subwords know nearly all there is, and what they do not know is no word."""
+        return []
+
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
         if not self.samples:
             return self.encode(text)

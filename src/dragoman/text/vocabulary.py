@@ -194,6 +194,11 @@ class Lookup:
                 ids.append(found)
         return ids
 
+    def unknown_words(self, text: str) -> list[str]:
+        """What of a text becomes <unk>, in order, as it stands there."""
+        words = [token for token in self.split(text) if self.unknown(token) == [UNK]]
+        return [word.removeprefix(MARK) for word in words if self.vocabulary.find(self._clean(word)) is None]
+
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
         return self.encode(text)
 

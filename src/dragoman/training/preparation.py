@@ -18,7 +18,7 @@ from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
-from dragoman.text.codec import Codec, tags
+from dragoman.text.codec import Codec, copies, tags
 from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
 
@@ -76,8 +76,9 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         return model.codec, config
 
     languages = {tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)}
-    extra = [*objectives.build(config.training.objective).symbols, *sorted(languages)]
-    options = config.tokenizer
+    options, shape = config.tokenizer, config.model
+    count = (16 if getattr(shape, "pointer", None) else 0) if options.copies is None else options.copies
+    extra = [*objectives.build(config.training.objective).symbols, *copies(count), *sorted(languages)]
     codec = codecs.learn(
         options.source,
         options.target or options.source,

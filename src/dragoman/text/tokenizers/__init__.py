@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
 
     def sample(self, text: str, rng: np.random.Generator) -> list[int]: ...
 
+    def unknown_words(self, text: str) -> list[str]:
+        """What of a text becomes <unk>, in order, for a model that copies; [] where that is not whole words."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
