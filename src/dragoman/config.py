@@ -106,6 +106,7 @@ class Training(Options):
     schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
     clip: Rate | None = 1.0  # the largest norm of a gradient
     label_smoothing: Share = 0.1
+    loss_per: Literal["token", "sentence"] = "token"  # what the gradient is a mean over; the RNN papers: sentences
     precision: Literal["float32", "bfloat16"] = "float32"
     validate_every: Positive = 500  # steps
     validate_metrics: list[Annotated[Part, metrics]] = []  # decoded, besides the loss

@@ -31,6 +31,7 @@ def test_inverse_sqrt_is_the_transformer_s_with_its_peak_at_one() -> None:
     peak = d**-0.5 * w**-0.5
     assert factors("inverse_sqrt", steps, warmup=w) == pytest.approx([rate / peak for rate in vaswani])
     assert factors("inverse_sqrt", [160], warmup=40) == pytest.approx([0.5])
+    assert factors("inverse_sqrt", [1, 40, 160], warmup=40, flat=True) == pytest.approx([1.0, 1.0, 0.5])
 
 
 def test_linear_goes_down_in_a_straight_line() -> None:

@@ -162,6 +162,9 @@ class MultiHead(nn.Module):
                 f"'{options.normalizer.name}' draws one position for each step and learns from that draw's reward, "
                 "which cannot be told apart for many heads and layers; use it in an rnn decoder"
             )
+        if options.score.name == "dot":  # begin as wide as if it were scaled, as T5 does
+            with torch.no_grad():
+                self.Wq.weight.mul_(d_k**-0.5)
         # A score of the form s q·k has its s as `scale`; that, softmaxed, is what the fused kernel computes.
         self.scale: float | None = getattr(self.score, "scale", None)
         self.fused = self.scale is not None and options.normalizer.name == "softmax"

@@ -7,7 +7,7 @@ adafactor, with rate γ and everything squared, divided or rooted by element (R,
     β = 1 − t^−0.8     R ← β R + (1 − β) mean_rows G²     C ← β C + (1 − β) mean_columns G²     V = R C / mean R
     U = G / √V         U ← U / max(1, RMS(U))             θ ← θ − min(γ, 1/√t) · max(ε, RMS(θ)) · U
 
-With rate 0.01 and the schedule inverse_sqrt with warmup 10,000, γ is the 1/√t that T5 was trained with from there on.
+With rate 0.01 and the schedule inverse_sqrt, flat for 10,000 steps, γ is the 1/√max(t, 10⁴) that T5 was trained with.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 constant       min(t/w, 1)
 inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, scaled to peak at 1)
+               min(1, √(w/t)) where flat            (T5)
 linear         t/w, then a straight line to `floor` at N
 cosine         t/w, then half a cosine to `floor` at N
 halving        t/w, then × decay after `start` and every `every` steps from there
@@ -66,13 +67,13 @@ class Constant(Stateless):
 
 @schedules.register("inverse_sqrt")
 class InverseSqrt(Stateless):
-    """Up in a straight line, then down with 1/√t."""
+    """Up in a straight line, or at the peak from the start (`flat`), then down with 1/√t."""
 
-    def __init__(self, steps: int, *, warmup: Positive = 4000) -> None:
-        self.warmup = warmup
+    def __init__(self, steps: int, *, warmup: Positive = 4000, flat: bool = False) -> None:
+        self.warmup, self.flat = warmup, flat
 
     def factor(self, t: int) -> float:
-        return min(t / self.warmup, math.sqrt(self.warmup / t))
+        return min(1.0 if self.flat else t / self.warmup, math.sqrt(self.warmup / t))
 
 
 @schedules.register("linear")

@@ -149,6 +149,7 @@ class Trainer:
             device=self.device,
             precision=options.precision,
             limit=progress.limit,
+            per=options.loss_per,
         )
         if found.limit != progress.limit:
             progress.limit = found.limit

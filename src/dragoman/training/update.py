@@ -1,8 +1,8 @@
 """The gradient of one update, from batches of any size: what does not fit into memory is split and tried again.
 
-    g = 1/T ∇ Σ_batches Σ_t −log p(y_t)          T: target tokens of all batches of the update
+    g = 1/N ∇ Σ_batches Σ_t −log p(y_t)          N: target tokens of all batches of the update, or their rows
 
-Every piece divides by the same T, so that splitting changes nothing but rounding. Random numbers are seeded from
+Every piece divides by the same N, so that splitting changes nothing but rounding. Random numbers are seeded from
 (seed, step, piece): a retry draws the same ones, and a resumed run needs no saved generator.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -43,9 +44,11 @@ def gradient(
     device: torch.device,
     precision: str,
     limit: int | None,
+    per: Literal["token", "sentence"] = "token",
 ) -> Update:
     """Leave the gradient of some batches in the model; `limit` is the largest area known to fit."""
     tokens = sum(batch.tokens for batch in batches)
+    count = tokens if per == "token" else sum(len(batch) for batch in batches)
     pieces = [piece for batch in batches for piece in split(batch, limit)]
     while True:
         model.zero_grad(set_to_none=True)
@@ -56,7 +59,7 @@ def gradient(
                 torch.manual_seed(seed_of(seed, step, done))
                 with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                     loss = loss_of(piece.to(device)).sum
-                (loss / tokens).backward()  # type: ignore[no-untyped-call]
+                (loss / count).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach().double()
                 done += 1
             return Update(float(total), tokens, limit)
