@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman import checkpoint, pipeline
 from dragoman import config as configs
+from dragoman.constraints import Constraints
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, Example
 from dragoman.core.registry import Part
@@ -45,6 +46,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "encoder": {"name": "transformer", "layers": 2, "heads": 2, "dropout": 0.3},
         "decoder": {"name": "transformer", "layers": 2, "heads": 4, "dropout": 0.3},
     },
+    "conv": {
+        "width": 16,
+        "tie": "none",
+        "encoder": {"name": "conv", "layers": 2},
+        "decoder": {"name": "conv", "layers": 2},
+    },
 }
 
 
@@ -59,7 +66,7 @@ def build(name: str, *, texts: tuple[str, ...] = (LETTERS, "a b"), seed: int = 0
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(1.5 if name == "transformer" else 2.5)  # more, and a Transformer of width 16 magnifies rounding
+            p.mul_({"transformer": 1.5, "conv": 0.8}.get(name, 2.5))  # more, and these magnify rounding at width 16
         model.output.bias[EOS] += 1.0
     return Pipeline(model, codec, config, torch.device("cpu"))
 
@@ -118,11 +125,36 @@ def test_scores_are_the_same_alone_or_in_any_batch(model: str) -> None:
         np.testing.assert_allclose(row, alone[i], atol=1e-5)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_drawn_depends_on_the_seed_and_the_place_and_not_on_the_batch(model: str) -> None:
+    p, sources = opened(model), some_sources(4)
+    draws = Part("sample", {"size": 3, "temperature": 2.0, "seed": 7})
+    together = p.predict(sources, search=draws, nbest=3)
+    for i, source in enumerate(sources):
+        same(p.predict([""] * i + [source], search=draws, nbest=3)[i], together[i])
+        fewer = p.predict([""] * i + [source], search=Part("sample", {**draws.options, "size": 1}))[i]
+        assert fewer.tokens in [one.tokens for one in (together[i], *together[i].alternatives)]
+    places = p.predict(["abcdefgh"] * 6, search=draws)
+    assert len({one.text for one in places}) > 1
+    other = p.predict(sources, search=Part("sample", {**draws.options, "seed": 8}))
+    assert [one.text for one in other] != [one.text for one in together]
+
+
 def test_a_window_of_the_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     p, sources = opened("rnn"), some_sources(3)
     whole = p.predict(sources)
     monkeypatch.setattr(pipeline, "WINDOW", 3)
     for a, b in zip(p.stream(iter(sources)), whole, strict=True):
+        same(a, b)
+
+
+def test_draws_and_constraints_go_by_the_place_in_the_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, sources = opened("rnn"), some_sources(3)
+    wishes = [Constraints(prefix="ab" * (i % 3), longest=9) for i in range(len(sources))]
+    draws = Part("sample", {"temperature": 2.0})
+    whole = p.predict(sources, search=draws, constraints=wishes)
+    monkeypatch.setattr(pipeline, "WINDOW", 4)
+    for a, b in zip(p.predict(sources, search=draws, constraints=wishes), whole, strict=True):
         same(a, b)
 
 
@@ -200,6 +232,42 @@ def test_a_result_obeys_the_limits_of_the_config() -> None:
     assert all(len(p.tokens) <= 3 for p in short.predict(["abcdefgh" * 3, "a"], beam=3))
     long = build("transformer", generation={"ratio": 1.0, "extra": 12, "shortest": 10})
     assert all(len(p.tokens) >= 10 for p in long.predict(["abc", "a"], beam=3))
+
+
+def test_a_coverage_penalty_adds_the_logarithm_of_how_much_each_source_token_was_looked_at() -> None:
+    p, weight = opened("rnn"), 0.3
+    search = Part("beam", {"size": 3, "coverage": weight})
+    compared = 0
+    for found in p.predict(["abc", "hg", "dadada"], search=search, attention=True):
+        if found.ended == "end":
+            assert found.attention is not None
+            looked = np.minimum(found.attention.sum(0), 1.0)
+            expected = found.log_prob / len(found.log_probs) + weight * np.log(looked).sum()
+            assert found.score == pytest.approx(expected, abs=1e-4)
+            compared += 1
+    assert compared
+
+
+def test_a_language_model_that_joins_adds_its_log_p_with_its_weight(tmp_path: Path) -> None:
+    shapes: list[dict[str, Any]] = [
+        {"model": {"width": 12, "tie": "none", "encoder": "rnn", "decoder": "rnn"}},
+        {
+            "model": {"width": 12, "tie": "all", "encoder": "none", "decoder": {"name": "rnn", "source": "prefix"}},
+            "training": {"objective": "lm"},
+        },
+    ]
+    for name, shape in zip(("model", "lm"), shapes, strict=True):
+        config = configs.validate({"data": {"train": "n.tsv"}, "tokenizer": {"joint": True}, **shape}, "a test")
+        kind = config.tokenizer.source
+        codec = codecs.learn(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
+        model = configs.build_model(config, len(codec.source), len(codec.target))
+        checkpoint.save(tmp_path / name, config, checkpoint.unique_weights(model), codec, {})
+    plain, lm = (pipeline.load(tmp_path / name, "cpu") for name in ("model", "lm"))
+    for found in pipeline.load_fused(tmp_path / "model", tmp_path / "lm", 0.4, "cpu").predict(["abc", "h"]):
+        source = "".join(found.source_tokens[:-1])
+        both = zip(plain.token_scores([(source, found.text)])[0], lm.token_scores([found.text])[0], strict=True)
+        expected = [p + 0.4 * q for p, q in both]
+        assert found.log_probs == pytest.approx(expected[: len(found.log_probs)], abs=1e-5)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -312,6 +380,9 @@ def test_language_tags_are_read_and_an_unknown_one_is_named() -> None:
         ({"beam": 0}, "beam is 0"),
         ({"beam": -3}, "beam is -3"),
         ({"search": Part("greedy"), "nbest": 2}, "2 best"),
+        ({"search": Part("sample", {"size": 2}), "nbest": 3}, "3 best results need as many samples"),
+        ({"search": Part("sample"), "trace": True}, "a trace is of a beam, and the search is 'sample'"),
+        ({"beam": 1, "constraints": Constraints(require=("a",))}, "required phrases need a beam"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(asked: dict[str, Any], words: str) -> None:

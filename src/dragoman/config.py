@@ -142,7 +142,12 @@ class Generation(Options):
     search: Annotated[Part, searches] = Part("beam")
     ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 2.0
     extra: Count = 20
-    shortest: Count = 0
+    shortest: Count = 0  # tokens
+    shortest_ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0  # and so many for each source token
+    no_repeat: Count = 0  # no run of so many tokens twice in a result; 0: they may repeat
+    repetition: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0  # log p of tokens said before, times this
+    unknown: bool = True  # whether <unk> may be a result's token
+    mbr: Annotated[Part, metrics] | None = None  # choose the result that agrees most with the others, by this metric
 
 
 class Runtime(Options):
@@ -211,6 +216,14 @@ _GROUPS: dict[str, type[Options]] = {
     for name, info in Config.model_fields.items()
     if isinstance(info.annotation, type) and issubclass(info.annotation, Options)
 }
+
+
+def validated_generation(config: Config, changes: dict[str, Any]) -> Generation:
+    """The generation settings of a config with some of them changed, checked as a file's are."""
+    try:
+        return Generation.model_validate(config.generation.model_dump() | changes)
+    except ValidationError as error:
+        raise ConfigError("generation", [_sentence(item, {}) for item in error.errors(include_url=False)]) from None
 
 
 def build_model(config: Config, source_size: int, target_size: int) -> Seq2Seq:

@@ -12,6 +12,7 @@ with; a model with a head answers with labels.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,17 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman import checkpoint
-from dragoman.config import Config
+from dragoman import checkpoint, ensemble
+from dragoman.config import Config, validated_generation
+from dragoman.constraints import Constraints, room
+from dragoman.constraints import check as check_constraints
+from dragoman.constraints import rules as constraint_rules
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Objective, Row, objectives
+from dragoman.evaluation.metrics import metrics
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
-from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, Search, searches
+from dragoman.search import Limits, mbr, searches
+from dragoman.search.sample import Sample
 from dragoman.text.codec import Codec
 
 WINDOW = 4096  # inputs that are sorted together while streaming
@@ -53,6 +58,8 @@ class Prediction:
     cut: bool = False  # the source was too long and only its beginning was read
     alternatives: list[Prediction] = field(default_factory=list)
     attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
+    trace: list[dict[str, Any]] | None = None  # what the beam kept and dropped at each step, on request
+    ids: list[int] = field(default_factory=list, repr=False)  # the tokens as numbers
 
 
 @dataclass
@@ -64,11 +71,23 @@ class Prompted:
     fresh: Tensor  # (B, 1): whether it is still to be read
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the sources of a window."""
+
+    search: Any
+    nbest: int
+    attention: bool
+    trace: bool
+    first: int  # the place of the window's first source in the whole input
+    wishes: Sequence[Constraints]
+
+
 @dataclass
 class Pipeline:
     """A model with its tokenizers, on a device."""
 
-    model: Seq2Seq
+    model: Any  # a Seq2Seq, or what has its surface: an ensemble, or a model that a language model joins
     codec: Codec
     config: Config
     device: torch.device
@@ -84,9 +103,17 @@ class Pipeline:
         nbest: int = 1,
         search: Part | None = None,
         attention: bool = False,
+        constraints: Constraints | Sequence[Constraints] | None = None,
+        trace: bool = False,
     ) -> list[Prediction]:
-        """One Prediction for each source, in order. `beam=1` is greedy; the config's search is the default."""
-        return list(self.stream(sources, beam=beam, nbest=nbest, search=search, attention=attention))
+        """One Prediction for each source, in order. `beam=1` is greedy; the config's search is the default.
+
+        Constraints are one for all sources, or one for each. A trace needs a beam.
+        """
+        if isinstance(constraints, Sequence) and len(constraints) != len(sources):
+            raise UserError(f"there are {len(sources)} sources and {len(constraints)} sets of constraints")
+        wanted = {"attention": attention, "constraints": constraints, "trace": trace}
+        return list(self.stream(sources, beam=beam, nbest=nbest, search=search, **wanted))  # type: ignore[arg-type]
 
     def stream(
         self,
@@ -96,18 +123,50 @@ class Pipeline:
         nbest: int = 1,
         search: Part | None = None,
         attention: bool = False,
+        constraints: Constraints | Sequence[Constraints] | None = None,
+        trace: bool = False,
     ) -> Iterator[Prediction]:
         """The same for any number of sources: reads and answers a window at a time, in order."""
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
-        searching = searches.build(self.search_part(beam, nbest, search))
+        part = self.search_part(beam, nbest, search)
+        if trace and part.name != "beam":
+            raise UserError(
+                f"a trace is of a beam, and the search is '{part.name}'; leave the trace out or take a beam"
+            )
+        given = constraints if isinstance(constraints, Sequence) else [constraints or Constraints()]
+        if part.name in ("greedy", "sample") and any(wish.require for wish in given):
+            raise UserError(f"required phrases need a beam, and the search is '{part.name}'; take another search")
+        searching = searches.build(part)
         if nbest < 1 or (nbest > searching.size and self.model.head is None):
-            raise UserError(f"{nbest} best results need a beam of at least {nbest}, not {searching.size}")
+            what = "as many samples" if part.name == "sample" else f"a beam of at least {nbest}"
+            raise UserError(f"{nbest} best results need {what}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
+        if isinstance(constraints, Sequence):
+            check_constraints(constraints)
+        wishes = constraints if isinstance(constraints, Sequence) else itertools.repeat(constraints or Constraints())
+        pairs = zip(examples, wishes, strict=False)
         first = 0
-        while window := list(itertools.islice(examples, WINDOW)):
-            yield from self._window(window, first, searching, nbest, attention)
+        while window := list(itertools.islice(pairs, WINDOW)):
+            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
+            yield from self._window([example for example, _ in window], asked)
             first += len(window)
+
+    def with_generation(
+        self,
+        *,
+        no_repeat: int | None = None,
+        repetition: float | None = None,
+        unknown: bool | None = None,
+        mbr: str | None = None,
+    ) -> Pipeline:
+        """The same with other settings of `generation` than the config's; None leaves one as it is."""
+        given = {"no_repeat": no_repeat, "repetition": repetition, "unknown": unknown, "mbr": mbr}
+        changes = {key: value for key, value in given.items() if value is not None}
+        if not changes:
+            return self
+        generation = validated_generation(self.config, changes)
+        return replace(self, config=self.config.model_copy(update={"generation": generation}))
 
     def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
         """Which search to run: the one given, or the config's with another beam size where one is asked for."""
@@ -118,12 +177,12 @@ class Pipeline:
         part = self.config.generation.search
         if beam is None:
             return part
-        rules = {"length": part.options["length"]} if "length" in part.options else {}
-        return Part("greedy") if beam == nbest == 1 else Part("beam", {"size": beam, **rules})
+        kept = part.options if part.name == "beam" else {}
+        if part.name != "beam" and "length" in part.options:
+            kept = {"length": part.options["length"]}
+        return Part("greedy") if beam == nbest == 1 else Part("beam", {**kept, "size": beam})
 
-    def _window(
-        self, window: list[Example], first: int, search: Search, nbest: int, attention: bool
-    ) -> Iterator[Prediction]:
+    def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
         sources = [self.encode(example) for example in window]
         cuts = [example.cut or len(ids) > self.longest for example, ids in zip(window, sources, strict=True)]
@@ -132,39 +191,91 @@ class Pipeline:
             if not example.source.strip() and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.codec.source_pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
-        for rows in self._batches(waiting, sources, search.size):
-            batch = collate([(sources[i], [EOS]) for i in rows], [first + i for i in rows]).to(self.device)
-            found, maps = self._search(batch, search, nbest, attention)
-            for i, best, weights in zip(rows, found, maps, strict=True):
-                one, *others = [self._prediction(h, window[i], sources[i], cuts[i]) for h in best]
-                results[i] = replace(one, alternatives=others, attention=weights)
+        for rows in self._batches(waiting, sources, asked.search.size):
+            batch = collate([(sources[i], [EOS]) for i in rows], [asked.first + i for i in rows]).to(self.device)
+            found, traces = self._search(
+                batch, asked, [asked.wishes[i] for i in rows], [window[i].source for i in rows]
+            )
+            for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
+                every = [self._prediction(h, window[i], sources[i], cuts[i]) for h in hypotheses]
+                best = self._agreed(every, asked)[: asked.nbest]
+                if not best:  # nothing keeps to all that was asked
+                    best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", self._pieces(sources[i]), cuts[i])]
+                results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
+            if asked.attention:
+                self._look(batch, results, rows)
         yield from (result for result in results if result is not None)
 
     @torch.inference_mode()
     def _search(
-        self, batch: Batch, search: Search, nbest: int, attention: bool
-    ) -> tuple[list[list[Hypothesis]], list[np.ndarray | None]]:
+        self, batch: Batch, asked: Asked, wishes: Sequence[Constraints], sources: Sequence[str]
+    ) -> tuple[list[list[Hypothesis]], dict[int, list[dict[str, Any]]]]:
+        """The results of a batch, best first, and where it was asked for, how they were found."""
         self.model.eval()
         if self.model.head is not None:
-            return self._answer(batch, nbest, attention)
-        limits = self._limits(batch)
+            return self._answer(batch, asked.nbest), {}
+        limits = self._limits(batch, wishes, sources, asked.trace)
         if self.goes_on and not self.model.sees_whole_prefix:
-            found = search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
+            found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
         else:
-            memory = self.model.encode(batch.source, batch.source_lengths)
-            found = search(self.model.step, lambda capacity: self.model.start(memory, capacity), limits)
-        best = [hypotheses[:nbest] for hypotheses in found]
-        if not attention or self.goes_on:
-            return best, [None] * len(best)
-        return best, list(self.attend(batch, [hypotheses[0].tokens for hypotheses in best]))
+            memory, looks = self.model.encode(batch.source, batch.source_lengths), getattr(asked.search, "looks", False)
+            found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
+        return found, limits.traces or {}
 
-    def _limits(self, batch: Batch) -> Limits:
+    def _limits(self, batch: Batch, wishes: Sequence[Constraints], sources: Sequence[str], trace: bool) -> Limits:
         options, lengths = self.config.generation, batch.source_lengths
         longest = (lengths * options.ratio).long() + options.extra
+        shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
+        for i, wish in enumerate(wishes):
+            needed = room(wish, sources[i], self.codec)
+            longest[i] = longest[i].clamp(min=needed) if wish.longest is None else wish.longest
+            if wish.shortest is not None:
+                shortest[i] = wish.shortest
+        longest = torch.maximum(longest, shortest.clamp(min=1))
         reach = self.model.longest_target
         if reach is not None:
             longest = torch.minimum(longest, reach - 1 - (lengths if self.model.one_sequence else 0 * lengths))
-        return Limits(longest.clamp(min=max(options.shortest, 1)), options.shortest, batch.lines)
+            longest = longest.clamp(min=1)
+        shortest = torch.minimum(shortest, longest)
+        rules = constraint_rules(wishes, sources, self.codec, options.no_repeat, options.repetition, options.unknown)
+        return Limits(longest, shortest, batch.lines, rules, {} if trace else None)
+
+    def _agreed(self, every: list[Prediction], asked: Asked) -> list[Prediction]:
+        """Results by how much they agree with all of them, where the config wants minimum Bayes risk."""
+        part = self.config.generation.mbr
+        if part is None or self.model.head is not None or len(every) < 2:
+            return every
+        metric = metrics.build(part)
+        sign = 1.0 if metric.higher_is_better else -1.0
+
+        def utility(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+            statistics = metric.statistics(hypotheses, [[reference] for reference in references])
+            return (sign * metric.score(statistics)).tolist()  # type: ignore[no-any-return]
+
+        weights = None if isinstance(asked.search, Sample) else mbr.posterior([p.log_prob for p in every])
+        return [every[i] for i in mbr.choose([p.text for p in every], utility, weights)]
+
+    def _named(self, trace: list[dict[str, Any]] | None, asked: Asked) -> list[dict[str, Any]] | None:
+        """A trace with its tokens as pieces."""
+        if not asked.trace or trace is None:
+            return None
+        return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
+
+    def _pieces(self, source: list[int]) -> list[str]:
+        return self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
+
+    def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int]) -> None:
+        """Add to the results of a batch where the model looked for each of their tokens."""
+        if self.model.head is not None:
+            maps: Iterable[np.ndarray | None] = self._pooled(batch)
+        elif self.goes_on:
+            return
+        else:
+            maps = self.attend(batch, [found.ids for i in rows if (found := results[i]) is not None])
+        for i, weights in zip(rows, maps, strict=True):
+            found = results[i]
+            assert found is not None
+            results[i] = replace(found, attention=weights)
 
     # -- other shapes of models --------------------------------------------------------------------------------------
 
@@ -200,17 +311,20 @@ class Pipeline:
         log_p, after = self.model.step(tokens, state.state)
         return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))
 
-    def _answer(
-        self, batch: Batch, count: int, attention: bool
-    ) -> tuple[list[list[Hypothesis]], list[np.ndarray | None]]:
+    def _answer(self, batch: Batch, count: int) -> list[list[Hypothesis]]:
         """Labels from a head."""
         output = self.model.head(self.model.encode(batch.source, batch.source_lengths))
         log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
-        found = self.model.head.choose(log_p, batch.source_lengths, count)
-        if not attention or output.attention is None:
-            return found, [None] * len(found)
+        return self.model.head.choose(log_p, batch.source_lengths, count)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def _pooled(self, batch: Batch) -> list[np.ndarray | None]:
+        """What a head looked at."""
+        output = self.model.head(self.model.encode(batch.source, batch.source_lengths))
+        if output.attention is None:
+            return [None] * len(batch)
         weights = output.attention.float().cpu().numpy()
-        return found, [weights[i, :, :n] for i, n in enumerate(batch.source_lengths.tolist())]
+        return [weights[i, :, :n] for i, n in enumerate(batch.source_lengths.tolist())]
 
     def _prediction(self, hypothesis: Hypothesis, example: Example, source: list[int], cut: bool) -> Prediction:
         said = [*source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
@@ -221,8 +335,9 @@ class Pipeline:
             self.codec.target_pieces(hypothesis.tokens),
             hypothesis.log_probs,
             hypothesis.ended,
-            self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source),
+            self._pieces(source),
             cut,
+            ids=hypothesis.tokens,
         )
 
     @property
@@ -332,7 +447,17 @@ def pick_device(name: str) -> torch.device:
 
 
 def load(path: str | Path, device: str = "auto") -> Pipeline:
-    """A trained model from its model folder or run folder."""
+    """A trained model from its model folder or run folder; `a+b` is an ensemble of two."""
     place = pick_device(device)
-    opened = checkpoint.load(path)
-    return Pipeline(opened.model.to(place), opened.codec, opened.config, place, opened.path)
+    models = ensemble.open_models(path)
+    first = models[0]
+    return Pipeline(ensemble.as_one(models).to(place), first.codec, first.config, place, first.path)
+
+
+def load_fused(path: str | Path, lm: str | Path, weight: float, device: str = "auto") -> Pipeline:
+    """A trained model whose search a language model joins, log p + weight · log p_LM."""
+    place, models, other = pick_device(device), ensemble.open_models(path), checkpoint.load(lm)
+    first = models[0]
+    ensemble.check_language_model(first, other)
+    fused = ensemble.Fused(ensemble.as_one(models), other.model, weight).to(place)
+    return Pipeline(fused, first.codec, first.config, place, first.path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli import searching
 from dragoman.cli.options import (
     Beam,
     Device,
@@ -41,6 +43,38 @@ def predict(
     on_error: OnError = "stop",
     device: Device = "auto",
     modules: Imports = [],
+    search: searching.Name = None,
+    length_rule: searching.LengthRule = None,
+    alpha: searching.Alpha = None,
+    coverage: searching.Coverage = None,
+    ending: searching.Ending = None,
+    stop: searching.Stop = None,
+    groups: searching.Groups = None,
+    strength: searching.Strength = None,
+    samples: searching.Samples = None,
+    temperature: searching.Temperature = None,
+    top_k: searching.TopK = None,
+    top_p: searching.TopP = None,
+    min_p: searching.MinP = None,
+    typical: searching.Typical = None,
+    epsilon: searching.Epsilon = None,
+    seed: searching.Seed = None,
+    mbr: searching.MBR = None,
+    lm: searching.LanguageModel = None,
+    lm_weight: searching.Weight = 0.3,
+    shortest: searching.Shortest = None,
+    longest: searching.Longest = None,
+    prefix: searching.Prefix = "",
+    require: searching.Require = [],
+    ordered: searching.Ordered = False,
+    forbid: searching.Forbid = [],
+    choose: searching.Choice = [],
+    pattern: searching.Pattern = "",
+    no_repeat: searching.NoRepeat = None,
+    repetition: searching.Repetition = None,
+    unknown: searching.Unknown = None,
+    trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
+    attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
 ) -> None:
     """Turn every source into its best result. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError
@@ -53,12 +87,31 @@ def predict(
         raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one result")
     import_all(modules)
     from dragoman import pipeline
+    from dragoman.constraints import Constraints
 
-    opened = pipeline.load(model, device)
+    if (trace or attention) and format != "jsonl":
+        raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
+    opened = pipeline.load(model, device) if lm is None else pipeline.load_fused(model, lm, lm_weight, device)
+    opened = opened.with_generation(no_repeat=no_repeat, repetition=repetition, unknown=unknown, mbr=mbr)
+    options = {
+        "alpha": alpha, "coverage": coverage, "ending": ending, "stop": stop, "groups": groups, "strength": strength,
+        "samples": samples, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "typical": typical, "epsilon": epsilon, "seed": seed,
+    }  # fmt: skip
+    asked = {
+        "beam": beam,
+        "nbest": nbest,
+        "search": searching.part(opened, search, beam, length_rule, options),
+        "constraints": Constraints(
+            prefix, tuple(require), ordered, tuple(forbid), tuple(choose), pattern, shortest, longest
+        ),
+        "trace": trace,
+        "attention": attention,
+    }
     tally = Tally()
     sources = read_sources(file, on_error=on_error, tally=tally)  # type: ignore[arg-type]
     tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang))
-    results = _predictions(opened, tagged, beam, nbest, file)
+    results = _predictions(opened, tagged, asked, file)
     lines = (line for i, p in enumerate(results, 1) for line in render(i, p, format))
     write(counted(lines, file) if output is not None else lines, output)
     for notice in tally.notices():
@@ -66,14 +119,14 @@ def predict(
 
 
 def _predictions(
-    opened: Pipeline, sources: Iterable[Example], beam: int | None, nbest: int, file: str
+    opened: Pipeline, sources: Iterable[Example], asked: dict[str, Any], file: str
 ) -> Iterator[Prediction]:
     """Results in order; a person at a terminal gets an answer after every line."""
     cut = 0
     interactive = file == "-" and sys.stdin.isatty()
     groups: Iterable[Iterable[Example]] = ([source] for source in sources) if interactive else [sources]
     for group in groups:
-        for prediction in opened.stream(group, beam=beam, nbest=nbest):
+        for prediction in opened.stream(group, **asked):
             cut += prediction.cut
             yield prediction
     if cut:
@@ -123,7 +176,20 @@ def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
         fields = ("text", "score", "log_prob", "tokens", "log_probs", "ended")
         results = [{name: getattr(p, name) for name in fields} for p in ranked]
         value = {"line": line, "source_tokens": prediction.source_tokens, "cut": prediction.cut, **results[0]}
-        yield json.dumps(value | ({"alternatives": results[1:]} if results[1:] else {}), ensure_ascii=False)
+        if prediction.attention is not None:
+            value["attention"] = [[round(float(a), 4) for a in row] for row in prediction.attention]
+        if prediction.trace is not None:
+            value["trace"] = prediction.trace
+        yield json.dumps(finite(value | ({"alternatives": results[1:]} if results[1:] else {})), ensure_ascii=False)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for the −∞ of a result that nothing fits: JSON has no such number."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def escape(text: str) -> str:

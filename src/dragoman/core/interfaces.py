@@ -176,7 +176,7 @@ class Hypothesis:
     tokens: list[int]  # without <s> and </s>
     log_probs: list[float]  # one for each token, and one for </s> where it ended by itself
     score: float  # their sum under the length rule
-    ended: str  # "end": </s> was chosen; "length": the limit was reached
+    ended: str  # "end": </s> was chosen; "length": the limit was reached; "stuck": nothing more was allowed
 
     @property
     def total(self) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, Segments
 from dragoman.core.registry import Part, Positive
+from dragoman.nn.attention import watching
 from dragoman.nn.copying import Pointable, Pointer
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
@@ -54,6 +55,15 @@ class Pointing:
 
     decoder: Any
     source: Pointable
+
+
+@dataclass
+class Looking:
+    """The state of a model that says where it looks: the one inside, and the weights of the last step."""
+
+    inside: Any
+    attention: Tensor | None  # (B, K, S); 1 on padding, as on what was looked at enough: nothing is missed there
+    padding: Tensor | None = None  # (B, 1, S)
 
 
 class Seq2Seq(nn.Module):
@@ -223,16 +233,28 @@ class Seq2Seq(nn.Module):
 
     # -- step by step ------------------------------------------------------------------------------------------------
 
-    def start(self, memory: Memory, capacity: Capacity) -> Any:
+    def start(self, memory: Memory, capacity: Capacity, looks: bool = False) -> Any:
+        """The state before the first token; one that `looks` has the weights of each step as its `attention`."""
         state = self.decoder.start(memory, capacity)
-        return state if self.pointer is None else Pointing(state, self.pointer.start(memory))
+        state = state if self.pointer is None else Pointing(state, self.pointer.start(memory))
+        return Looking(state, None, ~memory.mask[:, None]) if looks else state
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """tokens (B, K) → log p (B, K, V) of what comes next, and the state after them."""
+        if isinstance(state, Looking):
+            with watching():
+                log_p, inside, attention = self._step(tokens, state.inside)
+            if attention is not None and state.padding is not None:
+                attention = attention.masked_fill(state.padding, 1.0)
+            return log_p, Looking(inside, attention, state.padding)
+        log_p, state, _ = self._step(tokens, state)
+        return log_p, state
+
+    def _step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any, Tensor | None]:
         y = self.embedding(tokens)
         if self.pointer is None:
             output, state = self.decoder.step(y, state)
-            return torch.log_softmax(self.logits(output.o).float(), -1), state
+            return torch.log_softmax(self.logits(output.o).float(), -1), state, output.attention
         output, decoder = self.decoder.step(y, state.decoder)
-        log_p, _ = self.pointer(self.logits(output.o), output.o, y, state.source)
-        return log_p, Pointing(decoder, state.source)
+        log_p, a = self.pointer(self.logits(output.o), output.o, y, state.source)
+        return log_p, Pointing(decoder, state.source), a if output.attention is None else output.attention

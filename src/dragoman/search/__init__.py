@@ -19,13 +19,25 @@ from dragoman.core.registry import Registry
 Start = Callable[[Capacity], Any]  # how much room a search needs → the model's state before the first token
 
 
+class Rule(Protocol):
+    """Says what may come next: log p (B, K, V) with −∞ for what may not, or otherwise changed.
+
+    `history` (B, K, t) are the tokens of each hypothesis so far, without <s>; `rows` (B,) the number of each row's
+    sentence in the request, for rules that differ by sentence. A rule depends on these alone.
+    """
+
+    def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor: ...
+
+
 @dataclass
 class Limits:
-    """How long results may and must be, in tokens without </s>, for each sentence."""
+    """What results must keep to, for each sentence; lengths in tokens without </s>."""
 
     longest: Tensor  # (B,)
-    shortest: int = 0
+    shortest: Tensor | int = 0  # (B,), or one for all
     numbers: Sequence[int] = ()  # the sentences' places in the whole input: what is drawn for each depends on it alone
+    rules: Sequence[Rule] = ()
+    traces: dict[int, list[dict[str, Any]]] | None = None  # by sentence: filled with what was kept and dropped
 
 
 class Search(Protocol):

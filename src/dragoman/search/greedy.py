@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dragoman.core import tree
 from dragoman.core.interfaces import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
-from dragoman.search.rules import allowed
+from dragoman.search.rules import constrained
 
 
 @searches.register("greedy")
@@ -25,23 +27,27 @@ class Greedy:
         chosen = longest.new_full((B, room), EOS)
         log_probs = torch.zeros(B, room, dtype=torch.float64, device=longest.device)
         ended = torch.zeros(B, dtype=torch.bool, device=longest.device)
+        stuck = torch.full_like(longest, -1)  # where nothing was allowed any more
         for t in range(room):
             log_p, state = step(token, state)
-            best, token = allowed(log_p, t, limits.shortest).max(-1)  # (rows, 1) each
+            log_p = constrained(log_p, chosen[rows, None, :t], rows, limits)
+            best, token = log_p.max(-1)  # (rows, 1) each
             ending = token[:, 0] == EOS
-            live = ~ending & (t < longest[rows])  # at its limit a sentence may still end, but not go on
-            ended[rows[ending]] = True
-            keep = live | ending
+            dead = best[:, 0] == -math.inf
+            stuck[rows[dead & (t < longest[rows])]] = t  # at its limit it is cut off, as any other
+            live = ~ending & ~dead & (t < longest[rows])  # at its limit a sentence may still end, but not go on
+            ended[rows[ending & ~dead]] = True
+            keep = live | (ending & ~dead)
             chosen[rows[keep], t], log_probs[rows[keep], t] = token[keep, 0], best[keep, 0].double()
             if not live.all():
                 rows, token, state = rows[live], token[live], tree.select(state, live.nonzero()[:, 0])
                 if not len(rows):
                     break
         results = []
-        for tokens, logs, end, limit in zip(
-            chosen.tolist(), log_probs.tolist(), ended.tolist(), longest.tolist(), strict=True
-        ):
-            n = tokens.index(EOS) if end else limit
+        columns = (chosen, log_probs, ended, longest, stuck)
+        for tokens, logs, end, limit, at in zip(*(x.tolist() for x in columns), strict=True):
+            n = tokens.index(EOS) if end else limit if at < 0 else at
             kept = logs[: n + end]
-            results.append([Hypothesis(tokens[:n], kept, sum(kept), "end" if end else "length")])
+            why = "end" if end else "length" if at < 0 else "stuck"
+            results.append([Hypothesis(tokens[:n], kept, sum(kept), why)])
         return results

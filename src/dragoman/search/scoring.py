@@ -16,6 +16,14 @@ from dragoman.core.registry import Registry
 Number = TypeVar("Number", float, Tensor)
 
 
+def covered(looked: Tensor) -> Tensor:
+    """Σ_j log min(Σ_t a_tj, 1) over the source's positions, (B, k, S) → (B, k): how much of it was looked at.
+
+    A position that nobody looked at counts as looked at by 1e-6: the logarithm of nothing would rank all such alike.
+    """
+    return looked.clamp(1e-6, 1.0).log().sum(-1)
+
+
 class LengthRule(Protocol):
     """log p and a length → a score."""
 

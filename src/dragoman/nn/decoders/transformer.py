@@ -140,4 +140,4 @@ class TransformerDecoder(nn.Module):
     def step(self, y: Tensor, state: TransformerState) -> tuple[Output, TransformerState]:
         across = Places(state.t, state.mask[:, None], lengths=state.lengths[:, None])
         o, blocks = self.stack.step(y, state.blocks, state.t, across)  # (B, K, D)
-        return Output(o), TransformerState(blocks, state.t + 1, state.mask, state.lengths)
+        return Output(o, self.alignment()), TransformerState(blocks, state.t + 1, state.mask, state.lengths)
