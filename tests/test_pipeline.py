@@ -436,7 +436,7 @@ def test_everything_in_all_is_there_and_everything_public_is_in_all() -> None:
         if inspect.isfunction(value) and value.__module__ == "dragoman" and not name.startswith("_")
     }
     assert defined == {"load", "train"}
-    assert set(dragoman.__all__) == {"Pipeline", "Prediction", "Report", "__version__", *defined}
+    assert set(dragoman.__all__) == {"Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", *defined}
     assert (dragoman.Pipeline, dragoman.Prediction) == (Pipeline, Prediction)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dragoman.nothing  # type: ignore[attr-defined]

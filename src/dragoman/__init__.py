@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from dragoman.version import __version__
 
 if TYPE_CHECKING:
+    from dragoman.constraints import Constraints
+    from dragoman.core.registry import Part
     from dragoman.pipeline import Pipeline, Prediction
     from dragoman.training import Report
 
-__all__ = ["Pipeline", "Prediction", "Report", "__version__", "load", "train"]
+__all__ = ["Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
 
 
 def load(path: str | Path, device: str = "auto") -> Pipeline:
@@ -47,6 +49,14 @@ def __getattr__(name: str) -> Any:
         from dragoman import pipeline
 
         return getattr(pipeline, name)
+    if name == "Constraints":
+        from dragoman import constraints
+
+        return constraints.Constraints
+    if name == "Part":
+        from dragoman.core import registry
+
+        return registry.Part
     if name == "Report":
         from dragoman import training
 

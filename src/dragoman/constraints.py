@@ -65,12 +65,6 @@ class OnlyFor:
         return log_p
 
 
-def check(wishes: Sequence[Constraints]) -> None:
-    """What cannot be asked of sources together, whatever batches they come into."""
-    if len({wish.ordered for wish in wishes if wish.require}) > 1:
-        raise UserError("required phrases are ordered for all sources or for none; ask for the others in a second call")
-
-
 def rules(
     wishes: Sequence[Constraints],
     sources: Sequence[str],

@@ -26,7 +26,6 @@ from torch import Tensor
 from dragoman import checkpoint, ensemble
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints, room
-from dragoman.constraints import check as check_constraints
 from dragoman.constraints import rules as constraint_rules
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Example, Hypothesis
@@ -142,8 +141,6 @@ class Pipeline:
             what = "as many samples" if part.name == "sample" else f"a beam of at least {nbest}"
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
-        if isinstance(constraints, Sequence):
-            check_constraints(constraints)
         wishes = constraints if isinstance(constraints, Sequence) else itertools.repeat(constraints or Constraints())
         pairs = zip(examples, wishes, strict=False)
         first = 0

@@ -177,38 +177,39 @@ def test_an_exact_stop_changes_nothing(seed: int, size: int, rule: str, shortest
 
 
 def test_an_exact_stop_waits_for_what_the_usual_one_misses_and_no_longer() -> None:
-    """A: ends at once, log p −1; B lives on with −2, then certain. Under the mean B reaches −2/4 > −1, but is −2 now.
+    """</s> at once has −1; B has −2 and is then certain. Under the mean B B reaches −2/3 > −1, but B has −2/1 now.
+
+    <s> ─┬─ </s> −1                A beam of one keeps the best that has not ended beside what has.
+         └─ B −2 ── B −2 ── </s> −2
+    """
+    words, steps = Words({"</s>": -1.0, "B": -2.0, "B B": -2.0, "B B </s>": -2.0}), []
+
+    def step(tokens: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+        steps.append(tokens)
+        return words.step(tokens, node)
+
+    def found(longest: int, **options: Any) -> tuple[int, int]:
+        """The tokens of the best, and the steps it took."""
+        steps.clear()
+        [[best]] = beam(size=1, **options)(step, words.start, Limits(torch.tensor([longest])))
+        return len(best.tokens), len(steps)
+
+    assert found(2) == (0, 1)
+    assert found(2, stop="exact") == (2, 3)
+    assert found(1, stop="exact") == (0, 1)  # −2/2 is no more than −1
+
+
+def test_an_exact_stop_knows_that_a_negative_alpha_prefers_to_end_now() -> None:
+    """log p · n: C D </s> has −1.5 · 3 > −3 · 2 of C </s>; up to the longest length it would have −1.5 · 9.
 
     <s> ─┬─ </s> −1
-         └─ B −2 ── B 0 ── B 0 ── </s> 0
+         └─ C −1.2 ─┬─ </s> −3
+                    └─ D −1.5 ── </s> −1.5
     """
-    B = 4
-    table = torch.full((sum(5**n for n in range(10)), 5), -math.inf)
-    node = 0
-    table[node, [EOS, B]] = torch.tensor([-1.0, -2.0])
-    for _ in range(3):
-        node = node * 5 + B + 1
-        table[node, B] = 0.0
-    table[node, [EOS, B]] = torch.tensor([0.0, -math.inf])
-    steps = []
-
-    def found(longest: int, **options: Any) -> list[int]:
-        tables = Tables(table[None], [longest])
-
-        def step(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-            steps.append(tokens)
-            return tables.step(tokens, state)
-
-        steps.clear()
-        [[best]] = beam(size=1, length=Part("mean"), **options)(step, tables.start, Limits(torch.tensor([longest])))
-        return best.tokens
-
-    # A beam of one keeps the best that has not ended beside what has.
-    assert found(8) == []
-    assert len(steps) == 1
-    assert found(8, stop="exact") == [B, B, B]
-    assert found(1, stop="exact") == []
-    assert len(steps) == 1  # −2/2 is no more than −1
+    words = Words({"</s>": -1.0, "C": -1.2, "C </s>": -3.0, "C D": -1.5, "C D </s>": -1.5})
+    search = beam(size=2, stop="exact", length=ALPHAS["power -1"][0])
+    [found] = search(words.step, words.start, Limits(torch.tensor([8])))
+    assert [h.score for h in found] == pytest.approx([-1.0, -4.5])
 
 
 @given(**NARROW)
@@ -354,11 +355,15 @@ class Words:
         node = torch.where(tokens == BOS, 0, self.next[node, tokens])
         return self.log_p[node], node
 
+    @staticmethod
+    def start(capacity: Capacity) -> Tensor:
+        return torch.zeros(1, capacity.hypotheses, dtype=torch.long)
+
     def walk(self, longest: int) -> tuple[list[str], list[set[str]]]:
         """What a beam of 2 finds, best first, and what it keeps at each step."""
         traces: dict[int, list[dict[str, Any]]] = {}
         limits = Limits(torch.tensor([longest]), traces=traces)
-        [found] = beam(size=2)(self.step, lambda room: torch.zeros(1, room.hypotheses, dtype=torch.long), limits)
+        [found] = beam(size=2)(self.step, self.start, limits)
         texts, kept = {0: ""}, [set[str]() for _ in range(longest + 1)]
         for entry in traces[0]:
             texts[entry["id"]] = f"{texts[entry['parent']]} {self.names[entry['token']]}".strip()

@@ -224,9 +224,9 @@ def test_a_rule_sees_what_each_draw_has_said_and_what_it_forbids_is_never_drawn(
             assert len(set(h.tokens)) == len(h.tokens)
             assert i != 19 or B not in h.tokens
             # After B and A, or A alone where B is forbidden, nothing is left: the draw is cut there.
-            assert (h.ended == "length") == (h.tokens[-1:] == [A])
+            assert (h.ended == "stuck") == (h.tokens[-1:] == [A])
             assert len(h.log_probs) == len(h.tokens) + (h.ended == "end")
-    assert {h.ended for draws in found for h in draws} == {"end", "length"}
+    assert {h.ended for draws in found for h in draws} == {"end", "stuck"}
 
 
 @pytest.mark.parametrize("decoder", ["rnn", "transformer"])

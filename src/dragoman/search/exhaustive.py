@@ -100,7 +100,9 @@ class Exhaustive:
 def extensions(block: Block, log_p: Tensor, allowed: Tensor, state: Any) -> list[Block]:
     """Every beginning of a block with every token allowed after it, ROWS to a block; log_p and allowed (N, V)."""
     parents, tokens = allowed.nonzero(as_tuple=True)
-    blocks = []
+    blocks: list[Block] = []
+    if not len(parents):  # which torch.split would make an empty block of
+        return blocks
     for old, new in zip(torch.split(parents, ROWS), torch.split(tokens, ROWS), strict=True):
         said = torch.cat([block.tokens[old], new[:, None]], 1)
         logs = torch.cat([block.log_probs[old], log_p[old, new, None]], 1)

@@ -92,7 +92,7 @@ class Sample:
                 )
                 if not len(rows):
                     break
-        columns = (x.tolist() for x in (tokens, log_probs, length, ended))
+        columns = (x.tolist() for x in (tokens, log_probs, length, ended, longest))
         return [ranked(*fields) for fields in zip(*columns, strict=True)]
 
     def chances(self, numbers: Sequence[int], room: int) -> Tensor:
@@ -148,11 +148,12 @@ def draw(p: Tensor, u: Tensor) -> Tensor:
 
 
 def ranked(
-    tokens: list[list[int]], log_probs: list[list[float]], lengths: list[int], ended: list[bool]
+    tokens: list[list[int]], log_probs: list[list[float]], lengths: list[int], ended: list[bool], longest: int
 ) -> list[Hypothesis]:
     """The draws of one sentence, best score first; the same result may be there more than once."""
     found = []
     for y, logs, n, end in zip(tokens, log_probs, lengths, ended, strict=True):
         kept = logs[: n + end]
-        found.append(Hypothesis(y[:n], kept, sum(kept), "end" if end else "length"))
+        why = "end" if end else "length" if n == longest else "stuck"
+        found.append(Hypothesis(y[:n], kept, sum(kept), why))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
