@@ -516,7 +516,7 @@ def test_a_narrow_beam_still_says_what_is_required_where_there_is_room(
     seed: int, phrases: list[list[list[int]]], ordered: bool, size: int, spare: int
 ) -> None:
     longest = [max(sum(map(len, ones)) + spare, 1) for ones in phrases]
-    tables = random_tables(seed, 3, 5, [3, 3, 3], sharp=3.0)
+    tables = random_tables(seed, 3, 9, [2, 2, 2], sharp=3.0)
     tables.longest = longest  # beyond the table's depth every beginning has the same next tokens
     for i, found in enumerate(tables.run(beam(size=size), (Required(phrases, ordered),))):
         assert holds(tuple(found[0].tokens), phrases[i], ordered)

@@ -399,4 +399,4 @@ def test_what_a_search_says_of_a_model_is_what_the_model_says_of_the_result(deco
             n = int(lengths[i])
             pair = Batch(source[i : i + 1, :n], lengths[i : i + 1], target, torch.tensor([target.shape[1]]))
             forced = model.token_log_probs(pair)[0].tolist()
-            assert h.log_probs == pytest.approx(forced[: len(h.log_probs)], abs=1e-4)
+            assert h.log_probs == pytest.approx(forced[: len(h.log_probs)], rel=1e-5, abs=1e-4)

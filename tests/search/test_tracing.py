@@ -65,7 +65,7 @@ def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: in
         plain_beam(tables, i, size, formula, shrink=ending == "shrink", kept=kept)
         told = [
             [path(nodes, one["id"]) for one in trace if one["step"] == t and one["fate"] == "kept"]
-            for t in range(max(entry["step"] for entry in trace) + 1)
+            for t in range(max((entry["step"] for entry in trace), default=-1) + 1)
         ]
         assert [ones for ones in told if ones] == [ones for ones in kept if ones]
 
