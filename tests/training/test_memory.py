@@ -193,7 +193,7 @@ for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYT
             word = "fine"
         except Exception as error:
             word = "split" if out_of_memory(error) else f"unknown {type(error).__name__}: {error}"
-        os.write(1, (word[:300].replace("\\n", " ") + "\\n").encode())
+        os.write(1, f"{kind} {megabytes} {word[:300]}".replace("\\n", " ").encode() + b"\\n")
         os._exit(0)
     os.wait()
 """
@@ -204,10 +204,13 @@ def test_whatever_part_of_torch_runs_out_of_memory_is_recognized():
     """The allocator, oneDNN and the standard library each have their own words for it."""
     megabytes = [0, *range(2, 50, 4), 1000]
     command = [sys.executable, "-c", f"MEGABYTES = {megabytes}\n{SQUEEZE}"]
-    words = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    assert words[0] == "split"
-    assert words[len(megabytes) - 1] == words[-1] == "fine"
-    assert set(words) == {"split", "fine"}
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    # A child may also be ended by the C++ runtime, where a thread finds no memory to begin with; it says nothing then.
+    words = {(kind, int(size)): word for kind, size, word in (line.split(" ", 2) for line in lines)}
+    assert set(words.values()) == {"split", "fine"}
+    for kind in ("lstm", "gru", "transformer"):
+        assert words[kind, 1000] == "fine"
+        assert "split" in [words.get((kind, size)) for size in megabytes]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
