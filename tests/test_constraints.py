@@ -234,3 +234,11 @@ def test_what_the_vocabulary_lacks_may_be_forbidden() -> None:
     plain, other = (p.predict(["ab"], search=draws, nbest=40, constraints=wish)[0] for wish in asked)
     assert [one.ids for one in results(plain)] == [one.ids for one in results(other)]
     assert any(UNK in one.ids for one in results(other))  # <unk> stands for many words, not for the forbidden one
+
+
+def test_a_stream_with_too_few_constraints_says_so_and_loses_no_source_in_silence() -> None:
+    asked = [Constraints(prefix="c")] * (len(SOURCES) - 1)
+    with pytest.raises(UserError, match="more sources than sets of constraints"):
+        list(tiny().stream(iter(SOURCES), constraints=asked))
+    with pytest.raises(UserError, match="sets of constraints"):
+        tiny().predict(SOURCES, constraints=asked)

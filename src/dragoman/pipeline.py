@@ -35,11 +35,11 @@ from dragoman.data.objectives import Objective, Row, objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
-from dragoman.search import Limits, mbr, searches
-from dragoman.search.sample import Sample
+from dragoman.search import Limits, Search, mbr, searches
 from dragoman.text.codec import Codec
 
 WINDOW = 4096  # inputs that are sorted together while streaming
+NOTHING = Constraints()
 PATIENCE = 4  # a source may be this many times as long as those in training before it is cut
 
 
@@ -74,7 +74,7 @@ class Prompted:
 class Asked:
     """What was asked of the sources of a window."""
 
-    search: Any
+    search: Search
     nbest: int
     attention: bool
     trace: bool
@@ -129,20 +129,19 @@ class Pipeline:
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
         part = self.search_part(beam, nbest, search)
-        if trace and part.name != "beam":
+        searching = searches.build(part)
+        if trace and not searching.traces:
             raise UserError(
                 f"a trace is of a beam, and the search is '{part.name}'; leave the trace out or take a beam"
             )
-        given = constraints if isinstance(constraints, Sequence) else [constraints or Constraints()]
-        if part.name in ("greedy", "sample") and any(wish.require for wish in given):
+        given = constraints if isinstance(constraints, Sequence) else [constraints or NOTHING]
+        if not searching.seeks and any(wish.require for wish in given):
             raise UserError(f"required phrases need a beam, and the search is '{part.name}'; take another search")
-        searching = searches.build(part)
         if nbest < 1 or (nbest > searching.size and self.model.head is None):
-            what = "as many samples" if part.name == "sample" else f"a beam of at least {nbest}"
+            what = "as many samples" if searching.draws else f"a beam of at least {nbest}"
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
-        wishes = constraints if isinstance(constraints, Sequence) else itertools.repeat(constraints or Constraints())
-        pairs = zip(examples, wishes, strict=False)
+        pairs = zip(examples, for_each(constraints), strict=False)
         first = 0
         while window := list(itertools.islice(pairs, WINDOW)):
             asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
@@ -215,7 +214,8 @@ class Pipeline:
         if self.goes_on and not self.model.sees_whole_prefix:
             found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
         else:
-            memory, looks = self.model.encode(batch.source, batch.source_lengths), getattr(asked.search, "looks", False)
+            memory = self.model.encode(batch.source, batch.source_lengths)
+            looks = asked.search.looks
             found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
         return found, limits.traces or {}
 
@@ -224,6 +224,8 @@ class Pipeline:
         longest = (lengths * options.ratio).long() + options.extra
         shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
         for i, wish in enumerate(wishes):
+            if wish == NOTHING:  # by far the most: each line below waits for the device
+                continue
             needed = room(wish, sources[i], self.codec)
             longest[i] = longest[i].clamp(min=needed) if wish.longest is None else wish.longest
             if wish.shortest is not None:
@@ -249,7 +251,7 @@ class Pipeline:
             statistics = metric.statistics(hypotheses, [[reference] for reference in references])
             return (sign * metric.score(statistics)).tolist()  # type: ignore[no-any-return]
 
-        weights = None if isinstance(asked.search, Sample) else mbr.posterior([p.log_prob for p in every])
+        weights = None if asked.search.draws else mbr.posterior([p.log_prob for p in every])
         return [every[i] for i in mbr.choose([p.text for p in every], utility, weights)]
 
     def _named(self, trace: list[dict[str, Any]] | None, asked: Asked) -> list[dict[str, Any]] | None:
@@ -427,6 +429,15 @@ class Pipeline:
         weights = output.attention.float().cpu().numpy()
         for i, (source, target) in enumerate(rows):
             yield weights[i, : len(target), : len(source)]
+
+
+def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:
+    """The constraints of every source: the same for all, or one after the other."""
+    if not isinstance(constraints, Sequence):
+        yield from itertools.repeat(constraints or NOTHING)
+        return
+    yield from constraints
+    raise UserError(f"there are more sources than sets of constraints, {len(constraints)}; give one for each, or one")
 
 
 def pick_device(name: str) -> torch.device:

@@ -441,3 +441,13 @@ def test_watching_ends_when_something_fails_inside() -> None:
     with pytest.raises(ZeroDivisionError), watching():
         _ = 1 / 0
     assert not watched()
+
+
+def test_heads_without_a_scale_begin_with_scores_as_wide_as_scaled_ones() -> None:
+    """T5 leaves out 1/√d and begins its queries smaller by as much."""
+    spread = {}
+    for name in ("dot", "scaled_dot"):
+        heads = MultiHead(64, 64, Heads(4, Part(name), Part("softmax")))
+        q, (k, _) = heads.queries(torch.randn(1, 50, 64)), heads.keys_values(torch.randn(1, 50, 64))
+        spread[name] = heads.score(q, k).std().item()
+    assert spread["dot"] == pytest.approx(spread["scaled_dot"], rel=0.25)

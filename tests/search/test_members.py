@@ -15,7 +15,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Capacity, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.search import Limits, Start, searches
-from dragoman.search.members import average, fuse, together
+from dragoman.search.members import average, fuse
 
 B, V, DEPTH = 4, 6, 3
 LONGEST = [3, 1, 2, 3]  # rows leave the batch at different times
@@ -39,6 +39,11 @@ class Table:
         node = torch.where(first, 0, node * V + tokens + 1).clamp(max=NODES - 1)  # what is done may be asked for more
         log_p = table[:, 0].gather(1, node[..., None].expand(-1, -1, V))
         return log_p, (node, torch.zeros_like(first), table)
+
+
+def together(starts: list[Start]) -> Start:
+    """The members' states before the first token, as one."""
+    return lambda capacity: tuple(start(capacity) for start in starts)
 
 
 def tables(seed: int, count: int) -> list[Table]:

@@ -162,11 +162,11 @@ class MultiHead(nn.Module):
                 f"'{options.normalizer.name}' draws one position for each step and learns from that draw's reward, "
                 "which cannot be told apart for many heads and layers; use it in an rnn decoder"
             )
-        if options.score.name == "dot":  # begin as wide as if it were scaled, as T5 does
-            with torch.no_grad():
-                self.Wq.weight.mul_(d_k**-0.5)
         # A score of the form s q·k has its s as `scale`; that, softmaxed, is what the fused kernel computes.
         self.scale: float | None = getattr(self.score, "scale", None)
+        if self.scale is not None:  # unscaled scores begin as wide as scaled ones, as in T5
+            with torch.no_grad():
+                self.Wq.weight.mul_(d_k**-0.5 / self.scale)
         self.fused = self.scale is not None and options.normalizer.name == "softmax"
 
     def split(self, x: Tensor, heads: int) -> Tensor:

@@ -43,6 +43,7 @@ class Mixer(Protocol):
     """(B, T, D) → (B, T, D), each position from those it may see."""
 
     has_heads: bool  # whether positions can act inside it
+    left_to_right: bool  # whether it can only look back
 
     def __call__(self, x: Tensor, places: Places, position: Any) -> Tensor: ...
 
@@ -84,7 +85,7 @@ def so_far(cache: Tensor, t: Tensor, hypotheses: int) -> Tensor:
 class SelfAttention(MultiHead):
     """W_O [head_1; …; head_H]: every head weighs the positions it may see."""
 
-    has_heads = True
+    has_heads, left_to_right = True, False
 
     def __init__(self, d: int, mixing: Mixing) -> None:
         super().__init__(d, d, mixing.heads)
@@ -112,7 +113,7 @@ class SelfAttention(MultiHead):
 class ParameterFree(nn.Module):
     """y_i = Σ_j softmax_j(x_i·x_j) x_j: attention with nothing to learn."""
 
-    has_heads = False
+    has_heads = left_to_right = False
 
     def __init__(self, d: int, mixing: Mixing, *, scale: bool = False) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class ParameterFree(nn.Module):
         return self.look(x.flatten(0, 1)[:, None], state.flatten(0, 1), mask).view(x.shape), state
 
 
-def left_to_right(name: str, mixing: Mixing) -> None:
+def only_causal(name: str, mixing: Mixing) -> None:
     if not mixing.causal:
         raise PartError(
             f"'{name}' reads from left to right, so it serves decoders alone; "
@@ -153,11 +154,11 @@ def left_to_right(name: str, mixing: Mixing) -> None:
 class Average(nn.Module):
     """g_t = FFN(mean of x_1 … x_t), gated with x_t (average attention, Zhang et al. 2018)."""
 
-    has_heads = False
+    has_heads, left_to_right = False, True
 
     def __init__(self, d: int, mixing: Mixing, *, feedforward: bool = True, gate: bool = True) -> None:
         super().__init__()
-        left_to_right("average", mixing)
+        only_causal("average", mixing)
         bias, inner = mixing.heads.bias, mixing.feedforward
         self.feedforward = FeedForward(d, inner, "relu", mixing.dropout, bias) if feedforward else nn.Identity()
         self.gate = linear(2 * d, 2 * d, bias) if gate else None
@@ -187,11 +188,11 @@ class Average(nn.Module):
 class SSRU(nn.Module):
     """c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ W x_t, y_t = ReLU(c_t): the simpler simple recurrent unit (Kim et al. 2019)."""
 
-    has_heads = False
+    has_heads, left_to_right = False, True
 
     def __init__(self, d: int, mixing: Mixing) -> None:
         super().__init__()
-        left_to_right("ssru", mixing)
+        only_causal("ssru", mixing)
         self.W, self.Wf = linear(d, d, bias=False), linear(d, d, mixing.heads.bias)
 
     def forward(self, x: Tensor, places: Places, position: Any) -> Tensor:

@@ -43,8 +43,17 @@ class Limits:
 class Search(Protocol):
     """`start` gives the state before the first token, with room for the `size` hypotheses a search keeps at a time."""
 
+    draws: bool  # whether results come as often as they are probable
+    traces: bool  # whether it fills `limits.traces`
+    seeks: bool  # whether it can look for required phrases, rather than only wait until they come
+
     @property
     def size(self) -> int: ...
+
+    @property
+    def looks(self) -> bool:
+        """Whether it wants a state that says where the model looks."""
+        ...
 
     def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]: ...
 

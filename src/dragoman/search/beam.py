@@ -70,6 +70,9 @@ class Prefixes:
 class Beam:
     """The k most probable beginnings at each step; finished ones ranked by a length rule."""
 
+    draws = False
+    traces = seeks = True
+
     def __init__(
         self,
         *,
@@ -84,7 +87,7 @@ class Beam:
 
     @property
     def looks(self) -> bool:
-        """Whether it wants to know where the model looks."""
+        """For a coverage penalty."""
         return self.coverage > 0
 
     def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]:

@@ -29,6 +29,9 @@ from dragoman.search.scoring import length_rules
 class Diverse:
     """Groups of beams, each kept from choosing what the groups before it choose at the same step."""
 
+    draws = traces = looks = False
+    seeks = True
+
     def __init__(
         self,
         *,

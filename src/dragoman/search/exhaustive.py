@@ -43,6 +43,9 @@ class Block:
 class Exhaustive:
     """argmax over every result there is, for tiny problems: the truth that other searches are measured against."""
 
+    draws = traces = looks = False
+    seeks = True
+
     def __init__(
         self,
         *,

@@ -17,6 +17,7 @@ class Greedy:
     """y_t = argmax p(y_t | y_<t, x)."""
 
     size = 1
+    draws = traces = seeks = looks = False
 
     def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]:
         longest = limits.longest

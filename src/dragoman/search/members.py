@@ -19,19 +19,9 @@ import torch
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import Capacity, Step
-from dragoman.search import Start
+from dragoman.core.interfaces import Step
 
 States = tuple[Any, ...]
-
-
-def together(starts: Sequence[Start]) -> Start:
-    """The members' states before the first token, as one."""
-
-    def start(capacity: Capacity) -> States:
-        return tuple(member(capacity) for member in starts)
-
-    return start
 
 
 def average(steps: Sequence[Step], weights: Sequence[float] | None = None) -> Step:

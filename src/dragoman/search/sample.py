@@ -42,7 +42,8 @@ Mass = Annotated[float, Field(gt=0.0, le=1.0)]
 class Sample:
     """y_t ~ p(y_t | y_<t, x)^(1/temperature), with or without its tail: `size` independent draws, best score first."""
 
-    draws = True  # results come as often as they are probable
+    draws = True
+    traces = seeks = looks = False
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class TransformerDecoder(nn.Module):
                 f"source: {source} reads the embedded source itself, of width {d_in}, but the encoder gives "
                 f"{d_memory}; use encoder: none"
             )
-        if source == "full_prefix" and mixer.name in ("average", "ssru"):
+        if source == "full_prefix" and mixers[mixer.name].left_to_right:  # type: ignore[attr-defined]
             raise PartError(
                 f"'{mixer.name}' reads from left to right and cannot see a prefix whole; use source: prefix"
             )
