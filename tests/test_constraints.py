@@ -242,3 +242,9 @@ def test_a_stream_with_too_few_constraints_says_so_and_loses_no_source_in_silenc
         list(tiny().stream(iter(SOURCES), constraints=asked))
     with pytest.raises(UserError, match="sets of constraints"):
         tiny().predict(SOURCES, constraints=asked)
+
+
+@pytest.mark.parametrize("search", ["greedy", "sample", "diverse", "exhaustive"])
+def test_a_trace_is_refused_where_the_search_keeps_none(search: str) -> None:
+    with pytest.raises(UserError, match=f"a trace is of a beam, and the search is '{search}'"):
+        tiny().predict(SOURCES, search=Part(search), trace=True)
