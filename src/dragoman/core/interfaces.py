@@ -42,9 +42,16 @@ class Example:
 
 @dataclass
 class Segments:
-    """Which positions of a padded (B, S, ·) tensor are real. Only attention and recurrence look at it."""
+    """Where the rows of a batch lie. Only attention and recurrence look at it.
+
+    Padded, (B, S, ·): a row's positions come first, padding after them. Packed, (1, N, ·): the rows lie end to end and
+    fill all N positions, row i from starts[i] to starts[i+1] − 1.
+    """
 
     lengths: Tensor  # (B,)
+    starts: Tensor | None = None  # (B + 1,) where packed
+    places: Tensor | None = None  # (1, N): how far into its row each position stands
+    longest: int = 0  # a bound on the lengths that the host knows
 
     def mask(self, size: int) -> Tensor:
         """(B, S): true where a position is real."""
@@ -56,6 +63,20 @@ class Segments:
         """(B, S, D) → (B, D): the mean over the real positions, zeros where there are none."""
         total = x.masked_fill(~self.mask(x.shape[1])[..., None], 0.0).sum(1)
         return total / self.lengths.clamp(min=1)[:, None].to(x.dtype)
+
+
+@dataclass
+class PackedBatch:
+    """The pairs of a batch laid end to end, (1, N) and (1, M) ids; rows of padding fill what is left at the ends.
+
+    `target` is what the decoder reads and `gold` what it is to say, <pad> where nothing counts.
+    """
+
+    source: Tensor  # (1, N)
+    sources: Segments
+    target: Tensor  # (1, M)
+    gold: Tensor  # (1, M)
+    targets: Segments
 
 
 @dataclass
@@ -71,6 +92,7 @@ class Batch:
     target_lengths: Tensor  # (B,) including <s> and </s>
     lines: list[int] = field(default_factory=list)
     marks: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
+    packed: PackedBatch | None = None  # the same without padding, where someone has made it already
 
     def __len__(self) -> int:
         return int(self.source.shape[0])
@@ -118,6 +140,7 @@ class Memory:
     final: tuple[Tensor, ...] | None = None  # the last state of a recurrent encoder, (L, B, D) each
     source: Tensor | None = None  # (B, S): the source's ids, for copying
     values: Tensor | None = None  # (B, S, D): what attention averages, where that is not the states (ConvS2S)
+    packed: Segments | None = None  # where the states lie end to end, (1, N, D); there is no summary then
 
     @property
     def mask(self) -> Tensor:

@@ -21,6 +21,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Memory
 from dragoman.core.registry import Part
 from dragoman.nn.attention import Heads, MultiHead, Places
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import Activation, FeedForward, linear, norms
 from dragoman.nn.mixers import Mixing, mixers
 from dragoman.nn.positions import Inside, positions
@@ -63,7 +64,7 @@ class Block(nn.Module):
         self.cross_norm = norms.build(style.norm, d) if d_memory is not None else None
         self.feedforward = FeedForward(d, style.feedforward, style.activation, style.dropout, style.heads.bias)
         self.feedforward_norm = norms.build(style.norm, d)
-        self.dropout = nn.Dropout(style.dropout)
+        self.dropout = Dropout(style.dropout)
 
     def residual(self, x: Tensor, norm: Any, real: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
@@ -146,7 +147,7 @@ class Stack(nn.Module):
                 f"{d_k or d // H} and values {d_v or d // H} wide; make key_width and value_width equal"
             )
         self.embedding_norm = norms.build(style.norm, d) if embedding_norm else None
-        self.dropout, self.layer_drop = nn.Dropout(style.dropout), layer_drop
+        self.dropout, self.layer_drop = Dropout(style.dropout), layer_drop
         self.blocks = nn.ModuleList([Block(d, d_memory, style) for _ in range(layers)])
         self.norm = norms.build(style.norm, d) if style.norm_order == "pre" else None
 
@@ -171,6 +172,21 @@ class Stack(nn.Module):
             if not self.drops():
                 x = block(x, places, self.inside(i), memory, across)
         return x if self.norm is None else self.norm(x, places.real)
+
+    def packs(self) -> str | None:
+        """Why rows that lie end to end cannot run through it; None: they can."""
+        if self.layer_drop > 0:
+            return "layer_drop chooses other layers at every step"
+        for i, module in enumerate(self.blocks):
+            block: Any = module
+            if block.mixer_norm.mixes:
+                return "a batch norm needs to know the padding"
+            why = block.mixer.packs(self.inside(i))
+            if why is None and block.cross_attention is not None:
+                why = block.cross_attention.packs(None)
+            if why is not None:
+                return why  # type: ignore[no-any-return]
+        return None
 
     def drops(self) -> bool:
         """Whether to leave out a layer of this pass (Fan et al. 2020)."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dragoman.core.interfaces import SPECIALS, Batch, Hypothesis, Memory, Output, Segments
 from dragoman.core.registry import Registry, Share
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 
 
@@ -53,7 +54,7 @@ class Classifier(nn.Module):
         self.d, self.pool = d, pool
         self.query = nn.Parameter(torch.randn(d) * d**-0.5) if pool == "attention" else None
         self.W = linear(d, d) if hidden else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, memory: Memory) -> Output:
         pooled, a = self.pooled(memory)
@@ -94,7 +95,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.d = d
         self.transform: Any = nn.Sequential(linear(d, d), nn.GELU(), nn.LayerNorm(d)) if hidden else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, memory: Memory) -> Output:
         return Output(self.dropout(self.transform(memory.states)))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.core.registry import Registry
+from dragoman.nn.kernels.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu"]
 
@@ -105,7 +106,7 @@ class FeedForward(nn.Module):
             "swiglu": F.silu,
             "geglu": F.gelu,
         }[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.f(self.W1(x))  # (B, T, inner)

@@ -17,22 +17,27 @@ from torch import Tensor, nn
 from dragoman.core.interfaces import PAD
 
 
+def precise(logits: Tensor) -> Tensor:
+    """At least float32: probabilities are summed here."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def cross_entropy(logits: Tensor, gold: Tensor, smoothing: float = 0.0) -> Tensor:
     """The summed loss of (B, T, V) logits against (B, T) gold tokens; padding counts nothing."""
     return nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), gold.flatten(), ignore_index=PAD, label_smoothing=smoothing, reduction="sum"
+        precise(logits).flatten(0, 1), gold.flatten(), ignore_index=PAD, label_smoothing=smoothing, reduction="sum"
     )
 
 
 def token_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
     """log p(y_t) for each gold token, (B, T) in float64; 0 where the gold is padding."""
-    log_p = torch.log_softmax(logits.float(), -1).gather(-1, gold[..., None])[..., 0]
+    log_p = torch.log_softmax(precise(logits), -1).gather(-1, gold[..., None])[..., 0]
     return log_p.double().masked_fill(gold == PAD, 0.0)
 
 
 def divergence(logits: Tensor, others: Tensor, gold: Tensor) -> Tensor:
     """How far two passes (B, T, V) disagree, summed over the real positions."""
-    p, q = logits.float().log_softmax(-1), others.float().log_softmax(-1)
+    p, q = precise(logits).log_softmax(-1), precise(others).log_softmax(-1)
     both = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q)
     return both.masked_fill(gold == PAD, 0.0).sum()
 

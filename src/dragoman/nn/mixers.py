@@ -51,8 +51,12 @@ class Mixer(Protocol):
 
     def step(self, x: Tensor, state: Any, t: Tensor, position: Any) -> tuple[Tensor, Any]: ...  # x (B, K, D), t (B, 1)
 
+    def packs(self, position: Any) -> str | None: ...  # why it cannot mix rows that lie end to end; None: it can
+
 
 mixers: Registry[Mixer] = Registry("mixer")
+
+ONLY_PADDED = "'{}' mixes only rows with padding"
 
 
 @dataclass
@@ -141,6 +145,9 @@ class ParameterFree(nn.Module):
         mask = so_far(state, t, x.shape[1])[:, 0]  # (B · K, 1, C)
         return self.look(x.flatten(0, 1)[:, None], state.flatten(0, 1), mask).view(x.shape), state
 
+    def packs(self, position: Any) -> str | None:
+        return ONLY_PADDED.format("parameter_free")
+
 
 def only_causal(name: str, mixing: Mixing) -> None:
     if not mixing.causal:
@@ -183,6 +190,9 @@ class Average(nn.Module):
         total = state + x
         return self.gated(x, total / (t + 1)[..., None]), total
 
+    def packs(self, position: Any) -> str | None:
+        return ONLY_PADDED.format("average")
+
 
 @mixers.register("ssru")
 class SSRU(nn.Module):
@@ -199,13 +209,19 @@ class SSRU(nn.Module):
         return torch.relu(self.cells(x))
 
     def cells(self, x: Tensor) -> Tensor:
-        """c_1 … c_T, (B, T, D): all matrix products at once, then a loop over what is left."""
+        """c_1 … c_T, (B, T, D), in log T passes.
+
+        After the pass with stride n, c_t is what the last 2n inputs make of it and f_t how much is kept of what was
+        before them; two such spans join to (f_t f_{t−n}, c_t + f_t c_{t−n}).
+        """
         f = torch.sigmoid(self.Wf(x))
-        new, c, every = (1 - f) * self.W(x), torch.zeros_like(x[:, :1]).sum(1), []
-        for t in range(x.shape[1]):
-            c = f[:, t] * c + new[:, t]
-            every.append(c)
-        return torch.stack(every, 1) if every else x
+        c: Tensor = (1 - f) * self.W(x)
+        stride = 1
+        while stride < x.shape[1]:
+            early = nn.functional.pad(c, (0, 0, stride, 0))[:, : x.shape[1]]  # c_{t−n}, zeros where there is none
+            kept = nn.functional.pad(f, (0, 0, stride, 0))[:, : x.shape[1]]
+            c, f, stride = c + f * early, f * kept, 2 * stride
+        return c
 
     def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Tensor:
         before = nn.functional.pad(self.cells(x), (0, 0, 1, 0))  # c_0 = 0, c_1, …, c_S
@@ -216,3 +232,6 @@ class SSRU(nn.Module):
         f = torch.sigmoid(self.Wf(x))
         c = f * state + (1 - f) * self.W(x)
         return torch.relu(c), c
+
+    def packs(self, position: Any) -> str | None:
+        return ONLY_PADDED.format("ssru")

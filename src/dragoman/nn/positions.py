@@ -38,6 +38,7 @@ class Positions(Protocol):
 
     length: int | None  # how far it reaches (None: any distance)
     each_layer: bool  # every block has its own, rather than one for the whole stack
+    biases: bool  # `bias` has something to add to the scores
     sees_weights: bool  # `mix` has something to add, so the weights must be formed
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor: ...  # x (B, T, D), before the first block
@@ -57,6 +58,7 @@ class Nowhere(nn.Module):
 
     length: int | None = None
     each_layer = False
+    biases = False
     sees_weights = False
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class Shaw(Nowhere):
     One vector for each distance, shared by the heads; every block has its own.
     """
 
-    each_layer = True
+    each_layer = biases = True
 
     def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 16, values: bool = False) -> None:
         super().__init__()
@@ -159,6 +161,8 @@ class T5(Nowhere):
     takes all that is farther. Unless attention is causal, half of the buckets is for keys that come later.
     """
 
+    biases = True
+
     def __init__(self, d: int, inside: Inside | None, *, buckets: Positive = 32, distance: Positive = 128) -> None:
         super().__init__()
         inside = _needed(inside, "t5")
@@ -186,6 +190,8 @@ class T5(Nowhere):
 @positions.register("alibi")
 class ALiBi(Nowhere):
     """e_ts − m_h |t − s|, a fixed slope for each head; runs past the training length (Press et al. 2022)."""
+
+    biases = True
 
     def __init__(self, d: int, inside: Inside | None) -> None:
         super().__init__()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dragoman.core.errors import PartError
+from dragoman.nn.kernels.dropout import Dropout
 
 Cell = Literal["rnn_tanh", "rnn_relu", "gru", "lstm"]
 Reset = Literal["after", "before"]
@@ -54,7 +55,7 @@ class Stack(nn.Module):
         if residual == 1 and d_in != d:
             raise PartError(f"residual 1 adds inputs of width {d_in} to outputs of width {d}; begin with layer 2")
         self.d, self.residual, self.tensors = d, residual, 2 if cell == "lstm" else 1
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList()
         for i in range(layers):
             width, both = (d if i else d_in) + d_context, directions == "both" or (directions == "first" and i == 0)
@@ -73,6 +74,8 @@ class Stack(nn.Module):
             lengths = lengths.cpu()  # once: packing wants them there
             if int(lengths.min()) == 0:
                 return self.without_empty_rows(x, state, lengths, c)
+            if int(lengths.min()) == T:  # nothing to pack
+                lengths = None
         ends = []
         for i, layer in enumerate(self.layers):
             given = self.dropout(x) if i else x

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Positive, Registry
+from dragoman.nn.kernels.additive import additive_score, pairs
 from dragoman.nn.layers import linear
 
 
@@ -108,8 +109,7 @@ class Concat(nn.Module):
         return nn.functional.linear(k, self.W.weight[:, self.d_q :], self.W.bias)
 
     def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
-        sums = torch.tanh(pairs(nn.functional.linear(q, self.W.weight[:, : self.d_q]), keys))  # (..., T, S, D)
-        return self.v(sums)[..., 0]  # type: ignore[no-any-return]
+        return additive_score(nn.functional.linear(q, self.W.weight[:, : self.d_q]), keys, self.v.weight[0])
 
 
 @scores.register("additive")
@@ -128,8 +128,7 @@ class Additive(nn.Module):
         return self.W2(k)  # type: ignore[no-any-return]
 
     def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
-        sums = torch.tanh(pairs(self.W1(q), keys))  # (..., T, S, D)
-        return self.v(sums)[..., 0]  # type: ignore[no-any-return]
+        return additive_score(self.W1(q), keys, self.v.weight[0])
 
 
 @scores.register("location")
@@ -213,8 +212,3 @@ class Coverage(nn.Module):
     def penalty(self, memo: Tensor, a: Tensor) -> Tensor | None:
         """λ Σ_j min(a_j, cov_j), (…, T), with the memo as it was before weights a."""
         return self.price * torch.minimum(a, memo).sum(-1) if self.price else None
-
-
-def pairs(q: Tensor, k: Tensor) -> Tensor:
-    """Every query plus every key: (…, T, D) and (…, S, D) → (…, T, S, D)."""
-    return q[..., :, None, :] + k[..., None, :, :]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, Segments
+from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, PackedBatch, Segments
 from dragoman.core.registry import Part, Positive
 from dragoman.nn.attention import watching
 from dragoman.nn.copying import Pointable, Pointer
@@ -28,9 +28,11 @@ from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.heads import heads
 from dragoman.nn.initialization import initializers
+from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
 from dragoman.nn.scores import scores
 
+ONLY_PREFIX = "only a decoder that reads the source as a prefix can predict the source's own tokens"
 MOMENTUM = 0.9  # of the baseline that drawn choices are compared with, as in Xu et al. 2015
 
 
@@ -107,6 +109,7 @@ class Seq2Seq(nn.Module):
         self.tie(tie, source_size, target_size, width)
         # What draws on its way needs a baseline to tell good draws from bad.
         drawing: list[Any] = [module for module in self.modules() if getattr(module, "samples", False)]
+        self.fuses = True  # whether training computes output layer and loss in one, see kernels/entropy.py
         self.draws, self.discount = bool(drawing), float(drawing[0].discount) if drawing else 1.0
         self.baseline: Tensor | None
         self.register_buffer("baseline", torch.zeros(()) if self.draws else None)
@@ -186,30 +189,57 @@ class Seq2Seq(nn.Module):
 
     def forward(self, batch: Batch, inputs: Tensor | None = None) -> Predicted:
         """Logits for all that is to be predicted; `inputs` (B, T) stand in for the gold tokens the decoder reads."""
+        if self.pointer is None:
+            o, gold, output = self._hidden(batch, inputs)
+            return Predicted(self.logits(o), gold, output)
         memory = self.encode(batch.source, batch.source_lengths)
-        if self.head is not None:
-            output = self.head(memory)
-            return Predicted(self.logits(output.o), self.head.gold(batch), output)
         output, logits = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
         gold = batch.target[:, 1:]
         if batch.marks is not None:
             if "prefix" not in output.extras:
-                raise PartError("only a decoder that reads the source as a prefix can predict the source's own tokens")
-            # One sequence: what is asked at the source's positions comes first.
+                raise PartError(ONLY_PREFIX)
             logits = torch.cat([self.logits(output.extras["prefix"]), logits], 1)
             gold = torch.cat([batch.marks, gold], 1)
         return Predicted(logits, gold, output)
 
+    def _hidden(self, batch: Batch, inputs: Tensor | None) -> tuple[Tensor, Tensor, Output]:
+        """o (B, N, D) and gold (B, N) for all that is to be predicted, before the output layer."""
+        memory = self.encode(batch.source, batch.source_lengths)
+        if self.head is not None:
+            output: Output = self.head(memory)
+            return output.o, self.head.gold(batch), output
+        output = self.decoder(self.embedding(batch.target[:, :-1] if inputs is None else inputs), memory)
+        o, gold = output.o, batch.target[:, 1:]
+        if batch.marks is not None:
+            if "prefix" not in output.extras:
+                raise PartError(ONLY_PREFIX)
+            # One sequence: what is asked at the source's positions comes first.
+            o, gold = torch.cat([output.extras["prefix"], o], 1), torch.cat([batch.marks, gold], 1)
+        return o, gold, output
+
     def loss(self, batch: Batch, smoothing: float = 0.0, *, r_drop: float = 0.0, inputs: Tensor | None = None) -> Loss:
         """The loss of a batch. With `r_drop`, of two passes, and of how far they disagree (Liang et al. 2021)."""
+        twice = r_drop > 0 and self.training
+        if self.fuses and torch.is_grad_enabled() and self.pointer is None and not self.draws and not twice:
+            return Loss(self._fused_loss(*self._hidden(batch, inputs), smoothing), batch.tokens)
         first = self(batch, inputs)
         total = self._loss(first, smoothing)
-        if r_drop and self.training:
+        if twice:
             second = self(batch, inputs)
             # The paper's loss, halved, so that a token weighs what it weighs without.
             total = (total + self._loss(second, smoothing)) / 2
             total = total + r_drop / 2 * divergence(first.logits, second.logits, first.gold)
         return Loss(total, batch.tokens)
+
+    def _fused_loss(self, o: Tensor, gold: Tensor, output: Output, smoothing: float) -> Tensor:
+        """The same loss and gradient with the logits of few positions at a time, where nobody else asks for them."""
+        x, y = o.flatten(0, 1), gold.flatten()
+        if not o.is_cuda:  # which would have to be asked how many there are
+            x, y = x[y != PAD], y[y != PAD]
+        total = linear_cross_entropy(x, self.output.weight, self.output.bias, y, smoothing)
+        if "penalty" in output.extras:
+            total = total + (output.extras["penalty"] * (gold[:, -output.o.shape[1] :] != PAD)).sum()
+        return total
 
     def _loss(self, found: Predicted, smoothing: float) -> Tensor:
         logits, gold, output = found
@@ -225,6 +255,28 @@ class Seq2Seq(nn.Module):
                 share = torch.where(self.baseline.eq(0), 0.0, MOMENTUM)  # at first no reward is known yet
                 self.baseline.copy_(share * self.baseline + (1 - share) * mean)
         return total
+
+    # -- end to end, without padding ---------------------------------------------------------------------------------
+
+    def packs(self) -> str | None:
+        """Why the rows of a batch cannot lie end to end in this model; None: they can."""
+        if self.head is not None or self.pointer is not None:
+            return "a head or a pointer needs padded rows"
+        if not isinstance(self.frontend, Tokens):
+            return "a source that is no text is padded"
+        for name, part in {"encoder": self.encoder, "decoder": self.decoder}.items():
+            if not hasattr(part, "packs"):
+                return f"this {name} computes only padded rows"
+            why: str | None = part.packs()
+            if why is not None:
+                return why
+        return None
+
+    def packed_loss(self, batch: PackedBatch, smoothing: float = 0.0) -> Tensor:
+        """The summed loss of the same pairs without padding, the logits of a few thousand positions at a time."""
+        memory: Memory = self.encoder(self.frontend(batch.source), batch.sources)
+        output: Output = self.decoder(self.embedding(batch.target), memory, batch.targets)
+        return linear_cross_entropy(output.o[0], self.output.weight, self.output.bias, batch.gold[0], smoothing)
 
     def token_log_probs(self, batch: Batch) -> Tensor:
         """log p of each token that is to be predicted, (B, N) in float64; 0 where nothing is."""

@@ -199,7 +199,7 @@ class Beam:
 
         Those that have met all required phrases come first.
         """
-        gone = torch.zeros_like(live.ended).scatter_reduce(1, parents, finished, "amax", include_self=True)
+        gone = torch.zeros_like(live.length).scatter_add(1, parents, finished.long()) > 0  # these just ended
         score = live.score.masked_fill(~(at_limit[:, None] & ~gone & (live.total > -math.inf)), -math.inf)
         order = score.argsort(-1, descending=True)
         for required in (rule for rule in limits.rules if isinstance(rule, Required)):

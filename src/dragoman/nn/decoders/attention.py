@@ -21,6 +21,7 @@ from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Part, Share
 from dragoman.nn.attention import Attention
 from dragoman.nn.decoders import decoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
@@ -64,7 +65,7 @@ class AttentionDecoder(nn.Module):
                 "at once; use it in an rnn decoder"
             )
         self.W = linear(d_in + d_memory, d_in)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @property
     def length(self) -> int | None:

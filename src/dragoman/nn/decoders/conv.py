@@ -33,6 +33,7 @@ from dragoman.core.registry import Part, Positive, Share
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.convolution import GatedConvolution, halved, projection
 from dragoman.nn.decoders import decoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.prefix import behind, joined
@@ -107,7 +108,7 @@ class ConvDecoder(nn.Module):
         self.d, self.source, self.past, self.width = d_in, source, kernel - 1, width or d_in
         keep = 1.0 - dropout
         self.position = positions.build(position, d_in, None)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.inward = projection(d_in, self.width, keep, weight_norm)
         # g is added to d_i, which is as wide as the memory.
         widen = looks and d_in != d_memory

@@ -17,6 +17,7 @@ B sentences, K hypotheses, T target and S source positions, L layers, D width of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -28,6 +29,7 @@ from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Count, Part, Positive, Share
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.decoders import decoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.recurrent import Cell, Reset, Stack, State
@@ -106,7 +108,8 @@ class RNNDecoder(nn.Module):
             self.readout = linear(d_read, 2 * d if readout == "maxout" else d)
         if bridge == "dense" and source != "prefix":
             self.over = linear(d_memory, self.stack.tensors * layers * d)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
+        self.loop: Callable[[Tensor, RNNState], Output] = self.in_steps  # a runtime may have a faster one
 
     @property
     def waits(self) -> bool:
@@ -120,7 +123,7 @@ class RNNDecoder(nn.Module):
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
         before, state = self.begin(memory, 1)
-        output = self.in_steps(y, state) if self.waits else self.at_once(y, state)
+        output = self.loop(y, state) if self.waits else self.at_once(y, state)
         if before is not None:
             output.extras["prefix"] = self.read(before, None, memory.states)  # (B, S, D)
         return output

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Output
+from dragoman.core.interfaces import Capacity, Memory, Output, Segments
 from dragoman.core.registry import Part, Positive, Share
 from dragoman.nn.attention import Heads, Places, noted
 from dragoman.nn.blocks import BlockState, Stack, Style
@@ -96,7 +96,15 @@ class TransformerDecoder(nn.Module):
         """The longest target its positions allow, or the longest source and target together."""
         return self.stack.length
 
-    def forward(self, y: Tensor, memory: Memory) -> Output:
+    def packs(self) -> str | None:
+        """Why rows that lie end to end cannot run through it; None: they can."""
+        if self.source != "attention":
+            return "source and target in one sequence are padded"
+        return self.stack.packs()
+
+    def forward(self, y: Tensor, memory: Memory, segments: Segments | None = None) -> Output:
+        if segments is not None and segments.places is not None and memory.packed is not None:
+            return Output(self.packed(y, memory, segments, segments.places, memory.packed))
         if self.source != "attention":
             return self.as_one(y, memory)
         t = torch.arange(y.shape[1], device=y.device)[None]
@@ -104,6 +112,11 @@ class TransformerDecoder(nn.Module):
         across = Places(t, memory.mask[:, None, None], lengths=memory.lengths[:, None, None])
         o = self.stack(y, Places(t, None, True, t[:, None] + 1), memory, across)
         return Output(o, self.alignment())
+
+    def packed(self, y: Tensor, memory: Memory, segments: Segments, t: Tensor, sources: Segments) -> Tensor:
+        """Targets that lie end to end, (1, N, D_in), over sources that do."""
+        inside = Places(t, None, True, packed=(segments, segments))
+        return self.stack(y, inside, memory, Places(t, None, packed=(segments, sources)))  # type: ignore[no-any-return]
 
     def as_one(self, y: Tensor, memory: Memory) -> Output:
         """Source and target as one sequence."""

@@ -20,6 +20,7 @@ from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Positive, Share
 from dragoman.nn.convolution import GatedConvolution, halved, projection
 from dragoman.nn.encoders import encoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.positions import positions
 
 
@@ -47,7 +48,7 @@ class ConvEncoder(nn.Module):
         self.d, self.side = d_in, kernel // 2
         width, keep = width or d_in, 1.0 - dropout
         self.position = positions.build(position, d_in, None)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.inward = projection(d_in, width, keep, weight_norm)
         self.layers = nn.ModuleList([GatedConvolution(width, kernel, keep, weight_norm) for _ in range(layers)])
         self.outward = projection(width, d_in, 1.0, weight_norm)

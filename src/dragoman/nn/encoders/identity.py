@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Share
 from dragoman.nn.encoders import encoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.positions import positions
 
 
@@ -26,7 +27,7 @@ class IdentityEncoder(nn.Module):
         super().__init__()
         self.d = d_in
         self.position = positions.build(position, d_in, None)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @property
     def length(self) -> int | None:

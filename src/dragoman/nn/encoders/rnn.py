@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Count, Positive, Share
 from dragoman.nn.encoders import encoders
+from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.recurrent import Cell, Directions, Reset, Stack, backwards
 
 
@@ -39,7 +40,7 @@ class RNNEncoder(nn.Module):
         super().__init__()
         self.d = width or d_in
         self.reverse = reverse
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.stack = Stack(d_in, self.d, layers, cell, reset, directions, residual, dropout)
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:

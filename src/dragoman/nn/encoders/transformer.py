@@ -61,7 +61,14 @@ class TransformerEncoder(nn.Module):
         """The longest source its positions allow."""
         return self.stack.length
 
+    def packs(self) -> str | None:
+        """Why rows that lie end to end cannot run through it; None: they can."""
+        return self.stack.packs()
+
     def forward(self, x: Tensor, segments: Segments) -> Memory:
+        if segments.places is not None:
+            h = self.stack(x, Places(segments.places, None, packed=(segments, segments)))  # (1, N, D)
+            return Memory(h, segments.lengths, h[0, :0], packed=segments)
         real = segments.mask(x.shape[1])  # (B, S)
         t = torch.arange(x.shape[1], device=x.device)[None]
         h = self.stack(x, Places(t, real[:, None, None], False, segments.lengths[:, None, None], real))  # (B, S, D)
