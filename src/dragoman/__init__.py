@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
 
 
-def load(path: str | Path, device: str = "auto") -> Pipeline:
-    """A trained model from a run folder or a model folder."""
+def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:
+    """A trained model from a run folder or a model folder; `precision` (of searching) is as the config has it."""
     from dragoman import pipeline
 
-    return pipeline.load(path, device)
+    return pipeline.load(path, device, precision=precision, plain=plain)
 
 
 def train(

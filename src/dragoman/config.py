@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from dragoman import shapes
 from dragoman.core import yaml
@@ -122,6 +122,7 @@ class Training(Options):
     start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
     log_every: Positive = 20  # steps
+    rank_timeout: Positive = 600  # seconds without a sign of life after which a rank is given up, and the run ends
 
     def problems(self) -> Iterator[str]:
         warmup = self.schedule.options.get("warmup", 0)
@@ -151,11 +152,19 @@ class Generation(Options):
 
 
 class Runtime(Options):
-    """The machine's side of things."""
+    """The machine's side of things. `runtime: plain` is short for `{path: plain}`."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Positive | None = None  # CPU threads; chosen once and kept with the run
+    path: Literal["fast", "plain"] = "fast"  # plain: the model's own equations, nothing packed, compiled or captured
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of searching; training has its own
+    workers: Positive | None = None  # processes that search on a CPU; null: as many as pay
     tensorboard: bool = False  # event files beside metrics.jsonl
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
 
 if TYPE_CHECKING:

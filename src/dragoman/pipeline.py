@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman import checkpoint, ensemble
+from dragoman import checkpoint, ensemble, runtime
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints, room
 from dragoman.constraints import rules as constraint_rules
@@ -35,10 +35,14 @@ from dragoman.data.objectives import Objective, Row, objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
+from dragoman.runtime import Engine
 from dragoman.search import Limits, Search, mbr, searches
 from dragoman.text.codec import Codec
 
+Traces = dict[int, list[dict[str, Any]]]  # by row
+
 WINDOW = 4096  # inputs that are sorted together while streaming
+PRECISIONS = ("float32", "bfloat16", "int8")
 NOTHING = Constraints()
 PATIENCE = 4  # a source may be this many times as long as those in training before it is cut
 
@@ -91,6 +95,15 @@ class Pipeline:
     config: Config
     device: torch.device
     path: Path | None = None
+    precision: str = "float32"  # of searching
+    fast: bool = False  # through an engine where there is one; it copies the weights, so they must not change any more
+
+    @cached_property
+    def engine(self) -> Engine | None:
+        """The faster way to search on this device, if there is one for this model."""
+        if not self.fast or self.model.head is not None or self.goes_on:
+            return None
+        return runtime.engine(self.model.eval(), self.device, self.precision)
 
     # -- text → text -----------------------------------------------------------------------------------------------
 
@@ -124,8 +137,13 @@ class Pipeline:
         attention: bool = False,
         constraints: Constraints | Sequence[Constraints] | None = None,
         trace: bool = False,
+        first: int = 0,
     ) -> Iterator[Prediction]:
-        """The same for any number of sources: reads and answers a window at a time, in order."""
+        """The same for any number of sources: reads and answers a window at a time, in order.
+
+        `first` is the place of the first source in the whole input, where others answer the rest of it: what is drawn
+        for a source depends on its place.
+        """
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
         part = self.search_part(beam, nbest, search)
@@ -142,7 +160,6 @@ class Pipeline:
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
-        first = 0
         while window := list(itertools.islice(pairs, WINDOW)):
             asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
             yield from self._window([example for example, _ in window], asked)
@@ -162,7 +179,10 @@ class Pipeline:
         if not changes:
             return self
         generation = validated_generation(self.config, changes)
-        return replace(self, config=self.config.model_copy(update={"generation": generation}))
+        other = replace(self, config=self.config.model_copy(update={"generation": generation}))
+        if "engine" in self.__dict__:
+            other.__dict__["engine"] = self.engine  # which knows nothing of the config
+        return other
 
     def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
         """Which search to run: the one given, or the config's with another beam size where one is asked for."""
@@ -187,40 +207,59 @@ class Pipeline:
             if not example.source.strip() and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.codec.source_pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
-        for rows in self._batches(waiting, sources, asked.search.size):
-            batch = collate([(sources[i], [EOS]) for i in rows], [asked.first + i for i in rows]).to(self.device)
-            found, traces = self._search(
-                batch, asked, [asked.wishes[i] for i in rows], [window[i].source for i in rows]
-            )
+        for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
             for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
                 every = [self._prediction(h, window[i], sources[i], cuts[i]) for h in hypotheses]
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
                     best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", self._pieces(sources[i]), cuts[i])]
                 results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
-            if asked.attention:
+            if asked.attention and batch is not None:
                 self._look(batch, results, rows)
         yield from (result for result in results if result is not None)
 
+    def _searched(
+        self, window: list[Example], sources: list[list[int]], waiting: list[int], asked: Asked
+    ) -> Iterator[tuple[list[int], Batch | None, list[list[Hypothesis]], Traces]]:
+        """Some of the waiting rows, their batch, their results and how they were found, until none is left."""
+
+        def limits(rows: list[int], lengths: Tensor) -> Limits:
+            wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
+            return self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+
+        if self.engine is not None and waiting and not asked.attention:
+            all_limits = limits(waiting, torch.tensor([len(sources[i]) for i in waiting]))
+            if self.engine.serves(asked.search, all_limits):
+                with torch.inference_mode():
+                    yield waiting, None, self.engine([sources[i] for i in waiting], asked.search, all_limits), {}
+                return
+        for rows in self._batches(waiting, sources, asked.search.size):
+            batch = collate([(sources[i], [EOS]) for i in rows], [asked.first + i for i in rows]).to(self.device)
+            found, traces = self._search(batch, asked, partial(limits, rows))
+            yield rows, batch, found, traces
+
     @torch.inference_mode()
     def _search(
-        self, batch: Batch, asked: Asked, wishes: Sequence[Constraints], sources: Sequence[str]
-    ) -> tuple[list[list[Hypothesis]], dict[int, list[dict[str, Any]]]]:
+        self, batch: Batch, asked: Asked, limits_for: Callable[[Tensor], Limits]
+    ) -> tuple[list[list[Hypothesis]], Traces]:
         """The results of a batch, best first, and where it was asked for, how they were found."""
         self.model.eval()
         if self.model.head is not None:
             return self._answer(batch, asked.nbest), {}
-        limits = self._limits(batch, wishes, sources, asked.trace)
-        if self.goes_on and not self.model.sees_whole_prefix:
-            found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
-        else:
-            memory = self.model.encode(batch.source, batch.source_lengths)
-            looks = asked.search.looks
-            found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
+        limits = limits_for(batch.source_lengths)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            if self.goes_on and not self.model.sees_whole_prefix:
+                found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
+            else:
+                memory = self.model.encode(batch.source, batch.source_lengths)
+                looks = asked.search.looks
+                found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
         return found, limits.traces or {}
 
-    def _limits(self, batch: Batch, wishes: Sequence[Constraints], sources: Sequence[str], trace: bool) -> Limits:
-        options, lengths = self.config.generation, batch.source_lengths
+    def _limits(
+        self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
+    ) -> Limits:
+        options = self.config.generation
         longest = (lengths * options.ratio).long() + options.extra
         shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
         for i, wish in enumerate(wishes):
@@ -237,7 +276,7 @@ class Pipeline:
             longest = longest.clamp(min=1)
         shortest = torch.minimum(shortest, longest)
         rules = constraint_rules(wishes, sources, self.codec, options.no_repeat, options.repetition, options.unknown)
-        return Limits(longest, shortest, batch.lines, rules, {} if trace else None)
+        return Limits(longest, shortest, numbers, rules, {} if trace else None)
 
     def _agreed(self, every: list[Prediction], asked: Asked) -> list[Prediction]:
         """Results by how much they agree with all of them, where the config wants minimum Bayes risk."""
@@ -454,18 +493,37 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load(path: str | Path, device: str = "auto") -> Pipeline:
-    """A trained model from its model folder or run folder; `a+b` is an ensemble of two."""
+def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:
+    """A trained model from its model folder or run folder; `a+b` is an ensemble of two.
+
+    `precision` is that of searching: float32, bfloat16 or int8 (None: as the config has it); `plain` turns the fast
+    paths off.
+    """
     place = pick_device(device)
     models = ensemble.open_models(path)
-    first = models[0]
-    return Pipeline(ensemble.as_one(models).to(place), first.codec, first.config, place, first.path)
+    return _opened(ensemble.as_one(models), models[0], place, precision, plain)
 
 
-def load_fused(path: str | Path, lm: str | Path, weight: float, device: str = "auto") -> Pipeline:
+def load_fused(
+    path: str | Path,
+    lm: str | Path,
+    weight: float,
+    device: str = "auto",
+    *,
+    precision: str | None = None,
+    plain: bool = False,
+) -> Pipeline:
     """A trained model whose search a language model joins, log p + weight · log p_LM."""
     place, models, other = pick_device(device), ensemble.open_models(path), checkpoint.load(lm)
-    first = models[0]
-    ensemble.check_language_model(first, other)
-    fused = ensemble.Fused(ensemble.as_one(models), other.model, weight).to(place)
-    return Pipeline(fused, first.codec, first.config, place, first.path)
+    ensemble.check_language_model(models[0], other)
+    fused = ensemble.Fused(ensemble.as_one(models), other.model, weight)
+    return _opened(fused, models[0], place, precision, plain)
+
+
+def _opened(model: Any, first: checkpoint.Model, place: torch.device, precision: str | None, plain: bool) -> Pipeline:
+    options = first.config.runtime
+    precision = precision or options.precision
+    if precision not in PRECISIONS:
+        raise UserError(f"precision is '{precision}'; it must be one of {', '.join(PRECISIONS)}")
+    fast = options.path == "fast" and not plain
+    return Pipeline(model.to(place), first.codec, first.config, place, first.path, precision, fast)

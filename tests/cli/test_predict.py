@@ -5,8 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.cli.predict import render
+from dragoman.cli.predict import Input, render
+from dragoman.data.lines import Tally
 from dragoman.pipeline import Prediction
+from dragoman.runtime.workers import possible
 
 from .conftest import Done, process
 
 RUN = "runs/copy"
+workers_work = pytest.mark.skipif(not possible(), reason="workers need Linux")
 CLEAN = ["a b", "", "c a d", "b", "  ", "d d a"]
 RESULT = Prediction("a b", -0.5, -2.0, ["a", "␣", "b"], [-0.5, -0.5, -0.5, -0.5], "end", ["a", "␣", "b", "</s>"])
 
@@ -100,7 +109,7 @@ def test_a_skipped_line_is_an_empty_line_in_its_place(here: Callable[..., Done],
 
 def test_a_process_reads_the_standard_input_and_names_it(work: Path) -> None:
     done = process("predict", RUN, "-", cwd=work, input=b"a\n\xff\n")
-    assert (done.code, done.out) == (2, "")
+    assert (done.code, done.out.count("\n")) == (2, 1)  # what was read before it is answered
     assert "<stdin>:2: " in done.err
     assert "Traceback" not in done.err
 
@@ -197,6 +206,126 @@ def test_a_device_is_written_to_and_stays_a_device(here: Callable[..., Done], tm
         assert pipe.is_fifo()
     finally:
         os.close(reader)
+
+
+# -- many lines, many processes ----------------------------------------------------------------------------------------
+
+
+def many(count: int) -> list[str]:
+    return [" ".join("abcd"[(i * i + k) % 4] for k in range(i % 6)) for i in range(count)]
+
+
+@workers_work
+def test_two_workers_write_what_one_process_writes(here: Callable[..., Done], tmp_path: Path) -> None:
+    source = tmp_path / "sources.txt"
+    source.write_text("".join(f"{line}\n" for line in many(300)))
+    alone = here("predict", RUN, source, "--format", "jsonl", "--workers", "1")
+    both = here("predict", RUN, source, "--format", "jsonl", "--workers", "2")
+    assert both.err == alone.err == ""
+    for a, b in zip(lines(both), lines(alone), strict=True):
+        one, two = json.loads(a), json.loads(b)
+        assert one.pop("log_probs") == pytest.approx(two.pop("log_probs"), abs=1e-5)
+        for key in ("score", "log_prob"):
+            assert one.pop(key) == pytest.approx(two.pop(key), abs=1e-4)
+        assert one == two
+    sampled = [here("predict", RUN, source, "--search", "sample", "--seed", "3", "--workers", n) for n in "12"]
+    assert lines(sampled[0]) == lines(sampled[1])
+
+
+@workers_work
+def test_a_bad_line_stops_two_workers_after_the_lines_before_it(here: Callable[..., Done], tmp_path: Path) -> None:
+    source, output = tmp_path / "sources.txt", tmp_path / "results.txt"
+    source.write_bytes("".join(f"{line}\n" for line in many(250)).encode() + b"\xff\na\n")
+    done = here("predict", RUN, source, "--workers", "2")
+    assert done.code == 2
+    assert f"{source}:251: " in done.err
+    source.write_text("".join(f"{line}\n" for line in many(250)))
+    assert done.out == here("predict", RUN, source, "--workers", "1").out
+    assert here("predict", RUN, source, "--workers", "2", "--device", "cpu", "-o", output).code == 0
+    assert output.read_text() == done.out
+
+
+@workers_work
+def test_a_killed_worker_is_one_sentence_and_what_was_answered_is_written(work: Path, tmp_path: Path) -> None:
+    source = tmp_path / "sources.txt"
+    source.write_text("a b c d\n" * 30_000)
+    args = [sys.executable, "-m", "dragoman", "predict", RUN, str(source), "--workers", "2"]
+    with subprocess.Popen(args, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        first = parent.stdout.readline()
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert len(children) == 2
+        os.kill(int(children[0]), signal.SIGKILL)
+        out, err = parent.communicate(timeout=120)
+        assert parent.returncode == 2
+    assert re.fullmatch(
+        r"error: worker 1 of 2 \(process \d+\) was killed by SIGKILL .*lines [\d,]+ to [\d,]+;.*\n", err
+    )
+    assert set(out.split("\n")) == {first.strip(), ""}  # whole lines alone
+    assert out.count("\n") < 30_000 - 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_the_options_of_speed_are_refused_in_one_sentence(here: Callable[..., Done]) -> None:
+    done = here("predict", RUN, "--precision", "float23", input=b"a\n")
+    assert done.code == 2
+    assert "float23" in done.err
+    assert "int8" in done.err
+    assert here("predict", RUN, "--workers", "0", input=b"a\n").code == 2
+
+
+def test_plain_results_are_those_of_the_fast_paths(here: Callable[..., Done]) -> None:
+    data = "".join(f"{line}\n" for line in many(40)).encode()
+    assert lines(here("predict", RUN, "--plain", input=data)) == lines(here("predict", RUN, input=data))
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_the_number_of_lines_is_guessed_from_the_bytes_read_and_right_in_the_end(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"sources.{ending}"
+    rng = random.Random(5)
+    data = "".join("".join(rng.choices("abcdefgh ", k=rng.randrange(90))) + "\n" for _ in range(20_000)).encode()
+    path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    given = Input(str(path), "stop", Tally())
+    assert given.expected is None
+    for number, _ in enumerate(given, 1):
+        if number == 10_000:
+            assert given.expected == pytest.approx(20_000, rel=0.1)
+    assert (given.lines, given.expected) == (20_000, 20_000)
+
+
+def test_nobody_knows_how_much_comes_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = os.pipe()
+    os.write(here, b"a\nb\n")
+    os.close(here)
+    with os.fdopen(there, encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        given = Input("-", "stop", Tally())
+        assert [(source.source, given.expected) for source in given] == [("a", None), ("b", None)]
+    assert given.expected == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals")
+def test_a_terminal_shows_how_far_a_file_is_while_workers_answer_it(work: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "sources.txt", tmp_path / "results.txt"
+    source.write_text("".join(f"{line}\n" for line in many(300)))
+    ours, theirs = os.openpty()
+    args = [sys.executable, "-m", "dragoman", "predict", RUN, str(source), "-o", str(output)]
+    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    workers = ["--workers", "2"] if possible() else []
+    with subprocess.Popen([*args, *workers], cwd=work, stderr=theirs, stdin=subprocess.DEVNULL, env=env) as parent:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # what a terminal gives when nobody writes to it any more
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        assert parent.wait(120) == 0
+    os.close(ours)
+    assert "sources.txt" in shown.decode()
+    assert re.search(r"300 lines .* lines/s .* left 0:00", shown.decode())
+    assert output.read_text().count("\n") == 300
 
 
 # -- what is not there -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Workers change nothing but the speed, and whatever ends, ends at once and by name."""
+"""Workers and threads change nothing but the speed, and whatever ends, ends at once and by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,14 +69,18 @@ def sampling(tmp_path_factory) -> Batches:
     return batches_of(tmp_path_factory.mktemp("sampling") / "store", codec, "de")
 
 
-def take(batches: Batches, cursor: Cursor, workers: int, count: int) -> list[tuple[Batch, Cursor]]:
-    with contextlib.closing(load(batches, cursor, workers)) as stream:
+def take(batches: Batches, cursor: Cursor, workers: int, count: int, ahead: int = 0) -> list[tuple[Batch, Cursor]]:
+    with contextlib.closing(load(batches, cursor, workers, ahead=ahead)) as stream:
         return list(itertools.islice(stream, count))
 
 
 def crew() -> dict[str, int]:
     """The pids of the workers by name."""
     return {child.name: child.pid for child in multiprocessing.active_children() if child.name.startswith("loader-")}
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loader-")]
 
 
 def ends(pid: int, within: float = DEADLINE) -> bool:
@@ -115,6 +120,43 @@ def test_the_stream_is_the_same_with_any_number_of_workers(sampling, workers):
 
 def test_workers_serve_plain_ids_too(plain):
     assert_same(take(plain, START, 2, 40), take(plain, START, 0, 40))
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(0, 1), (0, 4), (2, 2)])
+def test_a_thread_that_runs_ahead_changes_nothing_in_the_stream(sampling, workers, ahead):
+    expected = take(sampling, START, 0, 30)
+    assert_same(take(sampling, START, workers, 30, ahead), expected)
+    assert_same(take(sampling, expected[9][1], workers, 20, ahead), expected[10:])
+    assert not threads()
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_what_is_prepared_comes_with_the_cursors_of_its_batches(plain, ahead):
+    where = set()
+
+    def prepare(batch: Batch) -> list[int]:
+        where.add(threading.current_thread().name)
+        return batch.lines
+
+    with contextlib.closing(load(plain, START, 0, ahead=ahead, prepare=prepare)) as stream:
+        got = list(itertools.islice(stream, 30))
+    assert got == [(batch.lines, after) for batch, after in take(plain, START, 0, 30)]
+    assert where == {"loader-ahead" if ahead else threading.current_thread().name}
+
+
+def test_a_thread_runs_no_further_ahead_than_asked(plain):
+    made, taken, lead = [], [], []
+
+    def prepare(batch: Batch) -> int:
+        made.append(batch)
+        lead.append(len(made) - len(taken))
+        return len(made)
+
+    with contextlib.closing(load(plain, START, 0, ahead=3, prepare=prepare)) as stream:
+        for number, _ in itertools.islice(stream, 200):
+            taken.append(number)
+    assert taken == list(range(1, 201))
+    assert max(lead) <= 3 + 1  # and the one in the consumer's hands
 
 
 def test_workers_do_not_need_torch():
@@ -173,14 +215,63 @@ def test_our_own_error_in_a_worker_is_no_data_error_and_shows_where(tmp_path):
         take(batches, START, 1, 5)
 
 
-def test_closing_the_stream_ends_the_workers(plain):
-    stream = load(plain, START, 2)
+def test_an_error_while_preparing_is_raised_in_its_place(plain):
+    def prepare(batch: Batch) -> list[int]:
+        if batch.lines == bad:
+            raise ValueError("too large for the device")
+        return batch.lines
+
+    bad = take(plain, START, 0, 6)[5][0].lines
+    stream = load(plain, START, 0, ahead=3, prepare=prepare)
+    assert len(list(itertools.islice(stream, 5))) == 5
+    with pytest.raises(ValueError, match="too large for the device"):
+        next(stream)
+    assert not threads()
+
+
+def test_an_interrupt_reaches_a_consumer_that_waits_for_the_thread(plain):
+    pressed = threading.Event()
+
+    def prepare(batch: Batch) -> Batch:
+        if not pressed.is_set():  # once: a second one would hit what the first one set off
+            pressed.set()
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does; signals reach the main thread
+        return batch
+
+    stream = load(plain, START, 1, ahead=2, prepare=prepare)
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    assert not threads()
+    assert not crew()
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_closing_the_stream_ends_the_workers_and_the_thread(plain, ahead):
+    stream = load(plain, START, 2, ahead=ahead)
     next(stream)
     pids = crew().values()
     assert len(pids) == 2
+    assert bool(threads()) == bool(ahead)
     stream.close()
     assert not crew()
+    assert not threads()
     assert all(ends(pid) for pid in pids)
+
+
+def test_closing_ends_a_thread_that_waits_for_room(plain):
+    made, full = [], threading.Event()
+
+    def prepare(batch: Batch) -> Batch:
+        made.append(batch)
+        if len(made) == 3:  # one for the consumer, and two ahead
+            full.set()
+        return batch
+
+    stream = load(plain, START, 0, ahead=2, prepare=prepare)
+    next(stream)
+    assert full.wait(DEADLINE)
+    stream.close()
+    assert not threads()
 
 
 def test_an_error_in_the_consumer_ends_the_workers(plain):
@@ -213,16 +304,17 @@ from dragoman.data.loader import load
 class Plain:
     samples = False
 
-stream = load(Batches([(store.open(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1), Cursor(), 2)
+batches = Batches([(store.open(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1)
+stream = load(batches, Cursor(), 2, ahead=int(sys.argv[2]))
 next(stream)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_workers_end_with_their_parent_however_it_ends(plain, kill):
-    command = [sys.executable, "-c", SCRIPT, str(plain.stores[0].folder)]
+@pytest.mark.parametrize(("kill", "ahead"), [(True, 0), (False, 0), (False, 2)])
+def test_workers_end_with_their_parent_however_it_ends(plain, kill, ahead):
+    command = [sys.executable, "-c", SCRIPT, str(plain.stores[0].folder), str(ahead)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         try:
             pids = [int(pid) for pid in parent.stdout.readline().split()]

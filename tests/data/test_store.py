@@ -73,6 +73,12 @@ def test_a_store_gives_back_every_pair_with_its_ids_lengths_and_texts(tmp_path_f
         [len(rows[-1][0]) + 1, len(rows[0][0]) + 1],
         [len(rows[-1][1]) + 1, len(rows[0][1]) + 1],
     ]
+    again = np.array([len(rows) - 1, 0, len(rows) - 1])
+    for gather, side in ((built.sources, 0), (built.targets, 1)):
+        ids, lengths = gather(again)
+        assert ids.tolist() == [id for i in again for id in codec.encode_target(rows[i][side])]
+        assert lengths.tolist() == [len(rows[i][side]) + 1 for i in again]
+        assert [x.tolist() for x in gather(again[:0])] == [[], []]
 
 
 def test_texts_keep_every_character_and_both_languages(tmp_path):

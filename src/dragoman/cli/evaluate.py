@@ -15,6 +15,9 @@ from dragoman.cli.options import (
     Model,
     OnError,
     Pairs,
+    Plain,
+    Precision,
+    Workers,
     choice,
     columns_of,
     console,
@@ -37,6 +40,9 @@ def evaluate(
     columns: Columns = "",
     on_error: OnError = "stop",
     device: Device = "auto",
+    workers: Workers = None,
+    precision: Precision = None,
+    plain: Plain = False,
     modules: Imports = [],
 ) -> None:
     """Decode every source and compare with the targets; columns after the target are further references."""
@@ -47,7 +53,7 @@ def evaluate(
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
 
-    opened = pipeline.load(model, device)
+    opened = pipeline.load(model, device, precision=precision, plain=plain)
     choice(on_error, ("stop", "skip"), "--on-error")
     if opened.goes_on:
         raise UserError("a language model has no targets to compare with; `dragoman score` gives its perplexity")
@@ -56,7 +62,7 @@ def evaluate(
     examples = list(warn_untagged(opened, found_pairs))
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target", pairs)
-    found = assess(opened, examples, names, beam=beam)
+    found = assess(opened, examples, names, beam=beam, workers=workers)
     if as_json:
         print(json.dumps({"model": str(model), "pairs": pairs, **found.as_json()}, indent=1))
         return

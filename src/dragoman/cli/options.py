@@ -32,6 +32,13 @@ Columns = Annotated[
 ]
 SourceLang = Annotated[str | None, typer.Option(help="The language of the sources, for models that know several.")]
 TargetLang = Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Processes that share a CPU; 1 is one. Default: as many as it has cores.", min=1)
+]
+Precision = Annotated[
+    str | None, typer.Option(help="Of searching: float32, bfloat16 or int8. Default: as the model's config has it.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="The model's own equations, without the fast paths.")]
 OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line that cannot be read.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, whole or not at all.")]
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, nullcontext
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,17 +22,27 @@ from dragoman.cli.options import (
     Model,
     OnError,
     Output,
+    Plain,
+    Precision,
     SourceLang,
     TargetLang,
+    Workers,
     choice,
     console,
     import_all,
     warn_untagged,
 )
+from dragoman.cli.progress import clock
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dragoman.core.interfaces import Example
+    from dragoman.data.lines import Tally
     from dragoman.pipeline import Pipeline, Prediction
+
+
+REDRAW = 0.2  # seconds between two states of the bar
 
 
 def predict(
@@ -42,6 +56,9 @@ def predict(
     target_lang: TargetLang = None,
     on_error: OnError = "stop",
     device: Device = "auto",
+    workers: Workers = None,
+    precision: Precision = None,
+    plain: Plain = False,
     modules: Imports = [],
     search: searching.Name = None,
     length_rule: searching.LengthRule = None,
@@ -79,19 +96,21 @@ def predict(
     """Turn every source into its best result. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError
     from dragoman.data.lines import Tally
-    from dragoman.data.readers import read_sources
 
     choice(format, ("text", "tsv", "jsonl"), "--format")
     choice(on_error, ("stop", "skip"), "--on-error")
     if nbest > 1 and format == "text":
         raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one result")
     import_all(modules)
-    from dragoman import pipeline
+    from dragoman import pipeline, streaming
     from dragoman.constraints import Constraints
 
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
-    opened = pipeline.load(model, device) if lm is None else pipeline.load_fused(model, lm, lm_weight, device)
+    how: dict[str, Any] = {"precision": precision, "plain": plain}
+    opened = (
+        pipeline.load(model, device, **how) if lm is None else pipeline.load_fused(model, lm, lm_weight, device, **how)
+    )
     opened = opened.with_generation(no_repeat=no_repeat, repetition=repetition, unknown=unknown, mbr=mbr)
     options = {
         "alpha": alpha, "coverage": coverage, "ending": ending, "stop": stop, "groups": groups, "strength": strength,
@@ -108,25 +127,76 @@ def predict(
         "trace": trace,
         "attention": attention,
     }
-    tally = Tally()
-    sources = read_sources(file, on_error=on_error, tally=tally)  # type: ignore[arg-type]
-    tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang))
-    results = _predictions(opened, tagged, asked, file)
-    lines = (line for i, p in enumerate(results, 1) for line in render(i, p, format))
-    write(counted(lines, file) if output is not None else lines, output)
+    tally, out = Tally(), console(error=True)
+    given = Input(file, on_error, tally)
+    tagged = warn_untagged(opened, tagged_with(given, source_lang, target_lang))
+    shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
+    count = 0 if given.interactive else streaming.how_many(opened, workers)
+    with (
+        closing(_predictions(opened, tagged, asked, count)) as results,
+        closing(counted(results, given, out)) if shows else nullcontext(results) as shown,
+    ):
+        write((line for i, p in enumerate(shown, 1) for line in render(i, p, format)), output)
     for notice in tally.notices():
-        console(error=True).print(notice, markup=False, soft_wrap=True)
+        out.print(notice, markup=False, soft_wrap=True)
+
+
+class Input:
+    """The sources of a file or of the standard input, and how far they have been read."""
+
+    def __init__(self, file: str, on_error: str, tally: Tally) -> None:
+        self.file, self.on_error, self.tally = file, on_error, tally
+        self.interactive = file == "-" and sys.stdin.isatty()
+        self.lines = 0
+        self.share = 0.0  # of the bytes, as they lie on the disk; 0 where nobody knows how many there are: in a pipe
+
+    def __iter__(self) -> Iterator[Example]:
+        from dragoman.data.readers import Reading, read_sources, reader_of
+
+        with ExitStack() as stack:
+            stream: IO[bytes] | None = sys.stdin.buffer if self.file == "-" else None
+            if os.path.isfile(self.file) and os.access(self.file, os.R_OK):
+                stream = stack.enter_context(open(self.file, "rb"))
+                reading = Reading(("source",), False, self.on_error, self.tally)  # type: ignore[arg-type]
+                sources = reader_of(self.file).sources(stream, self.file, reading)
+            else:  # the standard input, or a name of which the reader says what is wrong
+                sources = read_sources(self.file, on_error=self.on_error, tally=self.tally)  # type: ignore[arg-type]
+            size = 0 if stream is None else bytes_in(stream)
+            for source in sources:
+                self.lines += 1
+                if stream is not None and size:
+                    self.share = stream.tell() / size
+                yield source
+        self.share = 1.0
+
+    @property
+    def expected(self) -> float | None:
+        """How many lines there will be, if the others are as long as those read."""
+        return self.lines / self.share if self.share else None
+
+
+def bytes_in(stream: IO[bytes]) -> int:
+    """The size of a file; 0 of a pipe."""
+    try:
+        found = os.fstat(stream.fileno())
+    except OSError:  # a stream in memory
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _predictions(
-    opened: Pipeline, sources: Iterable[Example], asked: dict[str, Any], file: str
-) -> Iterator[Prediction]:
-    """Results in order; a person at a terminal gets an answer after every line."""
+    opened: Pipeline, sources: Iterable[Example], asked: dict[str, Any], workers: int
+) -> Generator[Prediction, None, None]:
+    """Results in order; a person at a terminal, for whom no worker works, gets an answer after every line."""
+    from dragoman import streaming
+
+    if workers:
+        results = streaming.stream(opened, sources, workers=workers, **asked)
+    else:
+        results = (p for i, source in enumerate(sources) for p in opened.stream([source], first=i, **asked))
     cut = 0
-    interactive = file == "-" and sys.stdin.isatty()
-    groups: Iterable[Iterable[Example]] = ([source] for source in sources) if interactive else [sources]
-    for group in groups:
-        for prediction in opened.stream(group, **asked):
+    with closing(results):
+        for prediction in results:
             cut += prediction.cut
             yield prediction
     if cut:
@@ -134,18 +204,35 @@ def _predictions(
         console(error=True).print(text, markup=False)
 
 
-def counted(lines: Iterable[str], file: str) -> Iterator[str]:
-    """The same lines, with their number and rate shown on a terminal."""
-    out = console(error=True)
-    if not out.is_terminal:
-        yield from lines
-        return
-    from rich.progress import Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+def counted(results: Iterable[Prediction], given: Input, out: Console) -> Generator[Prediction, None, None]:
+    """The same results; a bar shows how many there are, how fast they come, and how long the rest will take."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    lines_column = TextColumn("{task.completed:,} lines")
-    columns = (SpinnerColumn(), lines_column, TaskProgressColumn(show_speed=True), TimeElapsedColumn())
-    with Progress(*columns, console=out) as bar:
-        yield from bar.track(lines, description=file)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:,} lines"),
+        TextColumn("{task.fields[rate]} lines/s"),
+        TimeElapsedColumn(),
+        TextColumn("left {task.fields[left]}"),
+    )
+    began, drawn, done = time.monotonic(), -math.inf, 0
+    with Progress(*columns, console=out, refresh_per_second=5) as bar:
+        task = bar.add_task(os.path.basename(given.file), total=None, rate="–", left="–")
+
+        def draw(done: int, seconds: float) -> None:
+            total = given.expected
+            left = math.nan if total is None else seconds * (total - done) / done
+            bar.update(task, completed=done, total=total, rate=f"{done / seconds:,.0f}", left=clock(left))
+
+        for done, result in enumerate(results, 1):
+            now = time.monotonic()
+            if now - drawn > REDRAW:
+                draw(done, now - began)
+                drawn = now
+            yield result
+        if done:
+            draw(done, time.monotonic() - began)
 
 
 def tagged_with(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:

@@ -15,6 +15,9 @@ from dragoman.cli.options import (
     OnError,
     Output,
     Pairs,
+    Plain,
+    Precision,
+    Workers,
     choice,
     columns_of,
     console,
@@ -31,19 +34,22 @@ def score(
     columns: Columns = "",
     on_error: OnError = "stop",
     device: Device = "auto",
+    workers: Workers = None,
+    precision: Precision = None,
+    plain: Plain = False,
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
     modules: Imports = [],
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     import_all(modules)
-    from dragoman import pipeline
+    from dragoman import pipeline, streaming
     from dragoman.data.readers import read_pairs
 
-    opened = pipeline.load(model, device)
+    opened = pipeline.load(model, device, precision=precision, plain=plain)
     choice(on_error, ("stop", "skip"), "--on-error")
     named = columns_of(columns, opened)
     examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
-    found = opened.token_scores(warn_untagged(opened, examples))
+    found = list(streaming.token_scores(opened, warn_untagged(opened, examples), workers=workers))
     write((" ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)])) for row in found), output)
     count = sum(map(len, found))
     perplexity = math.exp(min(-sum(map(sum, found)) / max(count, 1), 700.0))

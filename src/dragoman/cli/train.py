@@ -1,4 +1,7 @@
-"""dragoman train: a config, a preset or both → a run folder with a trained model."""
+"""dragoman train: a config, a preset or both → a run folder with a trained model.
+
+Under torchrun every rank runs this command; the first one shows what happens.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ def train(
     run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
     explain: Annotated[bool, typer.Option(help="Print every value and where it came from; train nothing.")] = False,
     allow_change: Annotated[
-        list[str], typer.Option(help="Resume although this key (or 'data') is not as it was when the run began.")
+        list[str], typer.Option(help="Resume although this key (or 'data', or 'ranks') is not as it was before.")
     ] = [],
     modules: Imports = [],
 ) -> None:
     """Train a model. The same command again resumes where a stopped or killed run left off."""
-    from dragoman.core.errors import UserError
+    from dragoman.core.errors import Diverged, Stopped, UserError
 
     if config is None and preset is None:
         raise UserError("train needs a config file or --preset NAME (see `dragoman list presets`)")
@@ -35,8 +38,17 @@ def train(
         return
     from dragoman import training
     from dragoman.cli import progress
+    from dragoman.training.distributed import position
 
-    last = progress.show(training.run(loaded.config, run, allow_change=allow_change))
+    reports = training.run(loaded.config, run, allow_change=allow_change)
+    if position()[0] > 0:
+        try:
+            for _ in reports:
+                pass
+        except (Stopped, Diverged) as error:  # which happens to all ranks at once, and the first one says so
+            raise typer.Exit(error.code) from None
+        return
+    last = progress.show(reports)
     if last is not None:
         folder = run or Path("runs") / loaded.config.name
         console(error=True).print(f'try it: echo "some source" | {program()} predict {folder}', markup=False)

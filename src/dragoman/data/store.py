@@ -74,6 +74,13 @@ class Store:
     def target(self, i: int) -> Ids:
         return self._target[i]
 
+    def sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+        """The ids of some rows, one after another, and how many each has."""
+        return self._source.together(rows)
+
+    def targets(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+        return self._target.together(rows)
+
     @property
     def source_lengths(self) -> NDArray[np.int32]:
         return np.diff(self._source.offsets).astype(np.int32)
@@ -103,6 +110,12 @@ class _Rows:
 
     def __getitem__(self, i: int) -> Ids:
         return self.data[self.offsets[i] : self.offsets[i + 1]]
+
+    def together(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+        starts, lengths = self.offsets[rows], self.lengths(rows)
+        before = np.cumsum(lengths) - lengths  # where each row begins in the result
+        places = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+        return self.data[places], lengths
 
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)

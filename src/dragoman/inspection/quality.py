@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman import streaming
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
@@ -69,20 +70,25 @@ class Assessment:
 
 
 def assess(
-    pipeline: Pipeline, examples: Sequence[Example], names: Sequence[Part | str] = (), *, beam: int | None = None
+    pipeline: Pipeline,
+    examples: Sequence[Example],
+    names: Sequence[Part | str] = (),
+    *,
+    beam: int | None = None,
+    workers: int | None = 1,
 ) -> Assessment:
     """Decode, score and measure; every metric there is where none is named."""
     examples = [example for example in examples if example.target is not None]
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target")
     began = time.perf_counter()
-    predictions = pipeline.predict(examples, beam=beam)
+    predictions = list(streaming.stream(pipeline, examples, workers=workers, beam=beam))
     seconds = time.perf_counter() - began
     parts = [Part(name) if isinstance(name, str) else name for name in names or metrics.names]
     references = [example.accepted for example in examples]
     texts = [prediction.text for prediction in predictions]
     scores = {part.name: measure(part, texts, references) for part in parts}
-    return Assessment(examples, predictions, scores, perplexity(pipeline, examples), max(seconds, 1e-9))
+    return Assessment(examples, predictions, scores, perplexity(pipeline, examples, workers), max(seconds, 1e-9))
 
 
 def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -91,9 +97,9 @@ def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]
     return Score(part.name, metric, stats, float(metric.score(stats.sum(0))), *interval(metric, stats))
 
 
-def perplexity(pipeline: Pipeline, examples: Sequence[Example]) -> float:
+def perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> float:
     """e to the mean negative log-probability of a target token, </s> included."""
-    log_probs = pipeline.token_scores(examples)
+    log_probs = list(streaming.token_scores(pipeline, examples, workers=workers))
     tokens = sum(map(len, log_probs))
     return math.exp(min(-sum(map(sum, log_probs)) / tokens, 700.0))
 

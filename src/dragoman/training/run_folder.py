@@ -3,7 +3,8 @@
     config.yaml  env.json  metrics.jsonl  train.log  checkpoints/step-N/  best  last  finished
 
 `best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended.
-One process at a time may train in a folder: it holds a lock that ends with the process, however the process ends.
+One process at a time may train in a folder: it holds a lock that ends with the process, however the process ends. Of
+several ranks the first is that process; the others only read.
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import RunError, UserError
 from dragoman.version import __version__
 
-FREE_TO_CHANGE = ("data.workers", "data.cache", "runtime.tensorboard", "runtime.threads")  # no number depends on these
+# No number depends on these.
+FREE_TO_CHANGE = ("data.workers", "data.cache", "runtime.tensorboard", "runtime.threads", "training.rank_timeout")
 
 
 class RunFolder:
-    """Paths and small files of a run."""
+    """Paths and small files of a run; one that does not write leaves them all to another rank."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
         self.checkpoints = path / "checkpoints"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; a second training is refused, a dead one's lock is free by itself."""
+        if not self.writes:
+            yield
+            return
         fresh = not self.path.exists()
         files.make_folder(self.path)
         with files.writing(self.path / ".lock", 0):
@@ -80,9 +85,9 @@ class RunFolder:
                     f"{self.path}: this run was started with another config:\n{table}\n"
                     "Start a new run with --run DIR, or accept a change with --allow-change KEY"
                 )
-        files.write(saved, config.text().encode())
+        self._write("config.yaml", config.text())
 
-    def describe_machine(self, device: torch.device, threads: int) -> None:
+    def describe_machine(self, device: torch.device, threads: int, ranks: int) -> None:
         facts = {
             "dragoman": __version__,
             "python": platform.python_version(),
@@ -90,9 +95,10 @@ class RunFolder:
             "platform": platform.platform(),
             "device": str(device) if device.type != "cuda" else torch.cuda.get_device_name(device),
             "threads": threads,
+            "ranks": ranks,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        files.write(self.path / "env.json", (json.dumps(facts, indent=1) + "\n").encode())
+        self._write("env.json", json.dumps(facts, indent=1) + "\n")
 
     # -- metrics and log -----------------------------------------------------------------------------------------------
 
@@ -104,7 +110,7 @@ class RunFolder:
     def cut_metrics(self, step: int, validated: int) -> None:
         """Forget what was recorded after a checkpoint (a validation may be of its very step): it will happen again."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
+        if not self.writes or not path.exists():
             return
         kept = []
         for line in path.read_text(encoding="utf-8").split("\n"):
@@ -114,15 +120,21 @@ class RunFolder:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue  # a line that was being written when the process was killed
-        files.write(path, "".join(line + "\n" for line in kept).encode())
+        self._write("metrics.jsonl", "".join(line + "\n" for line in kept))
 
     def log(self, text: str) -> None:
         self._append("train.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def _append(self, name: str, line: str) -> None:
+        if not self.writes:
+            return
         data = f"{line}\n".encode()
         with files.writing(self.path / name, len(data)), (self.path / name).open("ab") as file:
             file.write(data)
+
+    def _write(self, name: str, text: str) -> None:
+        if self.writes:
+            files.write(self.path / name, text.encode())
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +147,7 @@ class RunFolder:
             return None
 
     def point(self, pointer: str, checkpoint: str) -> None:
-        files.write(self.path / pointer, f"{checkpoint}\n".encode())
+        self._write(pointer, f"{checkpoint}\n")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -36,6 +36,7 @@ class Progress:
     bad: int = 0  # updates in a row that were not finite
     limit: int | None = None  # the largest batch area known to fit
     threads: int = 0
+    ranks: int = 1
     schedule: dict[str, Any] = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
 

@@ -3,6 +3,9 @@
 update    gradient of some batches → clip → optimizer; a step without a finite number changes nothing
 upkeep    now and then a line in the log, a validation, a checkpoint
 finish    average the last checkpoints if asked, and say that the run is over
+
+Of several ranks each takes its own batches; all take the same steps and know the same, and the first one validates and
+writes while the others wait.
 """
 
 from __future__ import annotations
@@ -27,14 +30,17 @@ from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
 from dragoman.optim.teachers import teachers
 from dragoman.pipeline import Pipeline, pick_device
+from dragoman.runtime.loops import hurry
+from dragoman.runtime.steps import Steps, eagerly, why_not
 from dragoman.training import preparation
 from dragoman.training.averaging import MovingAverage, holding
+from dragoman.training.distributed import Alone, Ranks
 from dragoman.training.preparation import Prepared
 from dragoman.training.report import Clock, Report
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.state import Progress, dump, read_progress, restore
 from dragoman.training.teaching import mixed_inputs
-from dragoman.training.update import gradient
+from dragoman.training.update import descend, gradient
 from dragoman.training.validation import better, validate
 
 TOLERATED = 3  # updates in a row without a finite number, then training stops
@@ -44,31 +50,41 @@ REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the
 class Trainer:
     """The moving parts of a run: model, optimizer, schedule, average, data, and where it stands."""
 
-    def __init__(self, config: Config, place: RunFolder, prepared: Prepared) -> None:
+    def __init__(self, config: Config, place: RunFolder, prepared: Prepared, ranks: Ranks | None = None) -> None:
         self.config, self.options, self.place, self.prepared = config, config.training, place, prepared
-        self.device = pick_device(config.runtime.device)
-        self.progress = Progress(data=preparation.fingerprints(prepared))
+        self.ranks = ranks or Alone()
+        self.device = self.ranks.device(pick_device(config.runtime.device))
+        self.progress = Progress(data=preparation.fingerprints(prepared), ranks=self.ranks.count)
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._set_threads(self.config.runtime.threads or torch.get_num_threads())
+        self._set_threads(self.ranks.from_first(lambda: self.config.runtime.threads or torch.get_num_threads()))
         self._build()
         if self.options.start_from is not None:
             start_from(self.model, Path(self.options.start_from), self.options.start_parts)
+        self.ranks.spread(list(checkpoint.unique_weights(self.model).values()))
         self._optimize()
-        files.make_folder(self.place.checkpoints)
-        (self.place.path / "metrics.jsonl").unlink(missing_ok=True)
+        if self.ranks.first:
+            files.make_folder(self.place.checkpoints)
+            (self.place.path / "metrics.jsonl").unlink(missing_ok=True)
 
-    def resume(self, folder: Path, check_data: bool) -> None:
+    def resume(self, folder: Path, allowed: Sequence[str]) -> None:
+        """Go on from a checkpoint; `allowed` are changes that are accepted: data, ranks."""
         saved = read_progress(folder)
-        if check_data:
+        if "data" not in allowed:
             preparation.same_data(saved.data, self.prepared, self.place.path)
+        if "ranks" not in allowed and saved.ranks != self.ranks.count:
+            raise RunError(
+                f"{self.place.path}: this run was trained on {saved.ranks} ranks and there are {self.ranks.count} now, "
+                f"which take larger or smaller updates; start {saved.ranks}, or accept the change with "
+                "--allow-change ranks"
+            )
         self._set_threads(saved.threads)
         self._build()
         self._optimize()
         self.progress = restore(folder, self.model, self.optimizer, self.schedule, self.average)
-        self.progress.data = preparation.fingerprints(self.prepared)
+        self.progress.data, self.progress.ranks = preparation.fingerprints(self.prepared), self.ranks.count
 
     def rewind(self, folder: Path) -> None:
         """Put the run folder back to the checkpoint too: what was said after it will be said again."""
@@ -82,7 +98,7 @@ class Trainer:
     def _set_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
         self.progress.threads = threads
-        self.place.describe_machine(self.device, threads)
+        self.place.describe_machine(self.device, threads, self.ranks.count)
 
     def _build(self) -> None:
         torch.manual_seed(self.config.seed)
@@ -110,17 +126,23 @@ class Trainer:
             sentences=options.batch_sentences,
             seed=self.config.seed,
             objective=self.prepared.objective,
+            rank=self.ranks.number,
+            ranks=self.ranks.count,
         )
-        stream = load_batches(batches, Cursor(progress.epoch, progress.batch), self.config.data.workers)
+        yield from self._hurry()
+        ahead, prepare = (2, self.steps.prepare) if self.steps is not None else (0, lambda batch: batch)
+        cursor = Cursor(progress.epoch, progress.batch)
+        stream = load_batches(batches, cursor, self.config.data.workers, ahead=ahead, prepare=prepare)
         clock = Clock(options.steps - progress.step)
         try:
             while progress.step < options.steps and not self.out_of_patience:
                 taken = [next(stream) for _ in range(options.accumulate)]
-                cursor = taken[-1][1]
-                if options.epochs is not None and taken[0][1].epoch >= options.epochs:
+                dealt = within(options.epochs, taken, batches)
+                if dealt is None:
                     break
+                mine, cursor = dealt
                 progress.step += 1
-                yield from self.update([batch for batch, _ in taken], clock)
+                yield from self.update(mine, clock)
                 progress.epoch, progress.batch = cursor.epoch, cursor.batch
                 signal_number = asked()
                 yield from self.upkeep(clock, save=signal_number is not None)
@@ -128,6 +150,20 @@ class Trainer:
                     self.stop(signal_number)
         finally:
             stream.close()  # type: ignore[attr-defined]
+
+    def _hurry(self) -> Iterator[Report]:
+        """Take the fast path where there is one; on a GPU, say why if not."""
+        options = self.options
+        self.steps = None
+        self.model.fuses = self.config.runtime.path == "fast"
+        if self.config.runtime.path == "plain" or self.device.type != "cuda":
+            return
+        why = why_not(self.model, self.device, options)
+        if why is not None:
+            hurry(self.model.decoder)
+            yield self.report("notice", message=f"rows are padded and steps not captured as a whole: {why}")
+            return
+        self.steps = Steps(self.model, options.label_smoothing, options.precision, options.batch_tokens)
 
     @property
     def out_of_patience(self) -> bool:
@@ -150,28 +186,34 @@ class Trainer:
             precision=options.precision,
             limit=progress.limit,
             per=options.loss_per,
+            rank=self.ranks.number,
+            ranks=self.ranks.count,
+            steps=self.steps,
         )
+        own = found.loss
+        weight = found.tokens if options.loss_per == "token" else sum(len(batch) for batch in batches)
+        found = self.ranks.merge(found, weight, [p for p in self.model.parameters() if p.requires_grad])
         if found.limit != progress.limit:
             progress.limit = found.limit
             text = (
                 f"a batch did not fit into memory and was split, as all of over {found.limit:,} tokens are from now on"
             )
             yield self.report("split", message=text)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip or math.inf))
-        if math.isfinite(found.loss) and math.isfinite(norm):
-            self.optimizer.step()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        loss, norm = descend(self.optimizer, trained, options.clip, found.loss)
+        if math.isfinite(loss) and math.isfinite(norm):
             progress.bad = 0
-            progress.window_loss += found.loss
+            progress.window_loss += loss
             progress.window_tokens += found.tokens
             progress.tokens += found.tokens
             if self.average is not None:
                 self.average.update(self.model, progress.step)
         else:
             progress.bad += 1
-            yield self.skip(batches, found.loss, norm)
+            yield self.skip(batches, float(own), loss, norm)
         self.norm = norm
         clock.tick(found.tokens)
-        yield self.report("step", loss=found.loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
+        yield self.report("step", loss=loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
 
     def loss(self, batch: Batch) -> Loss:
         """The loss of a batch at this step, as the options have it."""
@@ -179,12 +221,14 @@ class Trainer:
         inputs = mixed_inputs(self.model, batch, self.teacher.share(self.progress.step)) if self.model.decoder else None
         return self.model.loss(batch, options.label_smoothing, r_drop=options.r_drop, inputs=inputs)
 
-    def skip(self, batches: list[Batch], loss: float, norm: float) -> Report:
+    def skip(self, batches: list[Batch], own: float, loss: float, norm: float) -> Report:
         progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
-        lines = [line for batch in batches for line in batch.lines]
+        lines = [line for batch in batches for line in batch.lines][:5]
+        # Of several ranks, the lines of one whose own loss is at fault.
+        _, lines = min(self.ranks.share((math.isfinite(own), lines)), key=lambda pair: pair[0])
         text = (
             f"step {progress.step}: loss {loss} and gradient norm {norm} at learning rate {rate:.3g}, "
-            f"lines {', '.join(map(str, lines[:5]))}…; the update was skipped ({progress.bad} of {TOLERATED})"
+            f"lines {', '.join(map(str, lines))}…; the update was skipped ({progress.bad} of {TOLERATED})"
         )
         if progress.bad >= TOLERATED:
             raise Diverged(f"{text}. {REMEDY}")
@@ -220,9 +264,7 @@ class Trainer:
 
     def validate(self) -> tuple[Report, bool]:
         options, progress = self.options, self.progress
-        assert self.prepared.valid is not None
-        with holding(self.model, self.weights()):
-            found = validate(self.pipeline, self.prepared, self.config)
+        found = self.ranks.from_first(lambda: self.measure(self.weights()))
         improved = better(options.best, found[options.best], progress.best, options.validate_metrics)
         if improved:
             progress.best, progress.best_step, progress.waited = found[options.best], progress.step, 0
@@ -233,6 +275,10 @@ class Trainer:
         values = {"kind": "valid", "step": progress.step, "epoch": progress.epoch, **found}
         self.place.record(values)
         return self.report("validation", values=values), improved
+
+    def measure(self, weights: dict[str, torch.Tensor]) -> dict[str, float]:
+        with holding(self.model, weights), eagerly():
+            return validate(self.pipeline, self.prepared, self.config)
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -246,15 +292,18 @@ class Trainer:
             raise Diverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
         progress.schedule = self.schedule.state()
         folder = self.place.checkpoints / f"step-{progress.step}"
+        self.ranks.from_first(lambda: self.write(folder, best))
+        return self.report("saved", message=f"saved {folder}")
+
+    def write(self, folder: Path, best: bool) -> None:
         if folder.exists():
             files.remove_folder(folder)
-        extra = dump(progress, self.model, self.optimizer, self.average)
+        extra = dump(self.progress, self.model, self.optimizer, self.average)
         checkpoint.save(folder, self.config, self.weights(), self.prepared.codec, extra)
         self.place.point("last", folder.name)
         if best:
             self.place.point("best", folder.name)
         self.tidy()
-        return self.report("saved", message=f"saved {folder}")
 
     def tidy(self) -> None:
         """Remove all but the newest checkpoints and the best."""
@@ -271,15 +320,13 @@ class Trainer:
         if self.prepared.valid is not None and progress.validated < progress.step:  # the epochs ended between two
             report, improved = self.validate()
             yield report
-        last = checkpoint.steps(self.place.path)
-        if not last or last[-1].name != f"step-{progress.step}":
+        if self.ranks.from_first(lambda: self.newest != f"step-{progress.step}"):
             yield self.save(best=improved)
-            last = checkpoint.steps(self.place.path)
         elif improved:  # not saved again: for that the whole checkpoint, maybe the only one, would have to go first
-            self.place.point("best", last[-1].name)
-        if options.average > 1 and len(last) > 1:
-            yield from self.keep_average(last[-options.average :])
-        self.place.point("finished", str(progress.step))
+            self.place.point("best", f"step-{progress.step}")
+        if options.average > 1 and self.ranks.first:
+            yield from self.keep_average(checkpoint.steps(self.place.path)[-options.average :])
+        self.ranks.from_first(lambda: self.place.point("finished", str(progress.step)))
         where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
         if self.out_of_patience:
             where += f", no better one in {progress.waited} validations"
@@ -287,13 +334,19 @@ class Trainer:
             "end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}"
         )
 
+    @property
+    def newest(self) -> str | None:
+        """The name of the newest checkpoint."""
+        return next((folder.name for folder in reversed(checkpoint.steps(self.place.path))), None)
+
     def keep_average(self, folders: list[Path]) -> Iterator[Report]:
         options, progress = self.options, self.progress
+        if len(folders) == 1:
+            return
         mean, name = checkpoint.average(folders), f"average-{progress.step}"
         wins = True
         if self.prepared.valid is not None:
-            with holding(self.model, mean):
-                found = validate(self.pipeline, self.prepared, self.config)
+            found = self.measure(mean)
             wins = better(options.best, found[options.best], progress.best, options.validate_metrics)
             values = {"kind": "average", "step": progress.step, "checkpoints": len(folders), **found}
             self.place.record(values)
@@ -313,6 +366,29 @@ class Trainer:
 
     def report(self, kind: Any, **fields: Any) -> Report:
         return Report(kind, self.progress.step, self.options.steps, **fields)
+
+
+def within(
+    epochs: int | None, taken: Sequence[tuple[Batch, Cursor]], batches: Batches
+) -> tuple[list[Batch], Cursor] | None:
+    """What a rank took for an update, as far as it is of the epochs, and the cursor after it; None: they are over.
+
+    Ranks take whole turns, the last of which may reach over the end. A rank whose batch lies beyond has none then, and
+    takes part in the update all the same.
+    """
+    counts = [inside(epochs, after, batches) for _, after in taken]
+    if counts[0] == 0:
+        return None
+    mine = [batch for (batch, _), count in zip(taken, counts, strict=True) if batches.rank < count]
+    return mine, taken[-1][1] if counts[-1] == batches.ranks else Cursor(epochs or 0)
+
+
+def inside(epochs: int | None, after: Cursor, batches: Batches) -> int:
+    """How many batches of the turn before a cursor lie within the epochs; those of later epochs are at its end."""
+    if epochs is None or after.epoch < epochs:
+        return batches.ranks
+    later = sum(batches.per_epoch(epoch) for epoch in range(epochs, after.epoch))
+    return max(0, batches.ranks - later - after.batch)
 
 
 def start_from(model: Seq2Seq, path: Path, parts: Sequence[str]) -> None:

@@ -9,15 +9,18 @@ Every piece divides by the same N, so that splitting changes nothing but roundin
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Batch
 from dragoman.nn.seq2seq import Loss, Seq2Seq
+from dragoman.runtime.steps import Steps
 
 SIGNS = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
@@ -29,7 +32,7 @@ SIGNS = (
 class Update:
     """What an update found: the summed loss, its tokens, and the new limit if something had to be split."""
 
-    loss: float
+    loss: float | Tensor  # a tensor where nobody has waited for the device yet
     tokens: int
     limit: int | None
 
@@ -45,24 +48,36 @@ def gradient(
     precision: str,
     limit: int | None,
     per: Literal["token", "sentence"] = "token",
+    rank: int = 0,
+    ranks: int = 1,
+    steps: Steps | None = None,
 ) -> Update:
-    """Leave the gradient of some batches in the model; `limit` is the largest area known to fit."""
+    """Leave the gradient of some batches in the model; `limit` is the largest area known to fit.
+
+    With `steps` the fast path computes it.
+    """
     tokens = sum(batch.tokens for batch in batches)
     count = tokens if per == "token" else sum(len(batch) for batch in batches)
     pieces = [piece for batch in batches for piece in split(batch, limit)]
     while True:
-        model.zero_grad(set_to_none=True)
+        if steps is None:
+            model.zero_grad(set_to_none=True)
+        else:
+            steps.zero()
         total = torch.zeros((), dtype=torch.float64, device=device)
         done, loss = 0, None  # no graph of a failed attempt outlives it
         try:
             for piece in pieces:
-                torch.manual_seed(seed_of(seed, step, done))
-                with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                    loss = loss_of(piece.to(device)).sum
-                (loss / count).backward()  # type: ignore[no-untyped-call]
-                total += loss.detach().double()
+                torch.manual_seed(seed_of(seed, step, done * ranks + rank))  # no two ranks draw alike
+                if steps is not None:
+                    total += steps(piece, count)
+                else:
+                    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                        loss = loss_of(piece.to(device)).sum
+                    (loss / count).backward()  # type: ignore[no-untyped-call]
+                    total += loss.detach().double()
                 done += 1
-            return Update(float(total), tokens, limit)
+            return Update(total, tokens, limit)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -75,8 +90,28 @@ def gradient(
             )
         limit = too_large.area // 2
         pieces = [piece for batch in batches for piece in split(batch, limit)]
+        if steps is not None:
+            steps.forget()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def descend(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float | None, loss: float | Tensor
+) -> tuple[float, float]:
+    """One step downhill; nothing changes where the loss or the gradient's norm is not finite. Both are given back."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
+    if norm.is_cuda and isinstance(loss, Tensor) and getattr(optimizer, "_step_supports_amp_scaling", False):
+        # The device itself leaves out a step that is not finite: to ask it first would let it wait for the answer.
+        both = torch.stack([loss.double(), norm.double()])
+        optimizer.found_inf = (~both.isfinite().all()).float()  # type: ignore[attr-defined]
+        optimizer.step()
+        found = both.tolist()
+        return found[0], found[1]
+    numbers = float(loss), float(norm)
+    if all(math.isfinite(x) for x in numbers):
+        optimizer.step()
+    return numbers
 
 
 def split(batch: Batch, limit: int | None) -> list[Batch]:

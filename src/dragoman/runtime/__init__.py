@@ -1,0 +1,35 @@
+"""The fast paths: the same results as the plain ones, sooner.
+
+    training    packing.py (no padding), steps.py (compiled, captured)
+    searching   an Engine for the device: cuda.py, cpu.py; workers.py (many processes)
+
+A model's own equations (nn/) and a search's own steps (search/) stay the truth; `runtime: plain` in a config, or
+`--plain`, runs them and nothing else. What a fast path does not serve goes the plain way by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from dragoman.core.interfaces import Hypothesis
+from dragoman.search import Limits, Search
+
+
+class Engine(Protocol):
+    """A faster way to the results of a search, for the models and searches it serves."""
+
+    def serves(self, search: Search, limits: Limits) -> bool: ...
+
+    def __call__(
+        self, sources: Sequence[Sequence[int]], search: Search, limits: Limits
+    ) -> list[list[Hypothesis]]: ...  # any number of sources; n-best lists in their order
+
+
+def engine(model: Any, device: torch.device, precision: str) -> Engine | None:
+    """The engine for a model on a device; None where the plain path is all there is."""
+    from dragoman.runtime import cpu, cuda
+
+    return cuda.open(model, precision) if device.type == "cuda" else cpu.open(model, precision)

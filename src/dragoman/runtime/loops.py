@@ -1,0 +1,118 @@
+"""A recurrent decoder's loop over the target as one CUDA graph, forward and backward.
+
+    decoder.loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
+
+Where a step waits for the attention of the step before, the loop is some 40 small kernels a step, and launching them
+takes far longer than running them. Lengths are rounded up to multiples of LENGTH and rows to multiples of ROWS: a shape
+that comes a second time is captured. Rows and steps that were added get no gradient, so they change none.
+
+B rows, T target and S source positions, D width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from dragoman.core.interfaces import Output
+from dragoman.nn.decoders.rnn import RNNDecoder, RNNState, View
+
+logger = logging.getLogger("dragoman")
+
+LENGTH, ROWS = 8, 32
+SHAPES = 48  # that are captured
+
+
+class Loop(nn.Module):
+    """decoder.in_steps as a function of tensors: what a capture wants."""
+
+    def __init__(self, decoder: RNNDecoder, extras: list[str]) -> None:
+        super().__init__()
+        self.decoder, self.extras = decoder, extras
+
+    def forward(self, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        output = self.decoder.in_steps(y, built(tensors))
+        return output.o, *(output.extras[name] for name in self.extras)
+
+
+class Loops:
+    """Takes the place of a decoder's own loop while it trains."""
+
+    def __init__(self, decoder: RNNDecoder) -> None:
+        self.decoder, self.plain = decoder, decoder.in_steps
+        self.captured: dict[tuple[int, ...], tuple[Callable[..., tuple[Tensor, ...]], list[str]]] = {}
+        self.seen: set[tuple[int, ...]] = set()
+        self.pool: Any = None
+
+    def __call__(self, y: Tensor, state: RNNState) -> Output:
+        view, (B, T) = state.view, y.shape[:2]
+        if not self.decoder.training or view is None or T == 0:
+            return self.plain(y, state)
+        S, given = view.keys.shape[2], (y, state)
+        more = -B % ROWS, -max(S, T) % LENGTH + max(S, T) - T, -max(S, T) % LENGTH + max(S, T) - S
+        y, tensors = widened(y, state, view, *more)
+        key = (*y.shape[:2], torch.is_autocast_enabled("cuda"))
+        if key not in self.seen or (key not in self.captured and len(self.captured) >= SHAPES):
+            self.seen.add(key)
+            output = self.plain(y, built(tensors))
+            found: tuple[Tensor, ...] = (output.o, *output.extras.values())
+            names = list(output.extras)
+        else:
+            if key not in self.captured:
+                try:
+                    self.captured[key] = self._capture(y, tensors)
+                except RuntimeError as error:
+                    reason = str(error).splitlines()[0]
+                    logger.warning("the decoder's loop cannot be captured and runs step by step: %s", reason)
+                    self.decoder.loop = self.plain
+                    return self.decoder.loop(*given)
+            run, names = self.captured[key]
+            found = run(y, *tensors)
+        o, *extras = (x[:B, :T] for x in found)
+        return Output(o, None, dict(zip(names, extras, strict=True)))
+
+    def _capture(self, y: Tensor, tensors: list[Tensor]) -> tuple[Callable[..., tuple[Tensor, ...]], list[str]]:
+        with torch.no_grad():
+            names = list(self.plain(y, built(tensors)).extras)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        samples = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in (y, *tensors))
+        half = torch.is_autocast_enabled("cuda")
+        with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
+            run: Any = torch.cuda.make_graphed_callables(
+                Loop(self.decoder, names), samples, allow_unused_input=True, pool=self.pool
+            )
+        return run, names
+
+
+def widened(
+    y: Tensor, state: RNNState, view: View, rows: int, steps: int, positions: int
+) -> tuple[Tensor, list[Tensor]]:
+    """The same with so many more rows, steps and source positions, as tensors in the order of `built`."""
+    below = [pad(x, (0, 0) * (x.dim() - 1) + (0, rows)) for x in (*state.s, state.o)]  # rows of zeros
+    keys, values = (pad(x, (0, 0, 0, positions, 0, 0, 0, rows)) for x in (view.keys, view.values))
+    mask = pad(view.mask, (0, positions, 0, 0, 0, rows))
+    mask[len(mask) - rows :, :, :1] = True  # a softmax over nothing would be no number
+    lengths, t = pad(view.lengths, (0, 0, 0, rows), value=1), pad(state.t, (0, 0, 0, rows))
+    found = [t, keys, values, mask, lengths, *below]
+    if view.memo is not None:
+        found.append(pad(view.memo, (0, positions, 0, 0, 0, rows)))
+    return pad(y, (0, 0, 0, steps, 0, rows)), [x.contiguous() for x in found]
+
+
+def built(tensors: Any) -> RNNState:
+    """The state that `widened` took apart."""
+    t, keys, values, mask, lengths, *rest = tensors
+    s = tuple(x for x in rest if x.dim() == 4)  # of each layer
+    o, *memo = rest[len(s) :]
+    return RNNState(s, o, t, None, View(keys, values, mask, lengths, memo[0] if memo else None))
+
+
+def hurry(decoder: Any) -> None:
+    """Give a recurrent decoder that waits for itself a captured loop."""
+    if isinstance(decoder, RNNDecoder) and decoder.waits:
+        decoder.loop = Loops(decoder)

@@ -1,0 +1,197 @@
+"""Boards against the searches they stand in for, on random step functions whose answers depend on the whole history.
+
+The sentences of a request come into the slots at different times, so that rows of one board stand at different steps.
+Where there is no GPU, the kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dragoman.core.interfaces import Capacity, Hypothesis
+from dragoman.core.registry import Part
+from dragoman.runtime import device_search
+from dragoman.runtime.device_search import BeamBoard, Board
+from dragoman.search import Limits, Search, searches
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+STATES = 13  # histories are told apart by a number below this
+
+
+@dataclass
+class History:
+    number: Tensor  # (B, K)
+    sentence: Tensor  # (B, 1)
+
+
+class Tables:
+    """Logits by sentence and history, (N, STATES, V)."""
+
+    def __init__(self, seed: int, N: int, V: int, sharp: float = 2.0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.logits = (sharp * torch.randn(N, STATES, V, generator=generator)).to(DEVICE)
+        self.longest = torch.randint(1, 7, (N,), generator=generator).to(DEVICE)
+        self.shortest = torch.minimum(torch.randint(0, 3, (N,), generator=generator).to(DEVICE), self.longest)
+
+    def after(self, number: Tensor, tokens: Tensor) -> Tensor:
+        return (number * 5 + tokens + 1) % STATES
+
+    def start(self, capacity: Capacity) -> History:
+        sentence = torch.arange(len(self.logits), device=DEVICE)[:, None]
+        return History(torch.zeros(len(sentence), capacity.hypotheses, dtype=torch.long, device=DEVICE), sentence)
+
+    def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
+        number = self.after(state.number, tokens)
+        return self.logits[state.sentence, number].log_softmax(-1), History(number, state.sentence)
+
+    def search(self, search: Search) -> list[list[Hypothesis]]:
+        return search(self.step, self.start, Limits(self.longest, self.shortest))
+
+
+def through_a_board(tables: Tables, search: Search, slots: int, kernels: Any) -> list[list[Hypothesis]]:
+    """The same tables by way of a board with fewer slots than sentences: a slot that is done takes the next one."""
+    room = int(tables.longest.max()) + 1
+    board: Board = device_search.board(search, slots, room, tables.logits.shape[2], DEVICE, kernels)
+    device_search.prepare(board, search)
+    waiting, seated = list(range(len(tables.logits))), dict[int, int]()
+    results: dict[int, list[Hypothesis]] = {}
+    number = torch.zeros(slots, board.k, dtype=torch.long, device=DEVICE)
+    sentence = torch.zeros(slots, dtype=torch.long, device=DEVICE)
+    while waiting or seated:
+        for slot in [s for s in range(slots) if s not in seated][: len(waiting)][:1]:  # one at a time: steps differ
+            row = torch.tensor([slot], device=DEVICE)
+            seated[slot] = waiting.pop(0)
+            number[slot], sentence[slot] = 0, seated[slot]
+            board.reset(row, tables.longest[sentence[slot]].int(), tables.shortest[sentence[slot]].int())
+        number = tables.after(number, board.token.long())
+        board.advance(tables.logits[sentence[:, None], number].flatten(0, 1), slots, None)
+        if board.parent is not None:
+            number = number.gather(1, board.parent.long())
+        for slot in [s for s in seated if board.done[s]]:
+            columns = board.taken(torch.tensor([slot], device=DEVICE), room)
+            [results[seated.pop(slot)]] = board.results([column.cpu().numpy() for column in columns])
+    return [results[i] for i in range(len(results))]
+
+
+def assert_same(want: list[list[Hypothesis]], got: list[list[Hypothesis]]) -> None:
+    for wanted, found in zip(want, got, strict=True):
+        assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
+        for a, b in zip(wanted, found, strict=True):
+            assert b.log_probs == pytest.approx(a.log_probs, abs=1e-5)
+            assert b.score == pytest.approx(a.score, abs=1e-5)
+
+
+beams = st.builds(
+    lambda size, stop, rule: searches.build(Part("beam", {"size": size, "stop": stop, "length": rule})),
+    st.integers(1, 6),
+    st.sampled_from(["usual", "exact"]),
+    st.sampled_from([Part("none"), Part("mean"), Part("power", {"alpha": 0.5}), Part("gnmt")]),
+)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), beams, st.integers(4, 12), st.integers(1, 4))
+def test_a_beam_on_a_board_finds_what_the_beam_finds(seed: int, search: Search, V: int, slots: int) -> None:
+    tables = Tables(seed, 5, V)
+    assert_same(tables.search(search), through_a_board(tables, search, slots, None))
+
+
+@given(st.integers(0, 2**32), st.integers(4, 12), st.integers(1, 4))
+def test_greedy_search_on_a_board_finds_what_greedy_search_finds(seed: int, V: int, slots: int) -> None:
+    tables, search = Tables(seed, 5, V), searches.build(Part("greedy"))
+    assert_same(tables.search(search), through_a_board(tables, search, slots, None))
+
+
+def test_greedy_search_is_stuck_where_nothing_may_be_said() -> None:
+    tables, search = Tables(0, 3, 3), searches.build(Part("greedy"))  # a vocabulary of nothing but </s>
+    tables.longest[:], tables.shortest[:] = 3, torch.tensor([0, 2, 3])
+    want = tables.search(search)
+    assert [h[0].ended for h in want] == ["end", "stuck", "stuck"]
+    assert_same(want, through_a_board(tables, search, 2, None))
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+kernels = pytest.importorskip("dragoman.runtime.kernels") if device_search else None
+
+
+@pytest.mark.parametrize(("size", "stop", "rule", "V"), [(3, "usual", "mean", 7), (2, "exact", "gnmt", 5)])
+def test_the_kernels_of_a_beam_find_what_the_beam_finds(size: int, stop: str, rule: str, V: int) -> None:
+    tables = Tables(torch.randint(2**31, ()).item(), 3, V)
+    tables.longest.clamp_(max=3)
+    tables.shortest.clamp_(max=2)
+    search = searches.build(Part("beam", {"size": size, "stop": stop, "length": Part(rule)}))
+    assert_same(tables.search(search), through_a_board(tables, search, 2, kernels))
+
+
+def test_the_kernel_of_greedy_search_finds_what_greedy_search_finds() -> None:
+    tables, search = Tables(torch.randint(2**31, ()).item(), 4, 9), searches.build(Part("greedy"))
+    assert_same(tables.search(search), through_a_board(tables, search, 2, kernels))
+
+
+def test_the_best_of_a_vocabulary_of_several_passes_are_the_best_of_its_log_softmax() -> None:
+    k, V, rows = 2, 9001, 4  # three passes of 4,096, the last one short
+    z = torch.randn(rows, V + 7, device=DEVICE) * 3
+    z[:, V:] = 99.0  # padding of a matrix product, never to be looked at
+    z[1, [4095, 4096, 8192]] = torch.tensor([50.0, 51.0, 52.0], device=DEVICE)  # neighbors across two edges
+    z[2, 2] = 60.0  # </s>, too early in the second sentence
+    z[3, [1, 97, 97 + 4096]] = torch.tensor([70.0, 40.0, 41.0], device=DEVICE)  # <s>, and two of one lane
+    t, shortest = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 1], [0, 2]))
+    done = torch.zeros_like(t)
+    values = torch.zeros(rows, 4, device=DEVICE)
+    tokens = torch.zeros(rows, 4, dtype=torch.int32, device=DEVICE)
+    kernels.best(z, V, t, shortest, done, k, values, tokens)
+    log_p = z[:, :V].log_softmax(-1)
+    log_p[:, :2] = -torch.inf
+    log_p[2:, 2] = -torch.inf
+    want, places = log_p.topk(k + 1, -1)
+    assert torch.equal(tokens[:, : k + 1].long(), places)
+    torch.testing.assert_close(values[:, : k + 1], want)
+
+
+def test_ancestors_follow_the_parents() -> None:
+    """What lies at place s of hypothesis j was put there by the hypothesis that j descends from at step s."""
+    search = searches.build(Part("beam", {"size": 3}))
+    tables = Tables(torch.randint(2**31, ()).item(), 1, 8)
+    board = device_search.board(search, 1, 8, 8, DEVICE, kernels)
+    assert isinstance(board, BeamBoard)
+    device_search.prepare(board, search)
+    slot, limit = torch.tensor([0], device=DEVICE), torch.tensor([7], dtype=torch.int32, device=DEVICE)
+    board.reset(slot, limit, limit)
+    ancestry = torch.zeros(1, 3, 8, dtype=torch.int16, device=DEVICE)
+    number, lines = torch.zeros(1, 3, dtype=torch.long, device=DEVICE), [[], [], []]
+    for _ in range(3):
+        number = tables.after(number, board.token.long())
+        board.advance(tables.logits[:, number[0]][0], 1, ancestry)
+        parents = board.parent[0].tolist()
+        lines = [[*lines[p], p] for p in parents]
+        number = number.gather(1, board.parent.long())
+    assert ancestry[0, :, :3].tolist() == lines
+
+
+# -- which searches are served -----------------------------------------------------------------------------------------
+
+
+def test_only_searches_that_a_board_does_are_served() -> None:
+    yes = [Part("greedy"), Part("beam"), Part("beam", {"stop": "exact", "length": Part("gnmt")})]
+    no = [Part("beam", {"coverage": 0.2}), Part("beam", {"ending": "shrink"}), Part("sample"), Part("diverse")]
+    assert all(device_search.serves(searches.build(part)) for part in yes)
+    assert not any(device_search.serves(searches.build(part)) for part in no)
+
+
+def test_a_length_rule_that_is_no_factor_is_not_served() -> None:
+    search: Any = searches.build(Part("beam"))
+    search.rule = lambda log_p, n: log_p + 0.1 * n  # a reward for each word
+    assert not device_search.serves(search)

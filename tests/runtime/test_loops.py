@@ -1,0 +1,70 @@
+"""The captured loop of a recurrent decoder, against the decoder's own."""
+
+import pytest
+import torch
+
+from dragoman.core.registry import Part
+from dragoman.data.batching import collate
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.runtime.loops import Loops, built, hurry, widened
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIONS = [
+    {"order": "before", "score": Part("additive"), "cell": "gru"},
+    {"order": "after", "input_feeding": True, "score": Part("general"), "layers": 2},
+    {"order": "before", "score": Part("coverage")},
+    {"order": "bottom", "score": Part("dot"), "layers": 2},
+]
+
+
+def model_and_batch(options):
+    torch.manual_seed(0)
+    model = Seq2Seq(
+        20,
+        20,
+        width=16,
+        encoder=Part("rnn", {"dropout": 0.0}),
+        decoder=Part("rnn", {**options, "dropout": 0.0}),
+        tie="none",
+    )
+    rows = [([5, 6, 7, 8], [9, 10, 11]), ([12], [13] * 9), ([14, 15], [16, 17])]
+    return model.to(DEVICE).train(), collate(rows, [0, 1, 2]).to(DEVICE)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_more_rows_steps_and_positions_change_nothing(options):
+    model, batch = model_and_batch(options)
+    decoder, memory = model.decoder, model.encode(batch.source, batch.source_lengths)
+    y = model.embedding(batch.target[:, :-1])
+    _, state = decoder.begin(memory, 1)
+    wide, tensors = widened(y, state, state.view, 5, 3, 4)
+    wanted, found = decoder.in_steps(y, state), decoder.in_steps(wide, built(tensors))
+    torch.testing.assert_close(found.o[:3, : y.shape[1]], wanted.o)
+    for name, extra in wanted.extras.items():
+        torch.testing.assert_close(found.extras[name][:3, : y.shape[1]], extra)
+    assert found.o.isfinite().all()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_captured_loop_gives_the_same_loss_and_gradients(options):
+    model, batch = model_and_batch(options)
+    weights = list(model.parameters())
+    wanted = model.loss(batch, 0.1).sum
+    truth = [g.clone() for g in torch.autograd.grad(wanted, weights, allow_unused=True) if g is not None]
+    wanted = wanted.detach()
+    hurry(model.decoder)
+    for _ in range(3):  # uncaptured, captured, replayed
+        loss = model.loss(batch, 0.1).sum
+        found = [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
+        torch.testing.assert_close(loss.detach(), wanted)
+        for mine, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-3)
+    assert isinstance(model.decoder.loop, Loops)
+    assert model.decoder.loop.captured
+
+
+def test_a_decoder_that_computes_all_steps_at_once_keeps_its_way():
+    model, _ = model_and_batch({"order": "after", "score": Part("general")})
+    hurry(model.decoder)
+    assert not isinstance(model.decoder.loop, Loops)

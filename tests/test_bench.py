@@ -1,0 +1,181 @@
+"""The benchmarks' own arithmetic, that rivals compute what we do, and that every command runs at a toy size."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of bench/, which is no part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(f"bench.{name}")
+
+    return module
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def test_contenders_take_turns_and_the_first_turns_do_not_count(bench):
+    timing, calls = bench("timing"), []
+
+    def contender(name: str, rates: list[float]) -> Any:
+        left = iter(rates)
+
+        def turn() -> Any:
+            calls.append(name)
+            return timing.Turn(work=next(left) * 2.0, seconds=2.0)
+
+        return turn
+
+    found = timing.take_turns({"a": contender("a", [99, 4, 6, 8]), "b": contender("b", [99, 2, 2, 4])}, 3)
+    assert "".join(calls) == "ab" * 4
+    assert found["a"].samples == (4, 6, 8)
+    assert found["a"].median == 6
+    assert timing.ratio(found["a"], found["b"]).samples == (2, 3, 2)  # of neighbors, not of medians
+    assert timing.ratios(found, "a") == ["a / b: 2 [2, 3]"]
+
+
+def test_a_repeated_turn_counts_all_it_did_and_stops_after_its_seconds(bench):
+    turn = bench("timing").repeated(lambda: 3.0, seconds=0.01)
+    found = turn()
+    assert found.seconds >= 0.01
+    assert found.work % 3.0 == 0
+    assert found.work >= 3.0
+
+
+def test_a_table_is_markdown_with_numbers_that_can_be_read(bench):
+    timing = bench("timing")
+    text = timing.table([{"a": "x", "rate": timing.Figure((1234567.0, 1.0, 2e9))}, {"a": 5, "rate": 0.12345}])
+    assert text.split("\n") == [
+        "| a | rate |",
+        "| --- | --- |",
+        "| x | 1,234,567 [1, 2,000,000,000] |",
+        "| 5 | 0.123 |",
+    ]
+
+
+def test_generated_pairs_have_the_lengths_and_the_vocabulary_of_their_shape(bench, tmp_path):
+    task = bench("task")
+    shape = replace(task.SHAPES["tiny"], pairs=4000, vocabulary=300)
+    task.write_pairs(tmp_path, shape, seed=3)
+    pairs = [line.split("\t") for line in (tmp_path / "train.tsv").read_text().split("\n")[:-1]]
+    source, target = (np.array([len(pair[side].split()) for pair in pairs]) for side in (0, 1))
+    assert len(pairs) == 4000
+    assert source.mean() == pytest.approx(25, rel=0.05)
+    assert np.log(source).std() == pytest.approx(0.5, rel=0.1)
+    assert np.corrcoef(source, target)[0, 1] > 0.8
+    assert len({symbol for pair in pairs for symbol in pair[0].split()}) == 300 - 4
+
+
+# -- rivals ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plain_lstms_of_the_demo_have_as_many_parameters_as_the_demos_and_so_has_its_marian(bench, tmp_path):
+    task, rivals, configs = bench("task"), bench("rivals"), importlib.import_module("dragoman.config")
+    settings = {"device": "cpu", "threads": 1, "precision": "float32", "seed": 1, "steps": 1, "workers": 0}
+    config = task.config(task.SHAPES["demo"], None, tmp_path, **settings)
+    ours = sum(p.numel() for p in configs.build_model(config, 30, 30).parameters())
+    assert sum(p.numel() for p in rivals.PlainRNN(30).parameters()) == pytest.approx(ours, rel=0.01)
+    pytest.importorskip("transformers")
+    theirs = rivals.marian(task.SHAPES["demo"], 30)
+    assert sum(p.numel() for p in theirs.parameters() if p.requires_grad) == pytest.approx(ours, rel=0.01)
+
+
+def test_a_twin_with_our_weights_finds_our_results(bench, tmp_path):
+    pytest.importorskip("transformers")
+    task, decode, rivals = bench("task"), bench("decode"), bench("rivals")
+    dragoman = importlib.import_module("dragoman")
+    shape = task.SHAPES["toy"]
+    decode.write_model(tmp_path / "model", shape, 9)
+    ours = dragoman.load(tmp_path / "model", "cpu", plain=True)
+    twin = rivals.generate(rivals.twin(shape, ours.model), "cpu", "float32")
+    drawn = torch.randint(4, shape.vocabulary, (6, 5), generator=torch.Generator().manual_seed(1))
+    sources = [[*row, 2] for row in drawn.tolist()]
+    for beam in (1, 3):
+        found = decode.searcher(ours)(sources, beam, 9)
+        assert found == twin(sources, beam, 9)
+        assert {len(tokens) for tokens in found} == {9}
+
+
+def test_a_rival_loop_follows_the_smoothed_loss_downhill(bench):
+    rivals = bench("rivals")
+    collate = importlib.import_module("dragoman.data.batching").collate
+    torch.manual_seed(1)
+    model = rivals.PlainRNN(12, 8, 8)
+    batch = collate([([5, 6, 2], [7, 8, 2]), ([9, 2], [10, 2])], [0, 1])
+    with torch.no_grad():
+        log_p = model(batch).log_softmax(-1)
+    gold = batch.target[:, 1:]
+    smoothed = -(0.9 * log_p.gather(-1, gold[..., None])[..., 0] + 0.1 * log_p.mean(-1))
+    expected = smoothed[gold != 0].mean()
+    losses = rivals.loop(model, iter([batch] * 50), "cpu", "float32")
+    first = next(losses)
+    assert_close(first, expected)
+    assert list(losses)[-1] < first
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+TOY = ["--shape", "toy", "--repeats", "1", "--seconds", "0.01"]
+COMMANDS = [
+    (["train", "--family", "rnn-additive", "--rivals", "elsewhere"], "| Dragoman |"),
+    (["decode", "--rivals", "plain", "--batches", "2", "--beams", "2"], "beam 2 × 2: Dragoman, float32 / Dragoman"),
+    (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
+    pytest.param(["startup", "--rivals"], "| dragoman predict, one line |", marks=pytest.mark.long),
+    pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("command", "last"), COMMANDS)
+def test_every_command_runs_and_says_its_figures_last(bench, tmp_path, capsys, command, last):
+    file = tmp_path / "found.json"
+    bench("__main__").main([command[0], *TOY, "--json", str(file), *command[1:]])
+    said, written = capsys.readouterr().out, json.loads(file.read_text())
+    assert said.strip().split("\n")[-1].startswith(last)
+    assert ("elsewhere is left out" in said) == ("elsewhere" in command)
+    assert written["about"]["seed"] == written["about"]["threads"] == 1
+    assert {"commit", "machine", "versions", "command"} <= written["about"].keys()
+    assert not any(math.isnan(number) for number in numbers(written["found"]))
+
+
+def test_seconds_of_a_command_are_those_of_every_turn_but_the_first(bench, tmp_path):
+    count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
+    found = bench("startup").measure({"count": [sys.executable, "-c", count]}, repeats=2)
+    assert len(found["count"].samples) == 2
+    assert (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_points_of_growth_change_one_size_each(bench):
+    growth, shape = bench("growth"), bench("task").SHAPES["tiny"]
+    sizes = {"length": "length", "batch": "tokens", "depth": "layers", "vocabulary": "vocabulary"}
+    for axis, name in sizes.items():
+        values = list(growth.points(axis, shape, 3))
+        assert [replace(changed, **{name: getattr(shape, name)}) for _, changed in values] == [shape] * 3
+        assert [getattr(changed, name) for _, changed in values] == [value for value, _ in values]
+    assert [value for value, _ in growth.points("length", shape, 6)] == [16, 32, 64, 128, 256, 512]
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a nesting of lists and mappings."""
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return [number for item in inside for number in numbers(item)]
+    return [value] if isinstance(value, float) else []

@@ -1,0 +1,423 @@
+"""Many ranks train as one would: the same updates, the same stops, the same end; and a lost rank is named.
+
+Ranks are real processes that meet through gloo; most are forks of a process that has imported everything, started with
+the variables that torchrun sets, so that a test can kill each of them. One test starts torchrun itself.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch.testing import assert_close
+
+from dragoman import training
+from dragoman.data.batching import Batches, Cursor
+from dragoman.training import preparation
+from dragoman.training.trainer import within
+
+DEADLINE = 60.0
+
+PROGRAM = """
+import os, sys
+words = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+os.dup2(words, 1), os.dup2(words, 2)
+os.environ.update(environment)
+import torch
+torch.set_num_threads(1)
+exec(before)
+sys.argv = ["dragoman", *arguments]
+from dragoman.cli.main import main
+main()
+"""
+
+DOUBLE = "torch.set_default_dtype(torch.float64)"
+
+# On rank 1 the third batch has no finite loss, and the sixth does not fit into memory.
+FAULTS = """
+if os.environ["RANK"] == "1":
+    from dragoman.nn.seq2seq import Seq2Seq
+    whole, calls = Seq2Seq.loss, 0
+    def loss(self, batch, *options, **more):
+        global calls
+        found = whole(self, batch, *options, **more)
+        calls += self.training
+        if calls == 3 and self.training:
+            found = found._replace(sum=found.sum * torch.nan)
+        if calls == 6 and self.training:
+            raise torch.OutOfMemoryError("there is no room")
+        return found
+    Seq2Seq.loss = loss
+"""
+
+
+class World:
+    """The ranks of one training, as processes."""
+
+    def __init__(self, folder: Path, arguments: list[str], count: int, before: str = "") -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.words = [folder / f"words-{port}-{rank}" for rank in range(count)]
+        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.ranks: list[BaseProcess] = []
+        for rank, words in enumerate(self.words):
+            names = {
+                "words": str(words),
+                "environment": shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "arguments": arguments,
+                "before": before,
+            }
+            process = multiprocessing.get_context("forkserver").Process(
+                target=exec, args=(PROGRAM, names | {"__name__": "rank"})
+            )
+            process.start()
+            self.ranks.append(process)
+
+    def said(self, rank: int) -> str:
+        return self.words[rank].read_text() if self.words[rank].exists() else ""
+
+    def send(self, rank: int, number: int) -> None:
+        pid = self.ranks[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def wait(self, *ranks: int, seconds: float = DEADLINE) -> list[int | None]:
+        """The exit codes of some ranks, or of all."""
+        end = time.monotonic() + seconds
+        for rank in ranks or range(len(self.ranks)):
+            self.ranks[rank].join(max(0.0, end - time.monotonic()))
+            assert self.ranks[rank].exitcode is not None, f"rank {rank} is still running:\n{self.said(rank)}"
+        return [self.ranks[rank].exitcode for rank in ranks or range(len(self.ranks))]
+
+    def until(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE
+        while not true():
+            assert time.monotonic() < end, [self.said(rank) for rank in range(len(self.ranks))]
+            assert all(process.is_alive() for process in self.ranks), [self.said(r) for r in range(len(self.ranks))]
+            time.sleep(0.005)
+
+    def end(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def start(arguments: list[str], count: int = 2, before: str = "") -> World:
+        made.append(World(tmp_path, arguments, count, before))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+def reached(run: Path) -> int:
+    """The last step that metrics.jsonl speaks of; its last line may be half written."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().split("\n")
+    except FileNotFoundError:
+        return 0
+    return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    last = (run / "last").read_text().strip()
+    return safetensors.torch.load_file(run / "checkpoints" / last / "model.safetensors")
+
+
+def progress(run: Path) -> dict[str, Any]:
+    last = (run / "last").read_text().strip()
+    return json.loads((run / "checkpoints" / last / "training.json").read_text())
+
+
+# -- the data ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("tokens", [100, 400])  # 400: an epoch has fewer batches than there are ranks
+def test_all_ranks_stop_together_and_no_line_is_dropped_or_doubled(ranks, accumulate, tokens, tiny, tmp_path):
+    config = tiny("rnn", pairs=60).config()
+    codec, config = preparation.open_codec(config)
+    corpora = preparation.prepare(config, codec, tmp_path / "cache").corpora
+    for epochs in (1, 2, 3):
+        updates, seen, cursors = set(), Counter(), set()
+        for rank in range(ranks):
+            batches = Batches(corpora, codec, tokens=tokens, seed=3, rank=rank, ranks=ranks)
+            stream, count = batches.after(Cursor()), 0
+            while dealt := within(epochs, [next(stream) for _ in range(accumulate)], batches):
+                mine, cursor = dealt
+                seen.update(line for batch in mine for line in batch.lines)
+                count += 1
+                assert rank or mine  # the first rank always has something
+            updates.add(count)
+            cursors.add(cursor)
+        assert len(updates) == len(cursors) == 1
+        assert set(seen.values()) == {epochs}
+        assert len(seen) == 60
+        # From where the ranks stopped, whoever goes on for one more epoch finds all of it.
+        alone = Batches(corpora, codec, tokens=tokens, seed=3)
+        stream = alone.after(cursors.pop())
+        while dealt := within(epochs + 1, [next(stream)], alone):
+            seen.update(line for batch in dealt[0] for line in batch.lines)
+        assert set(seen.values()) == {epochs + 1}
+
+
+# -- the gradient ------------------------------------------------------------------------------------------------------
+
+# Three epochs have an odd number of batches: in the last update the second rank has none.
+SAME = {
+    "sgd": ["training.optimizer={name: sgd, rate: 0.5}", "training.epochs=3", "training.batch_tokens=240"],
+    "adamw": ["training.optimizer={name: adamw, rate: 0.003, weight_decay: 0.1}", "training.loss_per=sentence"],
+}
+
+
+# Two ranks, three parameters: one that both use, one that only the second does, one that nobody does.
+BY_HAND = """
+from dragoman.training import distributed
+from dragoman.training.update import Update
+distributed.BUCKET = 1
+rank = int(os.environ["RANK"])
+with distributed.joined(torch.device("cpu"), 30) as ranks:
+    a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=kind)) for kind in (torch.float32, torch.float64, torch.float32))
+    a.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]][rank])
+    if rank == 1:
+        b.grad = torch.tensor([8.0, -4.0], dtype=torch.float64)
+    found = ranks.merge(Update([0.5, 0.25][rank], [4, 12][rank], [None, 7][rank]), [4, 12][rank], [a, b, c])
+    assert found == Update(0.75, 16, 7), found
+    assert a.grad.tolist() == [0.25 * 1 + 0.75 * 3, 0.25 * 2 + 0.75 * 4]
+    assert b.grad.tolist() == [0.75 * 8, 0.75 * -4]
+    assert c.grad is None
+    found = ranks.merge(Update([0.5, float("nan")][rank], 1, None), 1, [a])
+    assert found.loss != found.loss
+    assert found.limit is None
+    assert ranks.from_first(lambda: {"rank": rank, "third": 1 / 3}) == {"rank": 0, "third": 1 / 3}
+    assert ranks.share(10 * rank) == [0, 10]
+    x = torch.full((3,), float(rank))
+    ranks.spread([x])
+    assert x.tolist() == [0.0, 0.0, 0.0]
+    asked = ranks.listen(lambda: 15 if rank == 1 else None)
+    assert asked() is None
+    ranks.merge(Update(0.0, 1, None), 1, [a])
+    assert asked() == 15
+sys.exit()
+"""
+
+
+def test_gradients_are_weighted_by_tokens_and_what_no_rank_used_has_none(world):
+    both = world([], 2, BY_HAND)
+    assert both.wait() == [0, 0], both.said(0) + both.said(1)
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_two_ranks_take_the_steps_of_one_that_accumulates_two_batches(kind, tiny, world, tmp_path):
+    made = tiny("transformer")
+    sets = ["training.steps=20", "training.label_smoothing=0.1", "data.valid=null", *SAME[kind]]
+    two = world(made.command(tmp_path / "two", *sets), 2, DOUBLE)
+    one = world(made.command(tmp_path / "one", *sets, "training.accumulate=2"), 1, DOUBLE)
+    assert two.wait() == [0, 0], two.said(0) + two.said(1)
+    assert one.wait() == [0], one.said(0)
+    ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
+    assert next(iter(ours.values())).dtype == torch.float64
+    assert_close(
+        ours, theirs, rtol=0.0, atol=1e-9
+    )  # dropout included: ranks draw as their batches would in one process
+    mine, others = progress(tmp_path / "two"), progress(tmp_path / "one")
+    assert (mine.pop("ranks"), others.pop("ranks")) == (2, 1)
+    assert mine.pop("window_loss") == pytest.approx(others.pop("window_loss"))
+    assert mine == others
+    assert mine["step"] == 20 or (mine["epoch"], mine["batch"]) == (3, 0)  # not the end of a batch: the turn was cut
+    assert two.said(1) == ""  # one rank speaks
+
+
+def test_what_befalls_one_rank_befalls_all(tiny, world, metrics, tmp_path):
+    made = tiny("transformer")
+    sets = ["training.steps=12", "training.ema=0.9"]
+    both = world(made.command(tmp_path / "run", *sets), 2, FAULTS)
+    assert both.wait() == [0, 0], both.said(0) + both.said(1)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "step 3 skipped: step 3: loss nan" in log
+    assert "(1 of 3)" in log
+    assert "step 6 split: a batch did not fit into memory" in log
+    assert progress(tmp_path / "run")["limit"] is not None  # saved by the first rank, for all
+    recorded = [line["step"] for line in metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
+
+
+# -- stopping, losing, going on ----------------------------------------------------------------------------------------
+
+
+def test_a_signal_to_any_rank_stops_all_after_the_same_step_and_the_same_command_goes_on(
+    tiny, world, same_end, tmp_path
+):
+    made, run = tiny("transformer"), tmp_path / "run"
+    sets = ["training.steps=60", "training.schedule={name: plateau, patience: 1}"]
+    whole = world(made.command(tmp_path / "whole", *sets))
+    assert whole.wait() == [0, 0], whole.said(0) + whole.said(1)
+    both = world(made.command(run, *sets))
+    both.until(lambda: reached(run) >= 12)
+    both.send(1, signal.SIGUSR1)
+    assert both.wait() == [143, 143], both.said(0) + both.said(1)
+    stopped = progress(run)["step"]
+    assert stopped < 60
+    assert f"stopped by SIGUSR1 after step {stopped}" in both.said(0)
+    assert both.said(1) == ""
+    # With another number of ranks it is another training.
+    alone = world(made.command(run, *sets), 1)
+    assert alone.wait() == [2]
+    assert "trained on 2 ranks and there are 1 now" in alone.said(0)
+    assert "--allow-change ranks" in alone.said(0)
+    again = world(made.command(run, *sets))
+    assert again.wait() == [0, 0], again.said(0) + again.said(1)
+    same_end(run, tmp_path / "whole")
+    longer = world(made.command(run, *sets[1:], "training.steps=64", allow=("ranks", "training.steps")), 1)
+    assert longer.wait() == [0], longer.said(0)
+    assert progress(run)["ranks"] == 1
+    assert progress(run)["step"] == 64
+
+
+@pytest.mark.parametrize(
+    ("lost", "number"),
+    [
+        pytest.param(1, signal.SIGSTOP, id="frozen"),
+        pytest.param(1, signal.SIGKILL, id="killed", marks=pytest.mark.long),
+        pytest.param(0, signal.SIGSTOP, id="the first frozen", marks=pytest.mark.long),
+    ],
+)
+def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny, world, tmp_path):
+    made, run, timeout = tiny("transformer"), tmp_path / "run", 5
+    three = world(made.command(run, "training.steps=100000", f"training.rank_timeout={timeout}"), 3)
+    three.until(lambda: reached(run) >= 5)
+    three.send(lost, number)
+    began = time.monotonic()
+    left = [rank for rank in range(3) if rank != lost]
+    assert three.wait(*left) == [2, 2], [three.said(rank) for rank in left]
+    assert time.monotonic() - began < timeout + 5
+    for rank in left:
+        said = three.said(rank)
+        assert "Traceback" not in said
+        found = re.search(r"error: rank (\d) has given no sign of life for ([\d.]+) s", said)
+        if lost == 0:  # which holds what the others would look into
+            assert "rank 0 or the way to it is frozen or cut off" in said
+        else:
+            assert found, said
+            assert int(found[1]) == lost
+            assert 0.5 < float(found[2]) < timeout + 5
+
+
+def test_an_error_of_one_rank_is_told_by_all(tiny, world, tmp_path):
+    made, run = tiny("transformer"), tmp_path / "run"
+    full = FAULTS.replace("calls == 6", "calls >= 6")  # nothing fits any more
+    both = world(made.command(run), 2, full)
+    assert both.wait() == [2, 2]
+    assert re.search("error: a single pair of .* does not fit into memory", both.said(1))
+    assert re.search("error: rank 1 ended: a single pair of .* does not fit into memory", both.said(0))
+    busy = world(made.command(run), 1)  # the lock is free again, and what was saved is whole
+    busy.until(lambda: busy.said(0) != "" or not busy.ranks[0].is_alive())
+    assert "trained on 2 ranks" in busy.said(0)
+
+
+def test_a_rank_that_lives_but_does_not_come_is_named_too(tiny, world, tmp_path):
+    stuck = FAULTS.replace("calls == 3 and self.training", "calls == 8").replace("calls == 6", "calls == 0")
+    stuck = stuck.replace("found = found._replace(sum=found.sum * torch.nan)", "import time; time.sleep(1000)")
+    both = world(tiny("transformer").command(tmp_path / "run", "training.rank_timeout=3"), 2, stuck)
+    both.until(lambda: reached(tmp_path / "run") >= 7)
+    began = time.monotonic()
+    assert both.wait(0) == [2], both.said(0)
+    assert time.monotonic() - began < 3 + 5
+    assert "rank 1 gave signs of life but did not come" in both.said(0)
+    assert both.wait(1, seconds=5) == [2]  # it hears of it, although it sleeps
+    assert "rank 1 gave signs of life but did not come" in both.said(1)
+
+
+# -- torchrun ----------------------------------------------------------------------------------------------------------
+
+DIES = """
+import os, signal, sys
+from dragoman.core import files
+from pathlib import Path
+rank, restart, run = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"]), Path(os.environ["RUN"])
+deaths = os.environ["DEATHS"].split()
+if restart < len(deaths):
+    who, step = deaths[restart].split("@")
+    if who == rank:
+        from dragoman.training.trainer import Trainer
+        whole = Trainer.update
+        def update(self, batches, clock):
+            if self.progress.step == int(step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield from whole(self, batches, clock)
+        Trainer.update = update
+from dragoman.cli.main import main
+if __name__ == "__main__":  # a loader's worker reads this file too
+    main()
+"""
+
+
+def torchrun(made: Any, run: Path, sets: list[str], deaths: list[str]) -> None:
+    """Train on two ranks under torchrun, which starts them again after each death."""
+    program = run.with_name("dies.py")
+    program.write_text(DIES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", str(len(deaths)), "--", str(program), *made.command(run, *sets)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RUN": str(run), "DEATHS": " ".join(deaths)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=DEADLINE * (1 + len(deaths))
+    )
+    assert done.returncode == 0, done.stderr
+    for death in deaths:
+        if death.startswith("1"):  # else the one that was killed would have said it
+            assert "rank 1 has given no sign of life" in done.stderr
+
+
+def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happened(tiny, world, same_end, tmp_path):
+    made = tiny("transformer")
+    whole = world(made.command(tmp_path / "whole"))
+    assert whole.wait() == [0, 0], whole.said(0) + whole.said(1)
+    torchrun(made, tmp_path / "killed", [], ["1@23"])
+    same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_that_was_not(tiny, world, same_end, tmp_path):
+    seed = time.time_ns() % 10**6
+    print(f"deaths are drawn from seed {seed}")
+    draw = random.Random(seed)
+    made = tiny("transformer")
+    sets = ["training.steps=120", "training.ema=0.9", "training.accumulate=2", "data.workers=1"]
+    whole = world(made.command(tmp_path / "whole", *sets))
+    assert whole.wait(seconds=300) == [0, 0], whole.said(0) + whole.said(1)
+    deaths = [f"{draw.randint(0, 1)}@{step}" for step in sorted(draw.sample(range(2, 120), 4))]
+    torchrun(made, tmp_path / "killed", sets, deaths)
+    same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+# -- alone -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_of_one_is_no_world(tiny, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    reports = list(training.run(tiny("rnn").config("training.steps=2"), tmp_path / "run"))
+    assert reports[-1].kind == "end"
+    assert not torch.distributed.is_initialized()
