@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 from torch.testing import assert_close
 
 from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Hypothesis
@@ -14,7 +18,7 @@ from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime import cpu
 from dragoman.runtime.batches import batches, padded
-from dragoman.runtime.cpu_search import best
+from dragoman.runtime.cpu_search import beam, best
 from dragoman.runtime.cpu_step import Transformer
 from dragoman.search import Limits, searches
 
@@ -125,6 +129,57 @@ def test_hypotheses_that_change_places_see_their_own_past_and_no_other() -> None
         histories = torch.cat([histories.gather(1, parents[..., None].expand_as(histories)),
                                torch.randint(4, V, (len(rows), k, 1))], -1)  # fmt: skip
     assert cache.n < 14 * k  # nodes that nobody sees were written over
+
+
+# -- the searches alone, on tables that say what comes after each history ----------------------------------------------
+
+
+@dataclass
+class History:
+    number: Tensor  # (B, k): all there is of a history
+    sentence: Tensor  # (B, 1)
+
+    def select(self, rows: Tensor) -> History:
+        return History(self.number[rows], self.sentence[rows])
+
+    def reorder(self, parents: Tensor) -> History:
+        return History(self.number.gather(1, parents), self.sentence)
+
+
+class Tables:
+    """Logits by sentence and history, (N, 11, 64)."""
+
+    def __init__(self, sentences: int, ends: float) -> None:
+        self.logits_by_history = torch.randn(sentences, 11, 64) * 2
+        self.logits_by_history[..., EOS] += ends
+
+    def start(self, memory: Any, capacity: Capacity) -> History:
+        sentences = torch.arange(len(self.logits_by_history))[:, None]
+        return History(torch.zeros(len(sentences), capacity.hypotheses, dtype=torch.long), sentences)
+
+    def logits(self, tokens: Tensor, state: History) -> Tensor:
+        state.number = (state.number * 5 + tokens) % 11  # tokens may be one for all hypotheses, at first
+        return self.logits_by_history[state.sentence, state.number[:, : tokens.shape[1]]].flatten(0, 1)
+
+    def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
+        return self.logits(tokens, state).log_softmax(-1).view(*tokens.shape, -1), state
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from(["none", "mean", "gnmt"]),
+    st.sampled_from(["pool", "shrink"]),
+    st.sampled_from(["usual", "exact"]),
+    st.floats(-2, 8),
+)
+def test_a_beam_keeps_to_every_step_of_the_plain_one(
+    size: int, length: str, ending: str, stop: str, ends: float
+) -> None:
+    tables, longest = Tables(8, ends), torch.randint(1, 12, (8,))
+    limits = Limits(longest, longest // 3)
+    search: Any = searches.build(Part("beam", {"size": size, "length": Part(length), "ending": ending, "stop": stop}))
+    expected = search(tables.step, lambda room: tables.start(None, room), limits)
+    assert_same(beam(search, tables, None, cpu.lengths(limits)), expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [64, 640])

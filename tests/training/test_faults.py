@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,9 +379,19 @@ def state(trainer: Trainer) -> list[torch.Tensor]:
     return [x.detach().clone() for x in every]
 
 
-@pytest.mark.parametrize("what", ["a gradient of inf", "a gradient of nan", "a loss of nan", "a loss of inf"])
+FAULTS = ["a gradient of inf", "a gradient of nan", "a loss of nan", "a loss of inf", "a hidden vector of nan"]
+
+
+@pytest.mark.parametrize("what", FAULTS)
 def test_a_step_without_a_finite_number_changes_nothing(what, tiny, tmp_path):
-    sets = ["training.ema=0.9", "training.save_every=100", "training.validate_every=100", "training.log_every=100"]
+    path = "plain" if what.startswith("a loss") else "fast"  # which has no logits to spoil
+    sets = [
+        f"runtime.path={path}",
+        "training.ema=0.9",
+        "training.save_every=100",
+        "training.validate_every=100",
+        "training.log_every=100",
+    ]
     trainer = trainer_of(tiny().config(*sets), tmp_path / "run")
     steps = steps_of(trainer)
     next(steps), next(steps)
@@ -394,6 +405,9 @@ def test_a_step_without_a_finite_number_changes_nothing(what, tiny, tmp_path):
         "a gradient of nan": lambda: output.bias.register_hook(lambda gradient: gradient * math.nan),
         "a loss of nan": lambda: output.register_forward_hook(lambda _m, _i, logits: logits * math.nan),
         "a loss of inf": lambda: output.register_forward_hook(lambda _m, _i, logits: logits + only),
+        "a hidden vector of nan": lambda: trainer.model.decoder.register_forward_hook(
+            lambda _m, _i, output: replace(output, o=output.o * math.nan)
+        ),
     }[what]()
     reports = next(steps)
     assert [report.kind for report in reports] == ["skipped", "step"]

@@ -1,0 +1,139 @@
+"""Sentences a second of searching: ours is a Pipeline, from texts to texts; rivals have the same weights and inputs.
+
+    source tokens → target tokens, as many as asked: no one may end sooner, so that everyone does the same work
+
+A turn searches the same batch of random sources again until its seconds are over. Weights are random, too: what a
+sentence is does not change the work. Rivals are given ids, while ours also reads and writes texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import dragoman
+from bench import rivals, task, timing
+from bench.task import Shape
+from bench.timing import Figure
+from dragoman import checkpoint
+from dragoman import config as configs
+from dragoman.core.interfaces import BOS, EOS, PAD, SPECIALS
+from dragoman.core.registry import Part
+from dragoman.pipeline import Pipeline
+from dragoman.text import codec as codecs
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--beams", type=int, nargs="+", default=[1, 5], help="sizes of the beam; 1 is greedy")
+    add("--batches", type=int, nargs="+", default=[1, 64], help="sentences searched at once")
+    add("--source-tokens", type=int, default=20)
+    add("--target-tokens", type=int, default=20)
+    add("--rivals", nargs="*", default=["hf", "ct2-int8"], help="hf, ct2-int8, ct2-float32, plain (our plain path)")
+
+
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    shape = task.SHAPES[options.shape]
+    if shape.preset == "pronunciation":
+        raise SystemExit("decode compares Transformers; take --shape tiny or base")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_model(folder / "model", shape, options.target_tokens)
+        ours = dragoman.load(folder / "model", options.device, precision=options.precision)
+        contenders: dict[str, Any] = {f"Dragoman, {options.precision}": searcher(ours)}
+        left_out = []
+        if "plain" in options.rivals:
+            plain = dragoman.load(folder / "model", options.device, plain=True)
+            contenders["Dragoman, plain, float32"] = searcher(plain)
+        others = [name for name in options.rivals if name != "plain"]
+        precision = "bfloat16" if options.precision == "bfloat16" else "float32"
+        model = ours.model.cpu() if options.device == "cpu" else dragoman.load(folder / "model", "cpu").model
+        for name, search in rivals.searchers(others, shape, model, folder, options.device, precision, options.threads):
+            if isinstance(search, rivals.LeftOut):
+                left_out.append(f"{name} is left out: {search}")
+            else:
+                contenders[name] = search
+        found = [
+            measure(contenders, options, shape, beam, batch) for beam in options.beams for batch in options.batches
+        ]
+    rows = [{"search": case["search"], "batch": case["batch"], **case["figures"]} for case in found]
+    lines = [*left_out, *(case["agreement"] for case in found), timing.table(rows)]
+    for case in found:
+        ratios = timing.ratios(case["figures"], next(iter(contenders)))
+        lines += [f"{case['search']} × {case['batch']}: {line}" for line in ratios]
+    return {"cases": found, "left_out": left_out}, lines
+
+
+def measure(
+    contenders: dict[str, Any], options: argparse.Namespace, shape: Shape, beam: int, batch: int
+) -> dict[str, Any]:
+    """Sentences a second of everyone for one beam and batch, and how many results they have in common."""
+    rng = np.random.default_rng((options.seed, beam, batch))
+    count = batch * options.threads if options.device == "cpu" else batch
+    size = (count, options.source_tokens - 1)
+    sources = [[*row, EOS] for row in rng.integers(len(SPECIALS), shape.vocabulary, size).tolist()]
+    length = options.target_tokens
+    results = {name: search(sources, beam, length) for name, search in contenders.items()}
+    first = next(iter(results))
+    same = {
+        name: sum(a == b for a, b in zip(results[first], other, strict=True))
+        for name, other in results.items()
+        if name != first
+    }
+    settle = timing.settling(options.device)
+    turns = {
+        name: timing.repeated(lambda search=search: float(len(search(sources, beam, length))), options.seconds, settle)  # type: ignore[misc]
+        for name, search in contenders.items()
+    }
+    figures: dict[str, Figure] = timing.take_turns(turns, options.repeats)
+    named = "greedy" if beam == 1 else f"beam {beam}"
+    agreement = ", ".join(f"{number} of {count} with {name}" for name, number in same.items())
+    return {
+        "search": named,
+        "batch": batch,
+        "figures": figures,
+        "unit": "sentences/s",
+        "agreement": f"{named} × {batch}: {first} has the same tokens for {agreement or 'nobody to compare with'}",
+    }
+
+
+def searcher(pipeline: Pipeline) -> rivals.Searcher:
+    """Our search, from the texts of some ids to the ids of its texts."""
+
+    def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
+        texts = [" ".join(pipeline.codec.source_pieces(source[:-1])) for source in sources]
+        return [found.ids for found in pipeline.predict(texts, beam=beam)]
+
+    return search
+
+
+def write_model(folder: Path, shape: Shape, length: int) -> None:
+    """A model folder with random weights, whose results have exactly `length` tokens."""
+    section = task.model(shape, "transformer")
+    for side in ("encoder", "decoder"):  # as Marian has it, so that weights can be carried over
+        section[side] = section[side] | {
+            "norm_order": "post",
+            "activation": "relu",
+            "position": {"name": "sinusoidal", "layout": "halves"},
+        }
+    value = {
+        "data": {"train": "none.tsv"},
+        "tokenizer": {"source": "symbols", "joint": True},
+        "model": section,
+        "generation": {"search": {"name": "beam", "length": "none"}, "ratio": 0.0, "extra": length, "shortest": length},
+    }
+    config = configs.validate(value, "the benchmark")
+    # Every symbol once: its number then is its id.
+    every = [" ".join(f"{i:06}" for i in range(len(SPECIALS), shape.vocabulary))]
+    codec = codecs.learn(Part("symbols"), Part("symbols"), True, "nfc", every, every, [])
+    model = configs.build_model(config, len(codec.source), len(codec.target))
+    with torch.no_grad():
+        model.output.bias[[PAD, BOS]] = -1e4  # our searches never say these; this way nobody does
+    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})

@@ -1,0 +1,87 @@
+"""How training grows: tokens a second and peak memory against sentence length, batch, depth and vocabulary.
+
+Each point is a training of its own, `dragoman.training.run` in a new process, so that no point finds memory that
+another has taken. Sentences of a point are all of one length. On a CPU, memory is the most that the process had, torch
+itself included; on a GPU, the most that tensors took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bench import task, timing, train
+from bench.task import Shape
+
+AXES = ("length", "batch", "depth", "vocabulary")
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--axes", nargs="+", choices=AXES, default=list(AXES))
+    add("--family", choices=task.FAMILIES, default="transformer")
+    add("--batch-tokens", type=int, help="of the longer side; default: the shape's")
+    add("--steps", type=int, help="of one turn; default: as for train")
+    add("--workers", type=int, default=0, help="processes of the loader")
+    add("--points", type=int, default=6, help="at most so many on an axis")
+
+
+def points(axis: str, shape: Shape, most: int) -> Iterator[tuple[int, Shape]]:
+    """The values of an axis, and the shape at each: doubled from point to point."""
+    if axis == "length":
+        for length in [16, 32, 64, 128, 256, 512][:most]:
+            yield length, replace(shape, length=length)
+    elif axis == "batch":
+        for tokens in [shape.tokens // 8 * 2**i for i in range(most)]:
+            yield tokens, replace(shape, tokens=tokens)
+    elif axis == "depth":
+        for layers in [1, 2, 4, 8, 16, 32][:most]:
+            yield layers, replace(shape, layers=layers)
+    else:
+        for vocabulary in [1_000 * 2**i for i in range(most)]:
+            yield vocabulary, replace(shape, vocabulary=vocabulary)
+
+
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    base = task.SHAPES[options.shape]
+    if options.batch_tokens:
+        base = replace(base, tokens=options.batch_tokens)
+    base = replace(base, spread=0.0, sentences=None)
+    found: dict[str, list[dict[str, Any]]] = {}
+    lines = []
+    for axis in options.axes:
+        found[axis] = [{axis: value, **alone(options, shape)} for value, shape in points(axis, base, options.points)]
+        lines += [timing.table(found[axis]), ""]
+    return found, lines[:-1]
+
+
+def alone(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    """One point, in a process that ends with it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(point, options, shape).result()
+
+
+def point(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    options.rivals, options.profile = [], False
+    seen = shape.tokens * (options.steps or shape.steps) * (train.WARM + options.repeats) // shape.length
+    whole = 2 * shape.vocabulary // shape.length  # pairs that hold all of the vocabulary
+    shape = replace(shape, pairs=max(whole, min(seen, 20_000)))
+    with task.place(None, shape, options.seed) as folder:
+        found = train.measure(options, shape, folder)
+    if options.device == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "tokens/s": found["figures"]["Dragoman"],
+        "peak GB": peak / 1e9,
+        "tokens in a step": found["tokens_in_a_step"],
+        "parameters": found["parameters"].split(": ")[1].split()[0],
+    }

@@ -1,0 +1,110 @@
+"""Tokens a second of the batches alone: how far training can go before it waits for data.
+
+    memory-mapped ids ─Batches→ padded arrays ─load→ tensors          with 0, 1, 2 workers, and a thread ahead
+
+A token is a real one, source or target. CPU time is that of the training's own process for a million tokens: what the
+loader takes from it. The time to the first batch is that of planning a block of a million pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import task, timing
+from bench.task import Shape
+from bench.timing import Contender, Turn
+from dragoman.core.interfaces import EOS, SPECIALS, Batch, Example
+from dragoman.data import store
+from dragoman.data.batching import Batches, Cursor
+from dragoman.data.loader import load
+from dragoman.data.store import Store
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--pairs", type=int, default=2_000_000)
+    add("--batch-tokens", type=int, help="of the longer side with padding; default: the shape's")
+    add("--workers", type=int, nargs="+", default=[0, 1, 2], help="numbers of processes to try")
+    add("--ahead", type=int, nargs="+", default=[0, 4], help="batches that a thread keeps ready, to try")
+
+
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    shape = replace(task.SHAPES[options.shape], pairs=options.pairs)
+    if options.batch_tokens:
+        shape = replace(shape, tokens=options.batch_tokens)
+    with task.place(options.folder, shape, options.seed) as folder:
+        codec: Any = Drawn(shape)
+        data = Batches(
+            [(built(folder, shape, codec, options.seed), 1.0)], codec, tokens=shape.tokens, seed=options.seed
+        )
+        cases = {
+            f"{workers} worker{'s' * (workers != 1)}, {ahead} ahead": (workers, ahead)
+            for workers, ahead in itertools.product(options.workers, options.ahead)
+        }
+        rows = []
+        for name, (workers, ahead) in cases.items():
+            with closing(load(data, Cursor(), workers, ahead=ahead)) as stream:  # type: ignore[type-var]
+                rows.append({"loader": name, **measure(stream, options)})
+    return {"rows": rows}, [timing.table(rows)]
+
+
+def measure(stream: Iterator[tuple[Batch, Cursor]], options: argparse.Namespace) -> dict[str, Any]:
+    start = time.perf_counter()
+    next(stream)
+    first, before, tokens = time.perf_counter() - start, time.process_time(), [0.0]
+    figures = timing.take_turns({"loader": turns(stream, options.seconds, tokens)}, options.repeats)
+    spent = time.process_time() - before
+    return {
+        "M tokens/s": timing.Figure(tuple(rate / 1e6 for rate in figures["loader"].samples)),
+        "CPU ms of this process for 1 M tokens": 1e9 * spent / tokens[0],
+        "s to the first batch": first,
+    }
+
+
+def turns(stream: Iterator[tuple[Batch, Cursor]], seconds: float, total: list[float]) -> Contender:
+    def turn() -> Turn:
+        done, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds:
+            batch, _ = next(stream)
+            done += int(batch.source_lengths.sum()) + batch.tokens
+        total[0] += done
+        return Turn(done, spent)
+
+    return turn
+
+
+class Drawn:
+    """In place of a codec: the ids of an example are drawn, as many as its texts say."""
+
+    samples = False
+
+    def __init__(self, shape: Shape) -> None:
+        self.source = self.target = range(shape.vocabulary)
+        self.pool = np.random.default_rng(0).integers(len(SPECIALS), shape.vocabulary, 1 << 16).tolist()
+
+    def encode_source(self, example: Example) -> list[int]:
+        return self.encode_target(example.source)
+
+    def encode_target(self, text: str, source: str = "") -> list[int]:
+        start = int(text) * 7919 % (len(self.pool) - 1000)
+        return [*self.pool[start : start + int(text)], EOS]
+
+
+def built(folder: Path, shape: Shape, codec: Any, seed: int) -> Store:
+    """A token store of so many pairs, from an earlier time if it was kept."""
+    if (folder / "store").exists():
+        return store.open(folder / "store")
+    sides = task.lengths(shape, shape.pairs, np.random.default_rng(seed))
+    examples = (
+        Example(f"{s}", f"{t}", line=i) for i, (s, t) in enumerate(zip(*(x.tolist() for x in sides), strict=True))
+    )
+    return store.build(examples, codec, folder / "store", max_source=1001, max_target=1001, keep_text=False)
