@@ -147,19 +147,21 @@ class History:
 
 
 class Tables:
-    """Logits by sentence and history, (N, 11, 64)."""
+    """Logits 3 sin(ω n) of a history's number n, with frequencies ω by sentence and token, (N, 64)."""
 
     def __init__(self, sentences: int, ends: float) -> None:
-        self.logits_by_history = torch.randn(sentences, 11, 64) * 2
-        self.logits_by_history[..., EOS] += ends
+        self.frequencies, self.ends = torch.rand(sentences, 1, 64, dtype=torch.float64), ends
 
     def start(self, memory: Any, capacity: Capacity) -> History:
-        sentences = torch.arange(len(self.logits_by_history))[:, None]
+        sentences = torch.arange(len(self.frequencies))[:, None]
         return History(torch.zeros(len(sentences), capacity.hypotheses, dtype=torch.long), sentences)
 
     def logits(self, tokens: Tensor, state: History) -> Tensor:
-        state.number = (state.number * 5 + tokens) % 11  # tokens may be one for all hypotheses, at first
-        return self.logits_by_history[state.sentence, state.number[:, : tokens.shape[1]]].flatten(0, 1)
+        state.number = (state.number * 71 + tokens + 1) % 10007  # tokens may be one for all hypotheses, at first
+        n = state.number[:, : tokens.shape[1], None]
+        logits = 3 * torch.sin(self.frequencies[state.sentence[:, 0]] * n).float()  # (B, k, 64)
+        logits[..., EOS] += self.ends
+        return logits.flatten(0, 1)
 
     def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
         return self.logits(tokens, state).log_softmax(-1).view(*tokens.shape, -1), state

@@ -90,6 +90,16 @@ def test_more_sentences_than_slots_get_the_results_of_the_plain_path(name: str, 
         assert not engine.failed
 
 
+@pytest.mark.parametrize("search", [Part("greedy"), Part("beam", {"size": 2})], ids=["greedy", "beam"])
+def test_steps_in_which_no_sentence_can_end_change_nothing(search: Part) -> None:
+    """Nobody looks before the shortest result can be there; then some end at once and others go on."""
+    model, (sources, _) = built(FAMILIES["ssru"]), sentences(7)
+    limits = Limits(torch.tensor([9, 12, 6, 7, 12, 11, 9]), torch.tensor([5, 9, 6, 7, 5, 11, 7]))
+    engine = cuda.Engine(model, torch.float32, None, most_rows=4 * searches.build(search).size)
+    got = engine(sources, searches.build(search), limits)
+    assert_same(cuda.plain(model, sources, searches.build(search), limits), got)
+
+
 def test_a_length_limit_of_nothing_and_one_sentence_alone_are_served() -> None:
     model, search = built(FAMILIES["ssru"]), searches.build(Part("beam", {"size": 2}))
     engine = cuda.Engine(model, torch.float32, None)
@@ -98,7 +108,59 @@ def test_a_length_limit_of_nothing_and_one_sentence_alone_are_served() -> None:
     assert engine([], search, Limits(torch.zeros(0, dtype=torch.long), 0)) == []
 
 
-# -- a Transformer's own step ------------------------------------------------------------------------------------------
+# -- a Transformer's own encoder and step -------------------------------------------------------------------------------
+
+READERS = {
+    "pre": transformer(),
+    "post, rms, swiglu": transformer(
+        norm_order="post", norm=Part("rms"), activation="swiglu", position=Part("learned")
+    ),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("style", READERS)
+def test_sources_end_to_end_become_the_keys_and_values_of_the_models_own_encoder(style: str) -> None:
+    pytest.importorskip("dragoman.runtime.kernels")
+    model = Seq2Seq(V, V, width=32, encoder=READERS[style], decoder=transformer(layers=2)).to(DEVICE).eval()
+    encoding, lengths = Encoding(model, model, torch.float32, Graphs(DEVICE)), [3, 0, 5]
+    assert encoding.layers is not None
+    source = torch.randint(4, V, (3, 5), device=DEVICE)
+    ids = np.concatenate([source[i, :n].cpu().numpy() for i, n in enumerate(lengths)])
+    memory = model.encode(source, torch.tensor(lengths, device=DEVICE))
+    for slots in ([2, 0, 4], [1, 3, 0]):  # the second time as recorded, on a GPU
+        keys, values, at = encoding(Lot(ids, np.array(lengths), np.array(slots)), 6)
+        for i, layer in enumerate(model.decoder.stack.blocks):
+            attention = layer.cross_attention
+            for found, W in ((keys, attention.Wk), (values, attention.Wv)):
+                laid = found.new_zeros(5 * 6, W.out_features)
+                real = at >= 0
+                laid[at[real].long()] = found[real, i * W.out_features : (i + 1) * W.out_features]
+                want = torch.zeros(5, 6, W.out_features, device=DEVICE)
+                for row, (slot, n) in enumerate(zip(slots, lengths, strict=True)):
+                    want[slot, :n] = W(memory.states)[row, :n]
+                torch.testing.assert_close(laid.view_as(want), want, atol=2e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [0, 2], ids=["layer", "rms"])
+def test_a_product_for_few_rows_is_norm_product_and_sum(kind: int) -> None:
+    kernels = pytest.importorskip("dragoman.runtime.kernels")
+    x, W, b = torch.randn(5, 256), torch.randn(64, 256), torch.randn(64)
+    W, b = (w.to(torch.bfloat16).to(DEVICE) for w in (W / 16, b))
+    x, gain, shift = x.to(DEVICE), torch.rand(256, device=DEVICE), torch.randn(256, device=DEVICE)
+    if kind:
+        h = nn.functional.rms_norm(x, (256,), gain, 1e-5) + shift
+    else:
+        h = nn.functional.layer_norm(x, (256,), gain, shift, 1e-5)
+    assert kernels.affine_serves(W)
+    y = kernels.affine(x, W, b, W.new_empty(5, 64), kernels.Norm(gain, shift, 1e-5, kind), relu=True)
+    want = nn.functional.relu(h.to(torch.bfloat16).float() @ W.float().T + b.float())
+    torch.testing.assert_close(y.float(), want, atol=3e-2, rtol=2e-2)
+    c, before = x.to(torch.bfloat16), torch.randn(5, 64, device=DEVICE)
+    after = kernels.affine(c, W, None, before.clone())
+    torch.testing.assert_close(after, before + c.float() @ W.float().T, atol=1e-4, rtol=1e-4)
+
 
 STYLES = {
     "pre, two layers": transformer(layers=2),

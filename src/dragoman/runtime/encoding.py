@@ -191,5 +191,5 @@ def reads(model: Seq2Seq) -> bool:
     if type(block.mixer) is not SelfAttention or type(block.mixer_norm) not in (LayerNorm, RMSNorm):
         return False
     _, _, d_k, d_v, _ = shape(block.mixer)
-    simple = type(encoder.stack.inside(0)) in (Sinusoidal, Learned, NoPositions)
-    return simple and d_k in SIZES and d_v in SIZES
+    whole = model.output.weight.device.type != "cuda" or (d_k in SIZES and d_v in SIZES)  # in one kernel
+    return whole and type(encoder.stack.inside(0)) in (Sinusoidal, Learned, NoPositions)

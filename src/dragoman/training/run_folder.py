@@ -29,7 +29,7 @@ from dragoman.core.errors import RunError, UserError
 from dragoman.version import __version__
 
 # No number depends on these.
-FREE_TO_CHANGE = (  # no number depends on these
+FREE_TO_CHANGE = (
     *("data.workers", "data.cache", "training.rank_timeout"),
     *("runtime.tensorboard", "runtime.threads", "runtime.precision", "runtime.workers"),
 )
