@@ -1,9 +1,10 @@
-"""Sentences a second of searching: ours is a Pipeline, from texts to texts; rivals have the same weights and inputs.
+"""Sentences a second of searching: everyone has the same weights and inputs, ids in and ids out.
 
     source tokens → target tokens, as many as asked: no one may end sooner, so that everyone does the same work
 
 A turn searches the same batch of random sources again until its seconds are over. Weights are random, too: what a
-sentence is does not change the work. Rivals are given ids, while ours also reads and writes texts.
+sentence is does not change the work. Ours is the engine that `predict` uses; with --texts, and on a CPU with several
+threads, it is `predict` itself, from texts to texts, by as many processes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import dragoman
 from bench import rivals, task, timing
 from bench.task import Shape
 from bench.timing import Figure
-from dragoman import checkpoint
+from dragoman import checkpoint, streaming
 from dragoman import config as configs
 from dragoman.core.interfaces import BOS, EOS, PAD, SPECIALS
 from dragoman.core.registry import Part
 from dragoman.pipeline import Pipeline
+from dragoman.search import Limits, searches
 from dragoman.text import codec as codecs
 
 
@@ -34,6 +36,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     add("--batches", type=int, nargs="+", default=[1, 64], help="sentences searched at once")
     add("--source-tokens", type=int, default=20)
     add("--target-tokens", type=int, default=20)
+    add("--texts", action="store_true", help="ours reads and writes texts, as `dragoman predict` does")
     add("--rivals", nargs="*", default=["hf", "ct2-int8"], help="hf, ct2-int8, ct2-float32, plain (our plain path)")
 
 
@@ -47,11 +50,14 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         folder = Path(temporary)
         write_model(folder / "model", shape, options.target_tokens)
         ours = dragoman.load(folder / "model", options.device, precision=options.precision)
-        contenders: dict[str, Any] = {f"Dragoman, {options.precision}": searcher(ours)}
+        workers = options.threads if options.device == "cpu" else 1
+        whole = options.texts or workers > 1 or ours.engine is None
+        own = through_texts(ours, workers) if whole else through_ids(ours)
+        contenders: dict[str, Any] = {f"Dragoman, {options.precision}": own}
         left_out = []
         if "plain" in options.rivals:
             plain = dragoman.load(folder / "model", options.device, plain=True)
-            contenders["Dragoman, plain, float32"] = searcher(plain)
+            contenders["Dragoman, plain, float32"] = through_texts(plain, workers)
         others = [name for name in options.rivals if name != "plain"]
         precision = "bfloat16" if options.precision == "bfloat16" else "float32"
         model = ours.model.cpu() if options.device == "cpu" else dragoman.load(folder / "model", "cpu").model
@@ -104,12 +110,28 @@ def measure(
     }
 
 
-def searcher(pipeline: Pipeline) -> rivals.Searcher:
+def through_texts(pipeline: Pipeline, workers: int) -> rivals.Searcher:
     """Our search, from the texts of some ids to the ids of its texts."""
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
         texts = [" ".join(pipeline.codec.source_pieces(source[:-1])) for source in sources]
-        return [found.ids for found in pipeline.predict(texts, beam=beam)]
+        return [found.ids for found in streaming.stream(pipeline, texts, beam=beam, workers=workers)]
+
+    return search
+
+
+def through_ids(pipeline: Pipeline) -> rivals.Searcher:
+    """Our engine alone."""
+    engine = pipeline.engine
+    assert engine is not None
+
+    def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
+        chosen = searches.build(pipeline.search_part(beam, 1))
+        limits = Limits(torch.full((len(sources),), length), length)
+        if not engine.serves(chosen, limits):
+            raise SystemExit("the engine does not serve this search; take --texts")
+        with torch.inference_mode():
+            return [found[0].tokens for found in engine(sources, chosen, limits)]
 
     return search
 

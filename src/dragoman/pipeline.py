@@ -209,6 +209,8 @@ class Pipeline:
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
             for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
+                if not self._agrees:  # nobody looks at more than was asked for
+                    hypotheses = hypotheses[: asked.nbest]
                 every = [self._prediction(h, window[i], sources[i], cuts[i]) for h in hypotheses]
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
@@ -278,10 +280,15 @@ class Pipeline:
         rules = constraint_rules(wishes, sources, self.codec, options.no_repeat, options.repetition, options.unknown)
         return Limits(longest, shortest, numbers, rules, {} if trace else None)
 
+    @property
+    def _agrees(self) -> bool:
+        """Whether results are chosen by how much they agree."""
+        return self.config.generation.mbr is not None and self.model.head is None
+
     def _agreed(self, every: list[Prediction], asked: Asked) -> list[Prediction]:
         """Results by how much they agree with all of them, where the config wants minimum Bayes risk."""
         part = self.config.generation.mbr
-        if part is None or self.model.head is not None or len(every) < 2:
+        if part is None or not self._agrees or len(every) < 2:
             return every
         metric = metrics.build(part)
         sign = 1.0 if metric.higher_is_better else -1.0

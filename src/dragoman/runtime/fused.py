@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from dragoman.core.interfaces import PackedBatch, Segments
 from dragoman.nn.blocks import Stack
+from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.mixers import SelfAttention
 from dragoman.nn.positions import Rotary, Sinusoidal
 from dragoman.nn.seq2seq import Seq2Seq

@@ -169,7 +169,7 @@ def affine_serves(*weights: Tensor | None) -> bool:
 def affine(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, norm: Norm | None = None, relu: bool = False
 ) -> Tensor:
-    """y (M, N) = f(W norm(x) + b) for x (M, K); a y in float32 is added to instead.
+    """y (M, N) = f(W norm(x) + b) for x (M, K); without a norm, W x + b is added to y.
 
     cuBLAS wants 4.2 µs for 64 rows of 512, and a norm before it 1.8 µs more; this is both at once.
     """
@@ -195,7 +195,7 @@ def affine(
         kind,
         bias is not None,
         relu,
-        y.dtype == torch.float32,
+        norm is None,
         num_warps=wide // 8,
         num_stages=4,
     )
