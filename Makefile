@@ -39,5 +39,5 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,dev]'
+	$(PIP) -e '.[demo,tensorboard,ctranslate2,dev]'
 	touch $@

@@ -79,14 +79,14 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("search", [Part("greedy"), Part("beam", {"size": 3})], ids=["greedy", "beam"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_more_sentences_than_slots_get_the_results_of_the_plain_path(name: str, search: Part) -> None:
-    model, (sources, limits) = built(FAMILIES[name]), sentences(13)
-    engine = cuda.Engine(model, torch.float32, None, most_rows=4 * searches.build(search).size)
-    for _ in range(2):  # the second time on boards that stand ready, and have been used
-        got = engine(sources, searches.build(search), limits)
-        assert_same(cuda.plain(model, sources, searches.build(search), limits), got)
+def test_more_sentences_than_slots_get_the_results_of_the_plain_path(name: str) -> None:
+    model, (sources, limits) = built(FAMILIES[name]), sentences(9)
+    for search in (searches.build(Part("greedy")), searches.build(Part("beam", {"size": 3}))):
+        engine = cuda.Engine(model, torch.float32, None, most_rows=4 * search.size)
+        want = cuda.plain(model, sources, search, limits)
+        assert_same(want, engine(sources, search, limits))
+        assert_same(want, engine(sources, search, limits))  # on boards that stand ready, and have been used
         assert not engine.failed
 
 
@@ -111,7 +111,7 @@ def test_a_length_limit_of_nothing_and_one_sentence_alone_are_served() -> None:
 # -- a Transformer's own encoder and step ------------------------------------------------------------------------------
 
 READERS = {
-    "pre": transformer(),
+    "pre, two layers": transformer(layers=2, heads=1),
     "post, rms, swiglu": transformer(
         norm_order="post", norm=Part("rms"), activation="swiglu", position=Part("learned")
     ),
@@ -213,7 +213,7 @@ def test_a_transformer_goes_through_all_its_kernels_to_the_results_of_the_plain_
     kernels = pytest.importorskip("dragoman.runtime.kernels")
     model = built(transformer(position=Part("learned")))
     for search in (searches.build(Part("greedy")), searches.build(Part("beam", {"size": 2}))):
-        sources, limits = [[5, EOS], [6, 7, EOS], [8, EOS]], Limits(torch.tensor([1, 2, 2]), 1)
+        sources, limits = [[5, EOS], [6, 7, EOS], [8, EOS]], Limits(torch.tensor([1, 1, 2]), 1)
         engine = cuda.Engine(model, torch.float32, kernels, most_rows=2 * search.size)
         assert engine.weights is not None
         assert_same(cuda.plain(model, sources, search, limits), engine(sources, search, limits))

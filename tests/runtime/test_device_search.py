@@ -101,7 +101,7 @@ beams = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), beams, st.integers(4, 12), st.integers(1, 4))
 def test_a_beam_on_a_board_finds_what_the_beam_finds(seed: int, search: Search, V: int, slots: int) -> None:
     tables = Tables(seed, 5, V)
@@ -129,7 +129,7 @@ kernels = pytest.importorskip("dragoman.runtime.kernels") if device_search else 
 
 @pytest.mark.parametrize(("size", "stop", "rule", "V"), [(3, "usual", "mean", 7), (2, "exact", "gnmt", 5)])
 def test_the_kernels_of_a_beam_find_what_the_beam_finds(size: int, stop: str, rule: str, V: int) -> None:
-    tables = Tables(torch.randint(2**31, ()).item(), 3, V)
+    tables = Tables(torch.randint(2**31, ()).item(), 2, V)
     tables.longest.clamp_(max=3)
     tables.shortest.clamp_(max=2)
     search = searches.build(Part("beam", {"size": size, "stop": stop, "length": Part(rule)}))
@@ -141,13 +141,13 @@ def test_the_kernel_of_greedy_search_finds_what_greedy_search_finds() -> None:
     assert_same(tables.search(search), through_a_board(tables, search, 2, kernels))
 
 
-def test_the_best_of_a_vocabulary_of_several_passes_are_the_best_of_its_log_softmax() -> None:
-    k, V, rows = 2, 9001, 4  # three passes of 4,096, the last one short
+def test_the_best_of_a_vocabulary_of_several_parts_are_the_best_of_its_log_softmax() -> None:
+    k, V, rows = 2, 9001, 4  # three parts of 4,096, the last one short
     z = torch.randn(rows, V + 7, device=DEVICE) * 3
     z[:, V:] = 99.0  # padding of a matrix product, never to be looked at
     z[1, [4095, 4096, 8192]] = torch.tensor([50.0, 51.0, 52.0], device=DEVICE)  # neighbors across two edges
     z[2, 2] = 60.0  # </s>, too early in the second sentence
-    z[3, [1, 97, 97 + 4096]] = torch.tensor([70.0, 40.0, 41.0], device=DEVICE)  # <s>, and two of one lane
+    z[3, [1, 97, 98]] = torch.tensor([70.0, 40.0, 40.0], device=DEVICE)  # <s>, and two of one group that are equal
     t, shortest = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 1], [0, 2]))
     done = torch.zeros_like(t)
     values = torch.zeros(rows, 4, device=DEVICE)
@@ -156,9 +156,9 @@ def test_the_best_of_a_vocabulary_of_several_passes_are_the_best_of_its_log_soft
     log_p = z[:, :V].log_softmax(-1)
     log_p[:, :2] = -torch.inf
     log_p[2:, 2] = -torch.inf
-    want, places = log_p.topk(k + 1, -1)
-    assert torch.equal(tokens[:, : k + 1].long(), places)
-    torch.testing.assert_close(values[:, : k + 1], want)
+    want, places = log_p.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(tokens[:, : k + 1].long(), places[:, : k + 1])
+    torch.testing.assert_close(values[:, : k + 1], want[:, : k + 1])
 
 
 def test_ancestors_follow_the_parents() -> None:

@@ -135,7 +135,7 @@ class ResetBefore(nn.Module):
 
     def forward(self, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         if lengths is None:
-            lengths = torch.full((x.shape[0],), x.shape[1])
+            lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
         lengths = lengths.to(x.device)
         begin = state[0].chunk(self.ways, -1)
         out, end = self.cells[0](x, begin[0], lengths)

@@ -12,8 +12,9 @@ The hypotheses of a sentence are paths in a tree, and a key and a value lie at e
                     └── c'                          hypothesis 3  ×  ×           ×
 
 So a beam that reorders its hypotheses reorders the rows of the table at the right, and no key or value ever moves. A
-node that nobody sees any more is written over. All hypotheses of a sentence look at its nodes in one call: a beam of 5
-over 20 tokens has some 30 nodes, where a cache for each hypothesis has 100 keys to read and to copy.
+node that nobody sees any more is written over. All hypotheses of a sentence look at its nodes in one call. A trained
+model's beam of 5 had 35 nodes a sentence after 20 tokens, 60 to 70 in the worst of 64 sentences, where a cache for each
+hypothesis has 100 keys to read and to copy.
 
 B sentences, k hypotheses, M = B·k rows, n nodes, S source positions, H heads, G key heads, D width.
 """
@@ -274,7 +275,8 @@ def attended(
 ) -> Tensor:
     """q (B, H, k, d_k) over keys (B, G, d_k, n) and values (B, G, n, d_v) → the heads side by side, (B · k, H d_v).
 
-    Two plain products: for so few queries the fused kernel takes 1.1 to 2.8 times as long. In bfloat16 they are slower.
+    Two plain products: for so few queries the fused kernel takes 1.1 to 2.8 times as long. In bfloat16 a whole
+    decoding was no faster.
     """
     B, H, k, d = q.shape
     G = attention.key_heads

@@ -68,7 +68,7 @@ def sent(x: np.ndarray, device: torch.device) -> Tensor:
 class Encoding:
     """A lot of sources → keys and values of the cross-attentions of all layers, and where they go."""
 
-    MOST = 64  # sizes that are recorded
+    MOST = 128  # sizes that are recorded
 
     def __init__(self, model: Seq2Seq, own: Seq2Seq, dtype: torch.dtype, graphs: Graphs) -> None:
         """`own` is the model in that dtype."""
@@ -177,8 +177,8 @@ def into(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
 
 
 def rounded(n: int) -> int:
-    """A number of positions rounded up by an eighth at most, to 64 at least, so that few sizes come up."""
-    step = max(1 << max(n - 1, 1).bit_length() >> 4, 64)
+    """A number of positions rounded up by an eighth at most, and to a multiple of 16, so that few sizes come up."""
+    step = max(1 << max(n - 1, 1).bit_length() >> 4, 16)
     return max(-(-n // step) * step, step)
 
 

@@ -16,28 +16,28 @@ class Graphs:
     """Records functions; what they allocate inside lies in one pool of memory, since they never run side by side."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.pool = device, None
+        self.device = device
         if device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
+            # One for all: what one recording gives back to the pool, only the same stream may take from it.
+            self.aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, f: Callable[[], object], again: bool = False) -> Callable[[], object]:
         """A function that does what f does; f itself where there is no GPU. `again`: what f launches has run before."""
         if self.device.type != "cuda":
             return f
         if not again:
-            aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(aside):
+            self.aside.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.aside):
                 f()
-            torch.cuda.current_stream(self.device).wait_stream(aside)
+            torch.cuda.current_stream(self.device).wait_stream(self.aside)
         return self.captured(f).replay
 
     def captured(self, f: Callable[[], object]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph would collect garbage and empty the cache first, which takes longer than all the rest.
-        here, aside = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        here, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
+        self.aside.wait_stream(here)
+        with torch.cuda.stream(self.aside):
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 f()
@@ -46,5 +46,5 @@ class Graphs:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        here.wait_stream(aside)
+        here.wait_stream(self.aside)
         return graph
