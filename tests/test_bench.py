@@ -110,7 +110,7 @@ def test_a_twin_with_our_weights_finds_our_results(bench, tmp_path):
     drawn = torch.randint(4, shape.vocabulary, (6, 5), generator=torch.Generator().manual_seed(1))
     sources = [[*row, 2] for row in drawn.tolist()]
     for beam in (1, 3):
-        found = decode.searcher(ours)(sources, beam, 9)
+        found = decode.through_texts(ours, 1)(sources, beam, 9)
         assert found == twin(sources, beam, 9)
         assert {len(tokens) for tokens in found} == {9}
 

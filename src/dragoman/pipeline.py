@@ -222,7 +222,7 @@ class Pipeline:
 
     def _searched(
         self, window: list[Example], sources: list[list[int]], waiting: list[int], asked: Asked
-    ) -> Iterator[tuple[list[int], Batch | None, list[list[Hypothesis]], Traces]]:
+    ) -> Iterator[tuple[list[int], Batch | None, Sequence[Sequence[Hypothesis]], Traces]]:
         """Some of the waiting rows, their batch, their results and how they were found, until none is left."""
 
         def limits(rows: list[int], lengths: Tensor) -> Limits:

@@ -154,8 +154,9 @@ def test_a_mixer_that_reads_from_left_to_right_is_refused_where_both_sides_are_s
 )
 def test_steps_after_a_padded_beginning_are_a_run_over_the_row_without_padding(name: str, scheme: str) -> None:
     """Rows of unequal lengths, one of them empty, and hypotheses that read different things."""
-    mixer, position = mixer_of(name), positions.build(Part(scheme), D, Inside(2, D // 2, True))
-    x, y, lengths = 9 * torch.randn(B, S, D), torch.randn(B, K, T, D), torch.tensor(LENGTHS)
+    mixer, position = mixer_of(name).double(), positions.build(Part(scheme), D, Inside(2, D // 2, True)).double()
+    x, y = 9 * torch.randn(B, S, D, dtype=torch.float64), torch.randn(B, K, T, D, dtype=torch.float64)
+    lengths = torch.tensor(LENGTHS)
     state, found = mixer.start(x, lengths, K, T, position), []
     for t in range(T):
         o, state = mixer.step(y[:, :, t], state, lengths[:, None] + t, position)

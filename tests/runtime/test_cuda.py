@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ def sentences(n: int) -> tuple[list[list[int]], Limits]:
     return sources, Limits(torch.tensor([len(s) + 3 for s in sources]), torch.randint(0, 3, (n,)))
 
 
-def assert_same(want: list[list[Hypothesis]], got: list[list[Hypothesis]]) -> None:
+def assert_same(want: Sequence[Sequence[Hypothesis]], got: Sequence[Sequence[Hypothesis]]) -> None:
     for wanted, found in zip(want, got, strict=True):
         assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
         for a, b in zip(wanted, found, strict=True):
@@ -143,25 +144,21 @@ def test_sources_end_to_end_become_the_keys_and_values_of_the_models_own_encoder
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", [0, 2], ids=["layer", "rms"])
-def test_a_product_for_few_rows_is_norm_product_and_sum(kind: int) -> None:
+@pytest.mark.parametrize("k", [1, 3])
+def test_hypotheses_look_at_as_much_of_the_source_as_there_is(k: int) -> None:
+    """Two query heads to a key head; one source fills more than a block, one is empty, and one is done with."""
     kernels = pytest.importorskip("dragoman.runtime.kernels")
-    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32  # the interpreter multiplies no bfloat16
-    W, b = (w.to(dtype).to(DEVICE) for w in (torch.randn(64, 256) / 16, torch.randn(64)))
-    x, gain, shift = (
-        f(*size).to(DEVICE) for f, size in ((torch.randn, (5, 256)), (torch.rand, (256,)), (torch.randn, (256,)))
-    )
-    if kind:
-        h = nn.functional.rms_norm(x, (256,), gain, 1e-5) + shift
-    else:
-        h = nn.functional.layer_norm(x, (256,), gain, shift, 1e-5)
-    y = kernels.affine(x, W, b, W.new_empty(5, 64), kernels.Norm(gain, shift, 1e-5, kind), relu=True)
-    want = nn.functional.relu(h.to(dtype).float() @ W.float().T + b.float())
-    near = 2e-2 if dtype == torch.bfloat16 else 1e-4
-    torch.testing.assert_close(y.float(), want, atol=near, rtol=near)
-    c, before = x.to(dtype), torch.randn(5, 64, device=DEVICE)
-    after = kernels.affine(c, W, None, before.clone())
-    torch.testing.assert_close(after, before + c.float() @ W.float().T, atol=1e-4, rtol=1e-4)
+    lengths, done = (torch.tensor(x, device=DEVICE) for x in ([37, 5, 0, 3], [0, 0, 0, 1]))
+    q, out = torch.randn(4 * k, 4 * 8, device=DEVICE), torch.zeros(4 * k, 4 * 5, device=DEVICE)
+    keys, values = torch.randn(4, 40, 3, 2 * 8, device=DEVICE), torch.randn(4, 40, 3, 2 * 5, device=DEVICE)
+    kernels.look_across(q, keys[:, :, 1], values[:, :, 1], lengths, done, kernels.Shape(4, 2, 8, 5, 0.3), k, out)
+    queries = q.view(4, k, 4, 8).transpose(1, 2)  # (B, H, k, d)
+    for b, n in enumerate([37, 5, 0, 0]):
+        want = torch.zeros(4, k, 5, device=DEVICE)
+        if n:
+            K, W = (x[b, :n, 1].view(n, 2, -1).transpose(0, 1).repeat_interleave(2, 0) for x in (keys, values))
+            want = nn.functional.scaled_dot_product_attention(queries[b], K, W, scale=0.3)
+        torch.testing.assert_close(out.view(4, k, 4, 5)[b].transpose(0, 1), want, atol=1e-5, rtol=1e-5)
 
 
 STYLES = {
@@ -194,10 +191,10 @@ def test_a_step_in_place_gives_the_logits_of_the_models_own_step(style: str) -> 
                 source = torch.randint(4, V, (1, 4 + b), device=DEVICE)
                 slot, lengths = torch.tensor([b], device=DEVICE), torch.tensor([4 + b], device=DEVICE)
                 step.enter(Lot(source[0].cpu().numpy(), lengths.cpu().numpy(), np.array([b])), slot, lengths)
-                board.reset(slot, *(torch.tensor([9], dtype=torch.int32, device=DEVICE) for _ in range(2)))
+                board.reset(slot, torch.full((2, 1), 9, device=DEVICE))
                 states[b] = model.start(model.encode(source, lengths), Capacity(2, 32))
         tokens, parents = torch.randint(4, V, (2, 2), device=DEVICE), torch.randint(0, 2, (2, 2), device=DEVICE)
-        board.token.copy_(tokens)
+        board.token[:2] = tokens.int()
         logits = step(board, 2)[:, :V].view(2, 2, V)
         for b in range(min(now, 1) + 1):
             want, states[b] = model.step(tokens[b : b + 1], states[b])
@@ -294,3 +291,13 @@ def test_bfloat16_stays_near_float32() -> None:
     assert len(first) > 10
     assert all(b == pytest.approx(a, abs=0.2) for a, b in first)
     assert BOS not in {token for best in got for token in best[0].tokens}
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+def test_graphs_are_recorded_when_all_earlier_ones_are_gone() -> None:
+    graphs, x = Graphs(DEVICE), torch.zeros(4, device=DEVICE)
+    for _ in range(3):
+        add = graphs.record(lambda: x.add_(torch.ones(4, device=DEVICE)))  # which runs once before it is recorded
+        add()
+        del add
+    assert x.tolist() == [6.0] * 4

@@ -7,6 +7,7 @@ Where there is no GPU, the kernels run in Triton's interpreter.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +61,13 @@ class Tables:
         return search(self.step, self.start, Limits(self.longest, self.shortest))
 
 
-def through_a_board(tables: Tables, search: Search, slots: int, kernels: Any) -> list[list[Hypothesis]]:
+def through_a_board(tables: Tables, search: Search, slots: int, kernels: Any) -> list[Sequence[Hypothesis]]:
     """The same tables by way of a board with fewer slots than sentences: a slot that is done takes the next one."""
     room = int(tables.longest.max()) + 1
     board: Board = device_search.board(search, slots, room, tables.logits.shape[2], DEVICE, kernels)
     device_search.prepare(board, search)
     waiting, seated = list(range(len(tables.logits))), dict[int, int]()
-    results: dict[int, list[Hypothesis]] = {}
+    results: dict[int, Sequence[Hypothesis]] = {}
     number = torch.zeros(slots, board.k, dtype=torch.long, device=DEVICE)
     sentence = torch.zeros(slots, dtype=torch.long, device=DEVICE)
     while waiting or seated:
@@ -74,18 +75,18 @@ def through_a_board(tables: Tables, search: Search, slots: int, kernels: Any) ->
             row = torch.tensor([slot], device=DEVICE)
             seated[slot] = waiting.pop(0)
             number[slot], sentence[slot] = 0, seated[slot]
-            board.reset(row, tables.longest[sentence[slot]].int(), tables.shortest[sentence[slot]].int())
-        number = tables.after(number, board.token.long())
+            board.reset(row, torch.stack([tables.longest, tables.shortest])[:, [seated[slot]]])
+        number = tables.after(number, board.token[:slots].long())
         board.advance(tables.logits[sentence[:, None], number].flatten(0, 1), slots, None)
         if board.parent is not None:
-            number = number.gather(1, board.parent.long())
+            number = number.gather(1, board.parent[:slots].long())
         for slot in [s for s in seated if board.done[s]]:
-            columns = board.taken(torch.tensor([slot], device=DEVICE), room)
-            [results[seated.pop(slot)]] = board.results([column.cpu().numpy() for column in columns])
+            found = board.taken(torch.tensor([slot], device=DEVICE), room)
+            [results[seated.pop(slot)]] = board.results(found.cpu(), room)
     return [results[i] for i in range(len(results))]
 
 
-def assert_same(want: list[list[Hypothesis]], got: list[list[Hypothesis]]) -> None:
+def assert_same(want: list[list[Hypothesis]], got: list[Sequence[Hypothesis]]) -> None:
     for wanted, found in zip(want, got, strict=True):
         assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
         for a, b in zip(wanted, found, strict=True):
@@ -120,6 +121,30 @@ def test_greedy_search_is_stuck_where_nothing_may_be_said() -> None:
     want = tables.search(search)
     assert [h[0].ended for h in want] == ["end", "stuck", "stuck"]
     assert_same(want, through_a_board(tables, search, 2, None))
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_a_list_of_those_that_there_are() -> None:
+    """Two of three places are taken in the first sentence's pool and none in the second's."""
+    room, none = 4, -torch.inf
+    found = device_search.empty(6, room, torch.device("cpu"))
+    score, length, how, tokens, log_probs = device_search.columns(found, 3, room)
+    score.copy_(torch.tensor([[-0.75, -2.0, none], [none] * 3]))
+    length[0], how[0] = torch.tensor([1, 2, 99]), torch.tensor([1, 0, 99])
+    tokens[0, 0, :1], log_probs[0, 0, :2] = 7, torch.tensor([-0.5, -0.25])
+    tokens[0, 1, :2], log_probs[0, 1, :2] = torch.tensor([8, 9]), torch.tensor([-0.5, -1.5])
+    best, nothing = BeamBoard(1, 3, room, 5, False, torch.device("cpu"), None).results(found, room)
+    want = [Hypothesis([7], [-0.5, -0.25], -0.75, "end"), Hypothesis([8, 9], [-0.5, -1.5], -2.0, "length")]
+    assert best == want
+    assert want == best
+    assert best != want[:1]
+    assert (len(best), best[-1], best[:1], best[1:5]) == (2, want[1], want[:1], want[1:])
+    assert (len(nothing), list(nothing), nothing[:3]) == (0, [], [])
+    with pytest.raises(IndexError):
+        best[2]
+    assert {type(x) for h in best for x in (*h.tokens, *h.log_probs, h.score)} == {int, float}
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -168,16 +193,15 @@ def test_ancestors_follow_the_parents() -> None:
     board = device_search.board(search, 1, 8, 8, DEVICE, kernels)
     assert isinstance(board, BeamBoard)
     device_search.prepare(board, search)
-    slot, limit = torch.tensor([0], device=DEVICE), torch.tensor([7], dtype=torch.int32, device=DEVICE)
-    board.reset(slot, limit, limit)
+    board.reset(torch.tensor([0], device=DEVICE), torch.full((2, 1), 7, device=DEVICE))
     ancestry = torch.zeros(1, 3, 8, dtype=torch.int16, device=DEVICE)
     number, lines = torch.zeros(1, 3, dtype=torch.long, device=DEVICE), [[], [], []]
     for _ in range(3):
-        number = tables.after(number, board.token.long())
+        number = tables.after(number, board.token[:1].long())
         board.advance(tables.logits[:, number[0]][0], 1, ancestry)
         parents = board.parent[0].tolist()
         lines = [[*lines[p], p] for p in parents]
-        number = number.gather(1, board.parent.long())
+        number = number.gather(1, board.parent[:1].long())
     assert ancestry[0, :, :3].tolist() == lines
 
 

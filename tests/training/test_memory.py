@@ -58,7 +58,7 @@ def gradients(model: Seq2Seq, batches: list[Batch], limit: int | None, **options
     found = gradient(model, batches, smoothed(model), limit=limit, **known)  # type: ignore[arg-type]
     assert found.tokens == sum(batch.tokens for batch in batches)
     named = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return named | {"loss": torch.tensor(found.loss)}
+    return named | {"loss": torch.tensor(float(found.loss))}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -166,7 +166,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
     assert out_of_memory(memory.value)
     assert out_of_memory(MemoryError())
     model = model_of("rnn")
-    model.output.register_forward_hook(lambda *_: torch.ones(2, 3) @ torch.ones(2, 3))
+    model.decoder.register_forward_hook(lambda *_: torch.ones(2, 3) @ torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="shapes"):
         gradients(model, [batch_of(4, seed=5)], None)
 

@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: Limits
-    ) -> list[list[Hypothesis]]: ...  # any number of sources; n-best lists in their order
+    ) -> Sequence[Sequence[Hypothesis]]: ...  # any number of sources; n-best lists in their order
 
 
 def engine(model: Any, device: torch.device, precision: str) -> Engine | None:

@@ -47,11 +47,6 @@ class Lot:
         found: np.ndarray = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
         return found
 
-    def destinations(self, S: int) -> np.ndarray:
-        """(N,): where in a board's tensors (B, S, ·) each position goes, counted through."""
-        found: np.ndarray = np.repeat(self.slots, self.lengths) * S + self.places()
-        return found
-
     def padded(self) -> np.ndarray:
         """(n, S): ids with padding after them."""
         found = np.full((len(self.lengths), max(int(self.lengths.max(initial=0)), 1)), PAD, np.int64)
@@ -61,8 +56,13 @@ class Lot:
 
 def sent(x: np.ndarray, device: torch.device) -> Tensor:
     """An array on its way to the device."""
+    return ready(x, device).to(device, non_blocking=True)
+
+
+def ready(x: np.ndarray, device: torch.device) -> Tensor:
+    """An array where a device can read it by itself."""
     t = torch.from_numpy(np.ascontiguousarray(x))
-    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
+    return t.pin_memory() if device.type == "cuda" else t
 
 
 class Encoding:
@@ -112,7 +112,7 @@ class Encoding:
         assert w is not None
         x = torch.empty(len(ids), w.D, device=self.device)
         w.embed(ids[:, None], places, table, x)
-        stream = Stream(w, x, few=False)
+        stream = Stream(w, x)
         for layer in w.layers:
             H, G, d_k, d_v, scale = layer.back
             qkv = stream.read(layer.norms[0], layer.Wqkv, layer.bqkv)
@@ -160,10 +160,11 @@ class Reader:
         count, given = len(lot.ids), np.zeros(len(self.given), np.int32)
         ids, places, at, starts = np.split(given, [self.N, 2 * self.N, 3 * self.N])
         at[:] = -1  # what fills up belongs to no source and goes nowhere
-        ids[:count], places[:count], at[:count] = lot.ids, lot.places(), lot.destinations(S)
+        ids[:count], places[:count] = lot.ids, lot.places()
+        at[:count] = np.repeat(lot.slots * S, lot.lengths) + places[:count]
         starts[1 : len(lot.lengths) + 1] = np.cumsum(lot.lengths)
         starts[len(lot.lengths) + 1 :] = count
-        self.given.copy_(sent(given, self.device))
+        self.given.copy_(ready(given, self.device), non_blocking=True)
         self.used += 1
         if self.used == 2:
             self.run = self.encoding.graphs.record(self.read, again=True)

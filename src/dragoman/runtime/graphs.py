@@ -21,6 +21,8 @@ class Graphs:
             self.pool = torch.cuda.graph_pool_handle()
             # One for all: what one recording gives back to the pool, only the same stream may take from it.
             self.aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # torch gives up a pool with the last graph in it, and then fails to record another there: one always stays.
+            self.anchor = self.record(lambda: torch.zeros(1, device=device))
 
     def record(self, f: Callable[[], object], again: bool = False) -> Callable[[], object]:
         """A function that does what f does; f itself where there is no GPU. `again`: what f launches has run before."""

@@ -2,10 +2,9 @@
 
     embed       x = f E[y] + P[t]                                            one program for each row
     add_norm    x ← x + y, h = norm(x)     or, post:  x = h = norm(x + y)    one for each row
-    affine      y = f(W norm(x) + b)       or  x ← x + W c + b               one for each tile, where rows are few
     lay         keys and values of the source into the slots they are for    one for each position
     look_back   self-attention of one query to the places 0 … t              one for each row and head
-    look_across attention of a sentence's k queries to its source            one for each sentence and head
+    look_across attention of a sentence's k queries to its source            one for each sentence and head, or row
     survey      of every 32 logits the largest, and parts of log Σ e^z       one for each row and 4,096 logits
     best        the n largest of log softmax(z), z (V,), from a survey       one for each row
     pick        what greedy search does with the best one                    one for each sentence
@@ -106,102 +105,6 @@ def add_norm(x: Tensor, y: Tensor | None, norm: Norm, out: Tensor) -> None:
     _add_norm[(N,)](x, other, norm.weight, norm.bias, out, norm.eps, y is not None, norm.kind, D, power(D), num_warps=4)
 
 
-# -- a matrix product for few rows -------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _affine(
-    X,
-    W,
-    BIAS,
-    Y,
-    GAIN,
-    SHIFT,
-    eps,
-    M,
-    N,
-    K: tl.constexpr,
-    PK: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    NORMS: tl.constexpr,
-    KIND: tl.constexpr,
-    BIASED: tl.constexpr,
-    RELU: tl.constexpr,
-    ADDS: tl.constexpr,
-):
-    row, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
-    real = (row < M)[:, None]
-    center = tl.zeros((BM,), tl.float32)
-    spread = tl.zeros((BM,), tl.float32)
-    if NORMS:
-        all_d = tl.arange(0, PK)
-        whole = tl.load(X + row[:, None] * K + all_d[None, :], mask=real & (all_d < K)[None, :], other=0.0)
-        if (KIND & 2) == 0:
-            center = tl.sum(whole, 1) / K
-            whole = tl.where((all_d < K)[None, :], whole - center[:, None], 0.0)
-        spread = tl.rsqrt(tl.sum(whole * whole, 1) / K + eps)
-    y = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, K, BK):
-        d = start + tl.arange(0, BK)
-        x = tl.load(X + row[:, None] * K + d[None, :], mask=real, other=0.0)
-        w = tl.load(W + column[None, :] * K + d[:, None])  # (BK, BN)
-        if NORMS:
-            x = (x - center[:, None]) * spread[:, None] * tl.load(GAIN + d)[None, :] + tl.load(SHIFT + d)[None, :]
-        y = tl.dot(x.to(W.dtype.element_ty), w, y, input_precision="ieee")
-    if BIASED:
-        y += tl.load(BIAS + column)[None, :].to(tl.float32)
-    if RELU:
-        y = tl.maximum(y, 0.0)
-    at = Y + row[:, None] * N + column[None, :]
-    if ADDS:
-        y += tl.load(at, mask=real, other=0.0)
-    tl.store(at, y.to(Y.dtype.element_ty), mask=real)
-
-
-def affine_serves(*weights: Tensor | None) -> bool:
-    """Whether `affine` multiplies with all of these."""
-    given = [w for w in weights if w is not None]
-    return all(w.dtype == torch.bfloat16 and w.shape[0] % 32 == 0 and w.shape[1] % 128 == 0 for w in given)
-
-
-def affine(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, norm: Norm | None = None, relu: bool = False
-) -> Tensor:
-    """y (M, N) = f(W norm(x) + b) for x (M, K); without a norm, W x + b is added to y.
-
-    cuBLAS wants 4.2 µs for 64 rows of 512, and a norm before it 1.8 µs more; this is both at once.
-    """
-    (M, K), N = x.shape, len(weight)
-    tall, wide = 16, 16 if N <= 1024 else 32  # 128 programs for 64 rows and 512 columns: about one for each processor
-    gain, shift, eps, kind = norm if norm is not None else (x, x, 0.0, 0)
-    _affine[(-(-M // tall), N // wide)](
-        x,
-        weight,
-        weight if bias is None else bias,
-        y,
-        gain,
-        shift,
-        eps,
-        M,
-        N,
-        K,
-        power(K),
-        tall,
-        wide,
-        128,
-        norm is not None,
-        kind,
-        bias is not None,
-        relu,
-        norm is None,
-        num_warps=wide // 8,
-        num_stages=4,
-    )
-    return y
-
-
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
@@ -258,15 +161,16 @@ def _look_back(
 ):
     row, h = tl.program_id(0), tl.program_id(1)
     b = row // k
+    g = h // (H // G)
+    dk, dv = tl.arange(0, PK), tl.arange(0, PV)
+    k_at, v_at = g * DK + dk, g * DV + dv  # within one place
+    mine = QKV + row * ((H + G) * DK + G * DV)
+    # Before the branch, so that all of these are on their way at once.
+    t = tl.load(T + b).to(tl.int32)
+    q = tl.load(mine + h * DK + dk, mask=dk < DK, other=0.0).to(tl.float32)
+    now_k = tl.load(mine + H * DK + k_at, mask=dk < DK, other=0.0).to(tl.float32)
+    now_v = tl.load(mine + (H + G) * DK + v_at, mask=dv < DV, other=0.0)
     if tl.load(DONE + b) == 0:
-        t = tl.load(T + b).to(tl.int32)
-        g = h // (H // G)
-        dk, dv = tl.arange(0, PK), tl.arange(0, PV)
-        k_at, v_at = g * DK + dk, g * DV + dv  # within one place
-        mine = QKV + row * ((H + G) * DK + G * DV)
-        q = tl.load(mine + h * DK + dk, mask=dk < DK, other=0.0).to(tl.float32)
-        now_k = tl.load(mine + H * DK + k_at, mask=dk < DK, other=0.0).to(tl.float32)
-        now_v = tl.load(mine + (H + G) * DK + v_at, mask=dv < DV, other=0.0)
         if TURNS > 0:
             if TURNS == 1:  # pairs side by side
                 partner = dk ^ 1
@@ -275,12 +179,12 @@ def _look_back(
             q = _turned(q, mine + h * DK + partner, dk < DK, COS, SIN, t * DK + dk)
             now_k = _turned(now_k, mine + (H + g) * DK + partner, dk < DK, COS, SIN, t * DK + dk)
         here = (row * C + t).to(tl.int64)
-        now_k = now_k.to(K.dtype.element_ty)
+        written = now_k.to(K.dtype.element_ty)
         # Heads that share keys write the same ones to the same place.
-        tl.store(K + here * (G * DK) + k_at, now_k, mask=dk < DK)
+        tl.store(K + here * (G * DK) + k_at, written, mask=dk < DK)
         tl.store(V + here * (G * DV) + v_at, now_v, mask=dv < DV)
 
-        m = tl.sum(q * now_k.to(tl.float32), 0) * scale  # the place t itself comes first
+        m = tl.sum(q * written.to(tl.float32), 0) * scale  # the place t itself comes first
         if BIASED:
             m += tl.load(BIAS + h * C)
         total = m * 0.0 + 1.0
@@ -396,16 +300,16 @@ def _look_across(
 ):
     b = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
+    g = h // (H // G)
+    j, dk, dv = tl.arange(0, QUERIES), tl.arange(0, PK), tl.arange(0, PV)
+    row = b * k + j
+    n = tl.load(LENGTHS + b).to(tl.int32)
+    q = tl.load(
+        Q + row[:, None] * (H * DK) + h * DK + dk[None, :],
+        mask=(j < k)[:, None] & (dk < DK)[None, :],
+        other=0.0,
+    )
     if tl.load(DONE + b) == 0:
-        n = tl.load(LENGTHS + b).to(tl.int32)
-        g = h // (H // G)
-        j, dk, dv = tl.arange(0, QUERIES), tl.arange(0, PK), tl.arange(0, PV)
-        row = b * k + j
-        q = tl.load(
-            Q + row[:, None] * (H * DK) + h * DK + dk[None, :],
-            mask=(j < k)[:, None] & (dk < DK)[None, :],
-            other=0.0,
-        )
         m = tl.full((QUERIES,), -INFINITY, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         c = tl.zeros((QUERIES, PV), tl.float32)
@@ -438,31 +342,75 @@ def _look_across(
         )
 
 
+@triton.jit
+def _look_across_alone(
+    Q,
+    K,
+    V,
+    LENGTHS,
+    DONE,
+    OUT,
+    scale,
+    S,
+    k_wide,
+    v_wide,
+    k: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    PK: tl.constexpr,
+    PV: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, h = tl.program_id(0), tl.program_id(1)
+    b = (row // k).to(tl.int64)
+    g = h // (H // G)
+    dk, dv = tl.arange(0, PK), tl.arange(0, PV)
+    n = tl.load(LENGTHS + b).to(tl.int32)
+    q = tl.load(Q + row * (H * DK) + h * DK + dk, mask=dk < DK, other=0.0).to(tl.float32)
+    if tl.load(DONE + b) == 0:
+        m = tl.full((), -INFINITY, tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        c = tl.zeros((PV,), tl.float32)
+        for start in range(0, n, BLOCK):
+            s = start + tl.arange(0, BLOCK)
+            there = (s < n)[:, None]
+            place = (b * S + s)[:, None]
+            keys = tl.load(K + place * k_wide + g * DK + dk[None, :], mask=there & (dk < DK)[None, :], other=0.0)
+            values = tl.load(V + place * v_wide + g * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+            e = tl.where(s < n, tl.sum(keys.to(tl.float32) * q[None, :], 1) * scale, -INFINITY)  # (BLOCK,)
+            higher = tl.maximum(m, tl.max(e, 0))
+            a = tl.exp(e - higher)
+            fade = tl.exp(m - higher)
+            total = total * fade + tl.sum(a, 0)
+            c = c * fade + tl.sum(a[:, None] * values.to(tl.float32), 0)
+            m = higher
+        c = c / tl.where(total > 0, total, 1.0)  # a source without positions says nothing
+        tl.store(OUT + row * (H * DV) + h * DV + dv, c.to(OUT.dtype.element_ty), mask=dv < DV)
+
+
 def look_across(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, done: Tensor, shape: Shape, k: int, out: Tensor
 ) -> None:
     """q (B · k, H · d_k) looks at the source: keys and values are (B, S, G · d) parts of wider tensors."""
     H, G, d_k, d_v, scale = shape
+    given = (q, keys, values, lengths, done, out, scale, keys.shape[1], keys.stride(1), values.stride(1))
+    if k <= 2:  # tensor cores would multiply 16 queries: 11 µs for 512 sentences, twice what reading the keys takes
+        _look_across_alone[(len(q), H)](*given, k, H, G, d_k, d_v, power(d_k), power(d_v), 32, num_warps=1)
+        return
+    least = 16  # of anything that tensor cores take
     _look_across[(len(q) // k, H)](
-        q,
-        keys,
-        values,
-        lengths,
-        done,
-        out,
-        scale,
-        keys.shape[1],
-        keys.stride(1),
-        values.stride(1),
+        *given,
         k,
         H,
         G,
         d_k,
         d_v,
-        max(power(d_k), 16),  # the least that tensor cores take
-        max(power(d_v), 16),
-        max(power(k), 16),
-        16,  # with one warp the best of five settings that were tried, for k 1 and 5
+        max(power(d_k), least),
+        max(power(d_v), least),
+        max(power(k), least),
+        16,  # with one warp the best of five settings that were tried, for k 5
         num_warps=1,
     )
 
@@ -896,26 +844,32 @@ def choose(
 
 
 @triton.jit
-def _walk(SLOTS, SCORE, STEP, PARENT, LAST, ENDED, TOKENS, PARENTS, LOG_PROBS, SAID, LOGS, R, room, k):
-    i = tl.program_id(0)
+def _walk(SLOTS, SCORE, STEP, PARENT, LAST, ENDED, TOKENS, PARENTS, LOG_PROBS, FOUND, SCORES, FLOATS, R, room, k):
+    # What is found lies in one piece, behind one pointer for each type: five pointers into it would be aligned now in
+    # one way and now in another, and Triton would compile the kernel for each.
+    i, count = tl.program_id(0), tl.num_programs(0)
+    SAID, LOGS = FOUND + 4 * count + i * room, FLOATS + (4 + room) * count + i * room
     slot = tl.load(SLOTS + i // k).to(tl.int32)
     at = slot * k + i % k
-    if tl.load(SCORE + at) > -INFINITY:
+    score = tl.load(SCORE + at)
+    tl.store(SCORES + i, score)
+    if score > -INFINITY:
         n = tl.load(STEP + at)
         j = tl.load(PARENT + at)
-        if tl.load(ENDED + at) == 1:
-            tl.store(LOGS + i * room + n, tl.load(LAST + at))
+        ended = tl.load(ENDED + at)
+        tl.store(FOUND + 2 * count + i, n)
+        tl.store(FOUND + 3 * count + i, ended)
+        if ended == 1:
+            tl.store(LOGS + n, tl.load(LAST + at))
         for back in range(1, n + 1):
             here = (slot * R + n - back) * k + j
-            tl.store(SAID + i * room + n - back, tl.load(TOKENS + here))
-            tl.store(LOGS + i * room + n - back, tl.load(LOG_PROBS + here))
+            tl.store(SAID + n - back, tl.load(TOKENS + here))
+            tl.store(LOGS + n - back, tl.load(LOG_PROBS + here))
             j = tl.load(PARENTS + here)
 
 
-def walk(slots: Tensor, pool: Sequence[Tensor], trail: Sequence[Tensor], room: int) -> tuple[Tensor, Tensor]:
-    """The tokens and log p of all hypotheses in the pools of some slots, (N, k, room) each; what is beyond is unset."""
-    N, k = len(slots), pool[0].shape[1]
-    said = torch.empty(N, k, room, dtype=torch.int32, device=slots.device)
-    logs = torch.empty(N, k, room, device=slots.device)
-    _walk[(N * k,)](slots, *pool, *trail, said, logs, trail[0].shape[1], room, k, num_warps=1)
-    return said, logs
+def walk(slots: Tensor, pool: Sequence[Tensor], trail: Sequence[Tensor], found: Tensor, room: int) -> None:
+    """All hypotheses in the pools of some slots to `found`, as `columns` in device_search.py reads it."""
+    R, k = trail[0].shape[1:]
+    views = found, found.view(torch.float64), found.view(torch.float32)
+    _walk[(len(slots) * k,)](slots, *pool, *trail, *views, R, room, k, num_warps=1)

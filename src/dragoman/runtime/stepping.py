@@ -36,7 +36,6 @@ from dragoman.runtime.device_search import Board
 from dragoman.runtime.encoding import Encoding, Lot, sent
 from dragoman.runtime.weights import Layers, Stream
 
-FEW = 128  # rows up to which a product takes its norm and its sum with it
 LEFTOVER = 64  # a vocabulary is padded to a multiple of this: matrix products of odd widths are slow
 
 
@@ -118,7 +117,7 @@ class TransformerStep:
         self.ancestry: Tensor | None = torch.zeros(B, k, C, dtype=torch.int16, device=device)
         self.source_keys = torch.zeros(B, S, len(encoding.Wk), dtype=dtype, device=device)
         self.source_values = torch.zeros(B, S, len(encoding.Wv), dtype=dtype, device=device)
-        self.lengths = torch.zeros(B, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(B, dtype=torch.long, device=device)
         self.x = torch.zeros(B * k, weights.D, device=device)  # the residual stream, in float32 whatever the rest is
         self.places = weights.places(C)
         self.turns = [weights.turns(C, i) for i in range(len(layers))]
@@ -133,7 +132,7 @@ class TransformerStep:
 
     def enter(self, lot: Lot, slots: Tensor, lengths: Tensor) -> None:
         self.kernels.lay(*self.encoding(lot, self.S), self.source_keys, self.source_values)
-        self.lengths[slots] = lengths.int()
+        self.lengths.index_copy_(0, slots, lengths)
 
     def move(self, source: Tensor, to: Tensor) -> None:
         """The sentences of some slots to others."""
@@ -147,7 +146,7 @@ class TransformerStep:
         kernels, w, n = self.kernels, self.w, b * self.k
         t, done, x = board.t[:b], board.done[:b], self.x[:n]
         w.embed(board.token[:b], t, self.places, x)
-        stream = Stream(w, x, few=n <= FEW)
+        stream = Stream(w, x)
         for i, layer in enumerate(w.layers):
             qkv = stream.read(layer.norms[0], layer.Wqkv, layer.bqkv)
             c = qkv.new_empty(n, layer.back.heads * layer.back.d_v)

@@ -78,6 +78,7 @@ class Steps:
     def forget(self) -> None:
         """Give back what was captured, with its memory."""
         self.captured.clear()
+        self.pool = None  # torch frees a pool with its last graph, and its handle is of no use then
 
     def zero(self) -> None:
         """Gradients of zero, in buffers that stay where they are: a graph adds to them by address."""

@@ -79,8 +79,6 @@ class Layers:
         self.inward = None if isinstance(stack.inward, nn.Identity) else stack.inward
         self.table, self.factor = embedding.table.weight.detach().to(dtype), float(embedding.factor)
         self.D: int = blocks[0].mixer.Wo.out_features
-        every = [getattr(w, name, None) for w in self.layers for name in ("Wqkv", "Wo", "Wq", "Wc", "W1", "W2", "W3")]
-        self.small = not post and kernels.affine_serves(*every)  # see Stream
 
     def places(self, C: int) -> Tensor | None:
         """What is added to a token for its place, (C, D); None: nothing."""
@@ -106,22 +104,16 @@ class Layers:
 
 
 class Stream:
-    """The residual stream of some rows: x (n, D) in float32 whatever the weights are in, h is x, normed, as they are.
+    """The residual stream of some rows: x (n, D) in float32 whatever the weights are in; h is x, normed, like them."""
 
-    Where rows are `few`, the norm before a product and the sum after it are part of the product's own kernel.
-    """
-
-    def __init__(self, layers: Layers, x: Tensor, few: bool) -> None:
-        self.kernels, self.pre, self.last = layers.kernels, layers.norm is not None, layers.norm
-        self.x, self.few = x, few and layers.small
+    def __init__(self, layers: Layers, x: Tensor) -> None:
+        self.kernels, self.pre, self.last, self.x = layers.kernels, layers.norm is not None, layers.norm, x
         self.h = torch.empty_like(x, dtype=layers.dtype) if self.pre else x.to(layers.dtype)
         self.y: Tensor | None = None  # what has not been added yet
         self.norm: Any = None  # the one by which h has been normed, or with y, post, is to be
 
     def read(self, norm: Any, W: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
         """f(W h + b)."""
-        if self.few:
-            return self.kernels.affine(self.x, W, b, W.new_empty(len(self.x), len(W)), norm, relu)  # type: ignore[no-any-return]
         self.settle(norm)
         if relu and b is not None and W.is_cuda:
             return torch._addmm_activation(b, self.h, W.T)
@@ -130,10 +122,7 @@ class Stream:
 
     def add(self, c: Tensor, W: Tensor, b: Tensor | None, norm: Any) -> None:
         """x ← x + W c + b; post: normed by `norm`."""
-        if self.few:
-            self.kernels.affine(c, W, b, self.x)
-        else:
-            self.y = F.linear(c, W, b)
+        self.y = F.linear(c, W, b)
         self.norm = norm if not self.pre else None
 
     def settle(self, norm: Any) -> None:

@@ -356,6 +356,8 @@ class Watch:
         self.over = threading.Event()
 
     def start(self) -> None:
+        # The first sign of life comes before any exchange: a rank may be lost before it could give a second.
+        self.store.set(self.keys[self.number], "0 0")
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
@@ -367,14 +369,15 @@ class Watch:
             count += 1
             try:
                 self.store.set(self.keys[self.number], f"{count} {self.turn}")
-                if not self.store.check(self.keys):
-                    continue  # someone has yet to begin
-                beats = self.store.multi_get(self.keys)
+                begun = self.store.check(self.keys)  # else someone has yet to
+                beats = self.store.multi_get(self.keys) if begun else self.beats
                 goodbye = self.store.get("left/1").decode() if self.store.check(["left/1"]) else None
             except RuntimeError as error:
                 self._judge(f"rank {self.number} lost the store that rank 0's machine keeps: {error}")
                 return
             now = self.heard = time.monotonic()
+            if not begun:
+                self.moved = [now] * self.count
             self.moved = [now if new != old else at for new, old, at in zip(beats, self.beats, self.moved, strict=True)]
             self.beats = beats
             rank, quiet = self.quietest()
