@@ -209,6 +209,19 @@ def test_results_do_not_depend_on_what_else_is_asked() -> None:
     assert_same(engine(sources, search, limits), alone)
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("shortest", [0, 2])
+def test_greedy_results_do_not_depend_on_how_many_are_asked_for(precision: str, shortest: int) -> None:
+    """Another engine may serve a few sentences, or all of them; in int8 its rounding is not ours."""
+    sources, built = some_sources(20), model()
+    longest, search, engine = torch.full((20,), 9), searches.build(Part("greedy")), cpu.open(built, precision)
+    assert engine is not None
+    alone = [engine([source], search, Limits(longest[:1], shortest))[0] for source in sources]
+    assert_same(engine(sources, search, Limits(longest, shortest)), alone)
+    if precision == "float32":
+        assert_same(alone, plainly(built, sources, Part("greedy"), Limits(longest, shortest)))
+
+
 def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:
     sources, built, part = some_sources(70), model(), Part("sample", {"size": 2, "seed": 5})
     limits, engine = some_limits(sources), cpu.open(built, "float32")
