@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.runtime import cpu
+from dragoman.runtime import cpu, workers
 from dragoman.runtime.batches import batches, padded
 from dragoman.runtime.cpu_search import beam, best
 from dragoman.runtime.cpu_step import Transformer
@@ -220,6 +220,19 @@ def test_greedy_results_do_not_depend_on_how_many_are_asked_for(precision: str, 
     assert_same(engine(sources, search, Limits(longest, shortest)), alone)
     if precision == "float32":
         assert_same(alone, plainly(built, sources, Part("greedy"), Limits(longest, shortest)))
+
+
+@pytest.mark.skipif(not workers.possible(), reason="no forks here")
+def test_a_fork_of_a_process_that_has_searched_can_search_too() -> None:
+    sources, engine, search = some_sources(6), cpu.open(model(), "int8"), searches.build(Part("greedy"))
+    assert engine is not None
+
+    def answer(count: int) -> list[list[int]]:
+        found = engine(sources[:count], search, Limits(torch.full((count,), 5)))
+        return [hypotheses[0].tokens for hypotheses in found]
+
+    here = [answer(count) for count in (2, 6)]
+    assert list(workers.ordered(answer, [2, 6], 2)) == here
 
 
 def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:

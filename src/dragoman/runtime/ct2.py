@@ -7,7 +7,9 @@ What it would do otherwise than ours is refused, and the other paths serve it:
 
     beam          it stops as soon as k hypotheses have finished, whatever the living ones might still reach, divides by
                   a length without </s>, and says no log p of single tokens
-    shortest > 0  it forbids </s> before the softmax, so that the rest is renormalized; ours are the model's own log p
+    shortest > 0  it forbids </s> before the softmax, so that the rest is renormalized; ours are the model's own log p.
+                  (Its logits come after that, too. Scoring what it said once more is exact, but made it slower than
+                  ours from 16 sentences on: 340 sentences/s against 490 in int8 for 4 + 4 layers of 128, 64 at a time)
     positions     only those added to the vectors: its relative schemes are not for both an encoder and a decoder
 
 <pad> and <s> may not be results. It cannot forbid them without renormalizing, so a sentence for which it says one is
