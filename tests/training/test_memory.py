@@ -147,7 +147,9 @@ def test_what_does_not_fit_is_halved_until_it_does(backwards):
     assert found.limit is not None
     assert found.limit < max(batch.area for batch in batches)
     assert all(piece.area <= narrow.room for batch in batches for piece in split(batch, found.limit))
-    assert_close({n: p.grad for n, p in narrow.named_parameters()} | {"loss": torch.tensor(float(found.loss))}, expected)
+    assert_close(
+        {n: p.grad for n, p in narrow.named_parameters()} | {"loss": torch.tensor(float(found.loss))}, expected
+    )
 
 
 def test_a_single_pair_that_does_not_fit_is_the_users_to_mend():
