@@ -261,7 +261,8 @@ def test_a_killed_worker_is_one_sentence_and_what_was_answered_is_written(work: 
     assert re.fullmatch(
         r"error: worker 1 of 2 \(process \d+\) was killed by SIGKILL .*lines [\d,]+ to [\d,]+;.*\n", err
     )
-    assert set(out.split("\n")) == {first.strip(), ""}  # whole lines alone
+    assert len(set(out.split("\n")) - {first.strip(), ""}) <= 1  # whole lines alone; a near-tie may fall either way
+    assert out.endswith("\n")
     assert out.count("\n") < 30_000 - 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
