@@ -12,6 +12,7 @@ with; a model with a head answers with labels.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ from dragoman.nn.losses import token_log_probs
 from dragoman.runtime import Engine
 from dragoman.search import Limits, Search, mbr, searches
 from dragoman.text.codec import Codec
+
+logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
 
@@ -101,9 +104,12 @@ class Pipeline:
     @cached_property
     def engine(self) -> Engine | None:
         """The faster way to search on this device, if there is one for this model."""
-        if not self.fast or self.model.head is not None or self.goes_on:
-            return None
-        return runtime.engine(self.model.eval(), self.device, self.precision)
+        found = None
+        if self.fast and self.model.head is None and not self.goes_on:
+            found = runtime.engine(self.model.eval(), self.device, self.precision)
+        if found is None and self.precision == "int8":
+            logger.warning("this model is not served in int8 here; its results are computed in float32")
+        return found
 
     # -- text → text -----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """Training through packed, captured steps, against the plain loop. The comparisons need a GPU."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,5 +117,3 @@ def test_what_is_not_an_ordinary_training_stays_with_the_plain_loop():
 
 def test_without_a_gpu_there_is_no_fast_path():
     assert why_not(small(), torch.device("cpu"), configs.Training()) == "it is made for CUDA"
-    batch = collate(pairs(3, 9, 2), [0, 1, 2])
-    assert replace(batch).packed is None

@@ -51,7 +51,7 @@ class Captured:
 class Steps:
     """Adds the gradient of packed batches to the parameters of a model."""
 
-    def __init__(self, model: Seq2Seq, smoothing: float, precision: str, tokens: int, compiled: bool = True) -> None:
+    def __init__(self, model: Seq2Seq, smoothing: float, precision: str, tokens: int) -> None:
         self.model, self.smoothing, self.precision = model, smoothing, precision
         self.multiple = max(tokens // SHAPES, 64)
         self.captured: dict[tuple[int, ...], Captured] = {}
@@ -62,7 +62,7 @@ class Steps:
         self.trained = [p for p in model.parameters() if p.requires_grad]
         kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self.fused = Fused(model, kind) if fused.serves(model) else None
-        if self.fused is None and compiled:
+        if self.fused is None:
             for stack in (model.encoder.stack, model.decoder.stack):
                 for block in stack.blocks:
                     block.compile(dynamic=True)
