@@ -96,7 +96,6 @@ def widened(
     below = [pad(x, (0, 0) * (x.dim() - 1) + (0, rows)) for x in (*state.s, state.o)]  # rows of zeros
     keys, values = (pad(x, (0, 0, 0, positions, 0, 0, 0, rows)) for x in (view.keys, view.values))
     mask = pad(view.mask, (0, positions, 0, 0, 0, rows))
-    mask[len(mask) - rows :, :, :1] = True  # a softmax over nothing would be no number
     lengths, t = pad(view.lengths, (0, 0, 0, rows), value=1), pad(state.t, (0, 0, 0, rows))
     found = [t, keys, values, mask, lengths, *below]
     if view.memo is not None:
