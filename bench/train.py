@@ -38,18 +38,22 @@ def measure(options: argparse.Namespace, shape: Shape, folder: Path) -> dict[str
     torch.set_num_threads(options.threads)
     task.write_pairs(folder, shape, options.seed)
     per_turn = options.steps or shape.steps * (ON_GPU if options.device == "cuda" else 1)
-    steps = per_turn * (WARM + options.repeats + options.profile)
+    steps = options.head_start + per_turn * (WARM + options.repeats + options.profile)
     settings = {name: getattr(options, name) for name in ("device", "threads", "precision", "seed", "workers")}
     config = task.config(shape, options.family, folder, steps=steps, **settings)
     with tempfile.TemporaryDirectory(dir=folder) as run:
         ours = Ours(config, Path(run) / "run")
-        sizes, contenders = ours.sizes(steps), {"Dragoman": turns(ours.steps(), ours.sizes(steps), per_turn, options)}
+        sizes, mine = ours.sizes(steps)[options.head_start :], ours.steps()
+        for _ in range(options.head_start):
+            next(mine)
+        contenders = {"Dragoman": turns(mine, sizes, per_turn, options)}
         left_out = []
         for name, model in rivals.training_loops(shape, ours.vocabulary, options.rivals, options.device):
             if isinstance(model, rivals.LeftOut):
                 left_out.append(f"{name} is left out: {model}")
                 continue
-            losses = rivals.loop(model, ours.batches(), options.device, options.precision)
+            theirs = itertools.islice(ours.batches(), options.head_start, None)
+            losses = rivals.loop(model, theirs, options.device, options.precision)
             contenders[name] = turns(losses, sizes, per_turn, options)
         figures = timing.take_turns(contenders, options.repeats, WARM)
         profile = profiled(contenders["Dragoman"], options.device) if options.profile else ""
@@ -139,6 +143,9 @@ def arguments(command: argparse.ArgumentParser) -> None:
     add("--family", choices=task.FAMILIES, help="of our model; default: the shape's own preset")
     add("--batch-tokens", type=int, help="of the longer side with padding; default: the shape's")
     add("--steps", type=int, help=f"of one turn; default: the shape's, on a GPU {ON_GPU} times as many")
+    add(
+        "--head-start", type=int, default=0, help="steps of ours before all turns, for its shapes to be captured"
+    )
     add("--workers", type=int, default=0, help="processes of our loader")
     add("--profile", action="store_true", help="say where the time of one more turn of ours went")
     add("--rivals", nargs="*", default=["hf"], help="hf, hf-compiled, plain (the demo's LSTMs in a plain loop)")

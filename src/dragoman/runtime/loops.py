@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import pad
 
 from dragoman.core.interfaces import Output
@@ -34,10 +35,16 @@ class Loop(nn.Module):
     def __init__(self, decoder: RNNDecoder, extras: list[str]) -> None:
         super().__init__()
         self.decoder, self.extras = decoder, extras
+        self.names = [name for name, _ in self.named_parameters()]
 
     def forward(self, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         output = self.decoder.in_steps(y, built(tensors))
         return output.o, *(output.extras[name] for name in self.extras)
+
+    def of(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """`forward` with the parameters as the last arguments."""
+        tensors, weights = given[: -len(self.names)], given[-len(self.names) :]
+        return functional_call(self, dict(zip(self.names, weights, strict=True)), tensors)  # type: ignore[no-any-return]
 
 
 class Loops:
@@ -70,9 +77,10 @@ class Loops:
                     reason = str(error).splitlines()[0]
                     logger.warning("the decoder's loop cannot be captured and runs step by step: %s", reason)
                     self.decoder.loop = self.plain
+                    mend_generator()
                     return self.decoder.loop(*given)
             run, names = self.captured[key]
-            found = run(y, *tensors)
+            found = run(y, *tensors, *self.decoder.parameters())
         o, *extras = (x[:B, :T] for x in found)
         return Output(o, None, dict(zip(names, extras, strict=True)))
 
@@ -80,13 +88,23 @@ class Loops:
         with torch.no_grad():
             names = list(self.plain(y, built(tensors)).extras)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        samples = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in (y, *tensors))
+        samples = [x.detach().clone().requires_grad_(x.requires_grad) for x in (y, *tensors)]
+        # The parameters under new names: under their own, backward would add to what the step under way has begun on
+        # another stream, which a capture cannot. They stay where they are in memory, so nothing is copied.
+        samples += [p.detach().requires_grad_(p.requires_grad) for p in self.decoder.parameters()]
         half = torch.is_autocast_enabled("cuda")
         with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
             run: Any = torch.cuda.make_graphed_callables(
-                Loop(self.decoder, names), samples, allow_unused_input=True, pool=self.pool
+                Loop(self.decoder, names).of, tuple(samples), allow_unused_input=True, pool=self.pool
             )
         return run, names
+
+
+def mend_generator() -> None:
+    """A capture that failed leaves the generator waiting for its end: give it a state of its own that is not."""
+    mine = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(mine.device).manual_seed(mine.initial_seed())
+    mine.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def widened(
