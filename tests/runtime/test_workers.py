@@ -195,7 +195,7 @@ def test_a_parent_that_is_stopped_takes_its_workers_along(how: signal.Signals) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(source)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])},
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"0\n"
