@@ -143,9 +143,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     add("--family", choices=task.FAMILIES, help="of our model; default: the shape's own preset")
     add("--batch-tokens", type=int, help="of the longer side with padding; default: the shape's")
     add("--steps", type=int, help=f"of one turn; default: the shape's, on a GPU {ON_GPU} times as many")
-    add(
-        "--head-start", type=int, default=0, help="steps of ours before all turns, for its shapes to be captured"
-    )
+    add("--head-start", type=int, default=0, help="steps of ours before all turns, for its shapes to be captured")
     add("--workers", type=int, default=0, help="processes of our loader")
     add("--profile", action="store_true", help="say where the time of one more turn of ours went")
     add("--rivals", nargs="*", default=["hf"], help="hf, hf-compiled, plain (the demo's LSTMs in a plain loop)")

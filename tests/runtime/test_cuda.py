@@ -33,6 +33,7 @@ from dragoman.search import Limits, searches
 from dragoman.search.rules import NoUnknown
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.backends.cudnn.allow_tf32 = False  # as pipeline.pick_device has it
 V = 19
 SMALL = {"layers": 1, "heads": 2}
 

@@ -9,7 +9,7 @@ from dragoman.core.interfaces import PAD
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.runtime.packing import pack
+from dragoman.runtime.packing import Shape, holds, pack, shape
 
 ids = st.lists(st.integers(4, 19), min_size=1, max_size=40)
 pairs = st.lists(st.tuples(ids, ids), min_size=1, max_size=6)
@@ -21,11 +21,14 @@ def transformer(**options):
     return Seq2Seq(20, 20, width=16, **parts).double()
 
 
-@settings(deadline=None, max_examples=40)
-@given(pairs, st.sampled_from([1, 8, 64]))
-def test_packing_keeps_every_token_at_its_place_and_fills_up_with_padding(rows, multiple):
+@settings(deadline=None, max_examples=60)
+@given(pairs, st.sampled_from([1, 8, 64]), st.tuples(*[st.sampled_from([0, 64, 128])] * 2, st.integers(0, 8)))
+def test_packing_keeps_every_token_at_its_place_and_fills_up_with_padding(rows, multiple, more):
     batch = collate(rows, list(range(len(rows))))
-    packed = pack(batch, multiple)
+    own = shape(batch, multiple)
+    room = Shape(*(size + extra for size, extra in zip(own, more, strict=True)))
+    assert holds(own, batch, own)
+    packed = pack(batch, into=room) if holds(room, batch, own) else pack(batch, multiple)
     for side, flat, wanted in (
         (packed.sources, packed.source, [source for source, _ in rows]),
         (packed.targets, packed.gold, [target for _, target in rows]),

@@ -10,6 +10,8 @@ filled with rows of padding, short ones, which nobody looks at and which count f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,16 +20,38 @@ from dragoman.core.interfaces import PAD, Batch, PackedBatch, Segments
 FILLER = 32  # positions in a row of padding
 
 
-def pack(batch: Batch, multiple: int = 1) -> PackedBatch:
-    """The same pairs end to end; sides are rounded up to a multiple of `multiple`, rows to a power of two."""
-    sources, targets = batch.source_lengths, batch.target_lengths - 1
-    N, M = (rounded(int(lengths.sum()), multiple) for lengths in (sources, targets))
-    fill_n, fill_m = N - int(sources.sum()), M - int(targets.sum())
-    fillers = max(-(-fill_n // FILLER), -(-fill_m // FILLER))
-    rows = 1 << (len(batch) + fillers - 1).bit_length() if multiple > 1 else len(batch) + fillers
-    source, first = _laid(batch.source, sources, N, rows)
-    target, second = _laid(batch.target[:, :-1], targets, M, rows)
-    gold, _ = _laid(batch.target[:, 1:], targets, M, rows)
+class Shape(NamedTuple):
+    """Positions of the sources and of the targets, and rows, padding included."""
+
+    N: int
+    M: int
+    rows: int
+
+
+def shape(batch: Batch, multiple: int = 1) -> Shape:
+    """The sides of a batch rounded up to a multiple of `multiple`, its rows to a power of two."""
+    N, M = (rounded(int(lengths.sum()), multiple) for lengths in (batch.source_lengths, batch.target_lengths - 1))
+    rows = len(batch) + fillers(batch, N, M)
+    return Shape(N, M, 1 << (rows - 1).bit_length() if multiple > 1 else rows)
+
+
+def fillers(batch: Batch, N: int, M: int) -> int:
+    """How many rows of padding fill both sides."""
+    source, target = int(batch.source_lengths.sum()), int(batch.target_lengths.sum()) - len(batch)
+    return max(-(-(N - source) // FILLER), -(-(M - target) // FILLER))
+
+
+def holds(room: Shape, batch: Batch, least: Shape) -> bool:
+    """Whether a batch whose own shape is `least` fits into another."""
+    return room.N >= least.N and room.M >= least.M and room.rows >= len(batch) + fillers(batch, room.N, room.M)
+
+
+def pack(batch: Batch, multiple: int = 1, into: Shape | None = None) -> PackedBatch:
+    """The same pairs end to end, in their own shape or a given one that holds them."""
+    N, M, rows = into or shape(batch, multiple)
+    source, first = _laid(batch.source, batch.source_lengths, N, rows)
+    target, second = _laid(batch.target[:, :-1], batch.target_lengths - 1, M, rows)
+    gold, _ = _laid(batch.target[:, 1:], batch.target_lengths - 1, M, rows)
     return PackedBatch(source, first, target, gold, second)
 
 

@@ -5,7 +5,7 @@
 A Transformer's training step is some 1,500 small kernels: launched one by one from Python they take longer to launch
 than to run. A shape that comes a second time is captured, and from then on costs one launch. Shapes are rounded up, so
 that there are few (77 for batches of 8,192 tokens of sentences around 25); past GRAPHS of them, or where memory does
-not suffice, what is new runs uncaptured.
+not suffice, what is new runs uncaptured. A shape that has been rare so far takes the graph of a slightly larger one.
 
 The usual Transformer runs through fused.py; others that can be packed run their own modules, compiled. `why_not` says
 which models and options stay with the plain loop.
@@ -14,6 +14,7 @@ which models and options stay with the plain loop.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from dragoman.nn.kernels.packed import triton_works
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime import fused
 from dragoman.runtime.fused import REACH, Fused
-from dragoman.runtime.packing import pack, tensors, with_tensors
+from dragoman.runtime.packing import Shape, holds, pack, shape, tensors, with_tensors
 
 logger = logging.getLogger("dragoman")
 
@@ -35,6 +36,7 @@ GRAPHS = 128  # different shapes that are captured
 SHAPES = (
     16  # sizes a side of a full batch is rounded to: 2.9 % of padding on average, where 32 had 1.5 % and 142 shapes
 )
+RARE, SLACK = 3, 1.1  # a shape is rare until it has come so often; how much more a larger one may compute
 SHORT, LONG = 32, 64  # bounds on the length of rows that attention has tiles for; the second is for all longer ones
 
 
@@ -56,6 +58,7 @@ class Steps:
         self.multiple = max(tokens // SHAPES, 64)
         self.captured: dict[tuple[int, ...], Captured] = {}
         self.seen: set[tuple[int, ...]] = set()
+        self.came: Counter[Shape] = Counter()
         self.room = GRAPHS
         self.pool: Any = None
         self.device = next(model.parameters()).device
@@ -69,11 +72,22 @@ class Steps:
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with its packed form, in pinned memory, from where copies need not wait. May run in a thread."""
-        packed = pack(batch, self.multiple)
+        packed = pack(batch, into=self.shape(batch))
         if max(packed.sources.longest, packed.targets.longest) > REACH:
             return batch
         longest = (LONG if max(packed.sources.longest, packed.targets.longest) > SHORT else SHORT,) * 2
         return replace(batch, packed=with_tensors(packed, [x.pin_memory() for x in tensors(packed)], longest))
+
+    def shape(self, batch: Batch) -> Shape:
+        """The shape to lay a batch out in: its own, or while that is rare the smallest captured one that holds it."""
+        own = shape(batch, self.multiple)
+        self.came[own] += 1
+        known = {Shape(*key[:3]) for key in list(self.captured)}
+        if own in known or self.came[own] > RARE:
+            return own
+        most = SLACK * (own.N + own.M)
+        larger = [room for room in known if most >= room.N + room.M and holds(room, batch, own)]
+        return min(larger, key=lambda room: room.N + room.M, default=own)
 
     def forget(self) -> None:
         """Give back what was captured, with its memory."""
