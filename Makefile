@@ -4,7 +4,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-long lint format clean
+.PHONY: demo test test-long browser lint format clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/dragoman demo
@@ -15,6 +15,10 @@ test: $(VENV)/.dev lint
 # Soaks, sweeps and trainings that take longer; their last results are in docs/results.md.
 test-long: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m long
+
+# Debian's Chromium, for the tests of pages; without one they are skipped.
+browser:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check src tests bench
@@ -39,5 +43,5 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,ctranslate2,dev]'
+	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,dev]'
 	touch $@
