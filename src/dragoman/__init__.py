@@ -30,6 +30,7 @@ def load(path: str | Path, device: str = "auto", *, precision: str | None = None
     """A trained model from a run folder or a model folder; `precision` (of searching) is as the config has it."""
     from dragoman import pipeline
 
+    _draw_predictions()
     return pipeline.load(path, device, precision=precision, plain=plain)
 
 
@@ -44,10 +45,23 @@ def train(
     return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
 
 
+def _draw_predictions() -> None:
+    """Let a Prediction show itself in a notebook; the pipeline itself knows no pictures."""
+    from dragoman.pipeline import Prediction
+
+    def drawn(self: Prediction) -> str:
+        from dragoman.inspection.notebook import html
+
+        return html(self)
+
+    Prediction._repr_html_ = drawn  # type: ignore[attr-defined]
+
+
 def __getattr__(name: str) -> Any:
     if name in ("Pipeline", "Prediction"):
         from dragoman import pipeline
 
+        _draw_predictions()
         return getattr(pipeline, name)
     if name == "Constraints":
         from dragoman import constraints
