@@ -69,7 +69,7 @@ def alone(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
 
 
 def point(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    options.rivals, options.profile = [], False
+    options.rivals, options.profile, options.head_start = [], False, 0
     seen = shape.tokens * (options.steps or shape.steps) * (train.WARM + options.repeats) // shape.length
     whole = 2 * shape.vocabulary // shape.length  # pairs that hold all of the vocabulary
     shape = replace(shape, pairs=max(whole, min(seen, 20_000)))
