@@ -108,10 +108,11 @@ def load(path: str | Path) -> Model:
             tokenizing.joint,
             config.data.normalization,
             contents,
+            configs.medium(config),
         )
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    model = configs.build_model(config, len(codec.source), len(codec.target))
+    model = configs.build_model(config, codec.source_size, len(codec.target))
     fill(model, tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
     return Model(folder, config, model.eval(), codec)
 

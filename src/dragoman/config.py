@@ -22,9 +22,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from dragoman import shapes
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, PartError, nearest
+from dragoman.core.interfaces import Medium
 from dragoman.core.registry import Count, Options, Part, Positive, Rate, Registry, Share, options_of
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
+from dragoman.nn.frontends import frontends
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
@@ -64,6 +66,7 @@ class Data(Options):
     normalization: Form = "nfc"
     max_source: Positive = 256  # tokens with </s> and tags; longer pairs are left out and counted
     max_target: Positive = 256
+    files: list[str] = []  # folders and archives with the images or sounds that sources name
     on_error: Literal["stop", "skip"] = "stop"  # what to do with a line that cannot be read
     workers: Count = 0  # processes that prepare batches ahead
     cache: str | None = None  # where token stores are kept; default: beside the run folder
@@ -235,6 +238,13 @@ def validated_generation(config: Config, changes: dict[str, Any]) -> Generation:
         raise ConfigError("generation", [_sentence(item, {}) for item in error.errors(include_url=False)]) from None
 
 
+def medium(config: Config) -> Medium | None:
+    """What reads the sources of a config, where they are files and no texts."""
+    kind: Any = frontends[config.model.frontend.name]  # type: ignore[attr-defined]
+    found: Medium | None = kind.reader(config.model.frontend.options, config.data.files)  # type: ignore[attr-defined]
+    return found
+
+
 def build_model(config: Config, source_size: int, target_size: int) -> Seq2Seq:
     """The model of a config, freshly initialized."""
     options = {key: getattr(config.model, key) for key in type(config.model).model_fields}
@@ -320,7 +330,9 @@ def rehearse(config: Config) -> list[str]:
     state = torch.random.get_rng_state()
     try:
         objectives.build(config.training.objective)  # which may refuse its own options
-        model, batch = build_model(config, 8, 8).eval(), shapes.rehearsal(config)
+        reader = medium(config)
+        size = 8 if reader is None else reader.width
+        model, batch = build_model(config, size, 8).eval(), shapes.rehearsal(config, reader)
         with torch.no_grad():
             model.loss(batch)
             if model.decoder is not None:

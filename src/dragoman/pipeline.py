@@ -43,6 +43,7 @@ from dragoman.text.codec import Codec
 logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
+Source = Any  # list[int], or (S, F) numbers where the source is no text
 
 WINDOW = 4096  # inputs that are sorted together while streaming
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -206,12 +207,12 @@ class Pipeline:
 
     def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
-        sources = [self.encode(example) for example in window]
+        sources = [self.encode(example) if self._readable(example) else [] for example in window]
         cuts = [example.cut or len(ids) > self.longest for example, ids in zip(window, sources, strict=True)]
         sources = [ids if len(ids) <= self.longest else self._cut(ids) for ids in sources]
         for i, example in enumerate(window):
             if not example.source.strip() and not self.goes_on:
-                results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.codec.source_pieces(sources[i]))
+                results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self._pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
             for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
@@ -227,7 +228,7 @@ class Pipeline:
         yield from (result for result in results if result is not None)
 
     def _searched(
-        self, window: list[Example], sources: list[list[int]], waiting: list[int], asked: Asked
+        self, window: list[Example], sources: list[Source], waiting: list[int], asked: Asked
     ) -> Iterator[tuple[list[int], Batch | None, Sequence[Sequence[Hypothesis]], Traces]]:
         """Some of the waiting rows, their batch, their results and how they were found, until none is left."""
 
@@ -312,7 +313,14 @@ class Pipeline:
             return None
         return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
 
-    def _pieces(self, source: list[int]) -> list[str]:
+    def _readable(self, example: Example) -> bool:
+        """Whether there is anything to read: a blank line names no file."""
+        return self.codec.medium is None or bool(example.source.strip())
+
+    def _pieces(self, source: Source) -> list[str]:
+        if self.codec.medium is not None:
+            labels: list[str] = self.model.frontend.labels(len(source)) if len(source) else []
+            return labels
         return self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
 
     def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int]) -> None:
@@ -335,15 +343,19 @@ class Pipeline:
         """Whether this is a language model: what it is given is the beginning of a text."""
         return self.objective.goes_on
 
-    def encode(self, example: Example) -> list[int]:
+    def encode(self, example: Example) -> Source:
         """What the model reads before it says anything."""
+        if self.codec.medium is not None:
+            return self.codec.medium.read(example)
         if self.goes_on:
             return self.codec.encode_target(example.source)[:-1]
         ids = self.codec.encode_source(example)
         return ids if self.objective.ends_source else ids[:-1]
 
-    def _cut(self, ids: list[int]) -> list[int]:
+    def _cut(self, ids: Source) -> Source:
         """The beginning of a source that is too long; it ends as every source does."""
+        if self.codec.medium is not None:
+            return ids[: self.longest]
         return [*ids[: self.longest - 1], EOS] if ids[-1] == EOS else ids[: self.longest]
 
     def _prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
@@ -397,7 +409,7 @@ class Pipeline:
         reach = self.model.longest_source
         return PATIENCE * self.config.data.max_source if reach is None else reach
 
-    def _batches(self, rows: list[int], sources: list[list[int]], hypotheses: int) -> Iterator[list[int]]:
+    def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
         """Rows of like length, as many as a budget of padded tokens allows."""
         budget = max((65536 if self.device.type == "cuda" else 4096) // hypotheses, 1)
         ordered = sorted(rows, key=lambda i: len(sources[i]), reverse=True)
@@ -471,16 +483,17 @@ class Pipeline:
     @torch.inference_mode()
     def attend(self, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[np.ndarray | None]:
         """Where the decoder looked for each token of given targets (and </s>), from one watched pass."""
-        rows = [(batch.source[i, : int(batch.source_lengths[i])].tolist(), [*t, EOS]) for i, t in enumerate(targets)]
-        forced = collate(rows, list(range(len(rows)))).to(self.device)
+        forced = collate([([], [*target, EOS]) for target in targets], list(range(len(targets)))).to(self.device)
         with watching():
-            output = self.model.decode(forced.target[:, :-1], self.model.encode(forced.source, forced.source_lengths))
+            memory = self.model.encode(batch.source, batch.source_lengths)
+            output = self.model.decode(forced.target[:, :-1], memory)
         if output.attention is None:
-            yield from (None for _ in rows)
+            yield from (None for _ in targets)
             return
         weights = output.attention.float().cpu().numpy()
-        for i, (source, target) in enumerate(rows):
-            yield weights[i, : len(target), : len(source)]
+        lengths = batch.source_lengths if self.codec.medium is None else memory.lengths
+        for i, (target, length) in enumerate(zip(targets, lengths.tolist(), strict=True)):
+            yield weights[i, : len(target) + 1, :length]
 
 
 def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:

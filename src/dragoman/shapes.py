@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.core.interfaces import PAD, Batch
+from dragoman.core.interfaces import PAD, Batch, Medium
 from dragoman.core.registry import Part
 from dragoman.data.objectives import objectives
 
@@ -104,7 +104,7 @@ def _reach(config: Any, name: str, source: str) -> Iterator[str]:
             yield f"{key} is {limit}, but model.{side}.position reaches only {reach} tokens: raise its length"
 
 
-def rehearsal(config: Any) -> Batch:
+def rehearsal(config: Any, medium: Medium | None = None) -> Batch:
     """A tiny batch of the kind a config trains on."""
     import torch
 
@@ -112,4 +112,8 @@ def rehearsal(config: Any) -> Batch:
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
     source = ids[:, :0] if name == "lm" else ids
     asked = name in ("tags", "masked", "unilm") or config.training.objective.options.get("source_loss")
+    if medium is not None:
+        blank = torch.from_numpy(medium.blank())
+        source, sizes = torch.stack([blank, blank]), torch.tensor([len(blank)] * 2)
+        return Batch(source, sizes, ids, lengths)
     return Batch(source, lengths * 0 if name == "lm" else lengths, ids, lengths, marks=ids if asked else None)

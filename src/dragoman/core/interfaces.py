@@ -3,6 +3,7 @@
 B sentences, K hypotheses of each, S source positions, T target positions, D width, V vocabulary.
 
     text ─tokenizer→ ids ─batching→ Batch ─frontend→ (B, S, D) ─encoder→ Memory ─decoder→ Output ─search→ Hypothesis
+    file ─medium→ numbers (S, F) ─┘
 
 A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its
 state is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py.
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the same four ids begin every vocabulary
@@ -38,6 +41,33 @@ class Example:
     def accepted(self) -> tuple[str, ...]:
         """Every target that counts as right."""
         return self.references or (self.target or "",)
+
+
+class Medium(Protocol):
+    """A kind of source that is no text: a file → F numbers at each of S positions (frames, rows of pixels).
+
+    Its repr names all that its numbers depend on.
+    """
+
+    width: int  # F
+    dtype: str  # of the numbers where they are kept, as numpy writes it
+    augments: bool  # whether training looks at them in ever new ways
+
+    def read(self, example: Example) -> NDArray[Any]:
+        """(S, F); DataError where the file is missing or damaged."""
+        ...
+
+    def blank(self) -> NDArray[Any]:
+        """A source with nothing in it, of the smallest size."""
+        ...
+
+    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        """One way to look at (S, F) numbers in training, no more positions than before."""
+        ...
+
+    def state(self) -> dict[str, bytes]:
+        """What was learned from the training data (means, say), as files of a model folder."""
+        ...
 
 
 @dataclass
@@ -86,7 +116,7 @@ class Batch:
     Where something is to be predicted at the source's own positions (tags, masked words), `marks` has it.
     """
 
-    source: Tensor  # (B, S)
+    source: Tensor  # (B, S) ids, or (B, S, F) numbers
     source_lengths: Tensor  # (B,)
     target: Tensor  # (B, T + 1)
     target_lengths: Tensor  # (B,) including <s> and </s>

@@ -40,7 +40,7 @@ Ids = Sequence[int] | NDArray[Any]
 class Arrays(NamedTuple):
     """A batch before it becomes tensors: what travels between processes."""
 
-    source: Integers  # (B, S)
+    source: Integers  # (B, S), or (B, S, F) numbers
     source_lengths: Integers  # (B,)
     target: Integers  # (B, T + 1)
     target_lengths: Integers  # (B,)
@@ -68,10 +68,12 @@ def pad(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Arrays:
 
 
 def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
-    """(B, longest) ids and (B,) lengths."""
+    """(B, longest) ids and (B,) lengths; (B, longest, F) where rows are (S, F) numbers."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     width = int(lengths.max(initial=0))
-    filled = np.full((len(rows), width), PAD, np.int64)
+    first = rows[0] if len(rows) else ()
+    more, dtype = (first.shape[1:], first.dtype) if isinstance(first, np.ndarray) and first.ndim > 1 else ((), np.int64)
+    filled = np.full((len(rows), width, *more), PAD, dtype)
     if width:
         filled[np.arange(width) < lengths[:, None]] = np.concatenate(rows)
     return filled, lengths
@@ -233,6 +235,7 @@ class Batches:
         if codec.samples and not all(store.keeps_text for store in self.stores):
             raise ValueError("to sample subwords, stores must be built with keep_text=True")
         self.codec = codec if codec.samples else None  # else it need not travel to the workers
+        self.medium = codec.medium if codec.medium is not None and codec.medium.augments else None
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self.objective = None if objective is None or objective.trivial else objective
         self.rank, self.ranks, self.block = rank, ranks, block
@@ -255,7 +258,7 @@ class Batches:
 
     def arrays(self, place: Place) -> Arrays:
         """The padded ids of a batch."""
-        if self.codec is None and self.objective is None:
+        if self.codec is None and self.objective is None and self.medium is None:
             return self._gathered(place.items)
         items: list[tuple[int, int]] = place.items.tolist()
         rows = [self._ids(place.epoch, corpus, row) for corpus, row in items]
@@ -276,7 +279,12 @@ class Batches:
             )
             lines[mine] = store.lines[rows[mine]]
             parts.append((mine, source, target))
-        sides = [np.full((len(items), int(side.max(initial=0))), PAD) for side in lengths]
+        sides = [
+            np.full(
+                (len(items), int(side.max(initial=0)), *ids.shape[1:]), PAD, ids.dtype if ids.ndim > 1 else np.int64
+            )
+            for side, ids in zip(lengths, parts[0][1:], strict=True)
+        ]
         for mine, *ids in parts:
             for filled, side, own in zip(sides, lengths, ids, strict=True):
                 filled[(np.arange(filled.shape[1]) < side[:, None]) & mine[:, None]] = own
@@ -313,17 +321,21 @@ class Batches:
     def _ids(self, epoch: int, corpus: int, row: int) -> tuple[Ids, Ids] | Row:
         """What is learned from a row; all that is random in it is a function of seed, epoch, corpus and row alone."""
         store = self.stores[corpus]
-        if self.codec is None and self.objective is None:
+        if self.codec is None and self.objective is None and self.medium is None:
             return store.source(row), store.target(row)
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
         source, target = self._sampled(store, row, rng) if self.codec else (store.source(row), store.target(row))
+        if self.medium is not None:
+            source = self.medium.augment(np.asarray(source), rng)
         return (source, target) if self.objective is None else self.objective(source, target, rng)
 
     def _sampled(self, store: Store, row: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
         """Another split of the same texts into subwords."""
         assert self.codec is not None
         example = store.example(row)
-        source = self.codec.encode_source(example, rng) if store.paired else []
+        source: Ids = [] if not store.paired else store.source(row)
+        if store.paired and self.codec.medium is None:
+            source = self.codec.encode_source(example, rng)
         target = self.codec.encode_target(example.target or "", rng, example.source)
         if self.objective is not None and self.objective.problem(source, target):  # as many tags as tokens, say
             return store.source(row), store.target(row)

@@ -414,8 +414,10 @@ class UniLM(Objective):
 # -- ids and chance ----------------------------------------------------------------------------------------------------
 
 
-def plain(ids: Ids) -> list[int]:
-    """A new list of Python's ints."""
+def plain(ids: Ids) -> Any:
+    """A new list of Python's ints; numbers of a source that is no text stay as they are."""
+    if isinstance(ids, np.ndarray) and ids.ndim > 1:
+        return ids
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 

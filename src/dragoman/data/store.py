@@ -6,6 +6,7 @@ A folder holds, for N pairs (all numbers little-endian):
 
     source.ids  target.ids           ids one pair after another; 16 bits where the vocabulary fits, else 32
     source.offsets  target.offsets   N + 1 places: the ids of pair i are ids[offsets[i] : offsets[i + 1]]
+                                     (where the source is no text: F numbers at each place instead of one id)
     lines                            N line numbers in the user's file
     examples.jsonl  (and .offsets)   the texts and languages, only where subwords are to be sampled
     store.json                       version, counts, and the size of every file, so that a truncated one is noticed
@@ -58,7 +59,7 @@ class Store:
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
         self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts.get("paired", True))
         self.lines = _map(folder / "lines", "<i8")
-        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"])
+        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts.get("width"))
         self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
         self._examples = _Rows(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
@@ -104,8 +105,9 @@ class Store:
 class _Rows:
     """Rows of any length in one file, with a file of the places where they begin."""
 
-    def __init__(self, folder: Path, name: str, suffix: str, dtype: str) -> None:
-        self.data = _map(folder / f"{name}.{suffix}", dtype)
+    def __init__(self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None) -> None:
+        data = _map(folder / f"{name}.{suffix}", dtype)
+        self.data = data if width is None else data.reshape(-1, width)
         self.offsets = _map(folder / f"{name}.offsets", "<i8")
 
     def __getitem__(self, i: int) -> Ids:
@@ -186,7 +188,9 @@ def _write(
     objective: Objective | None,
 ) -> None:
     """Fill a folder, pair by pair: memory does not grow with the corpus."""
-    dtypes = {"source": _dtype(len(codec.source)), "target": _dtype(len(codec.target))}
+    medium = codec.medium
+    dtypes = {"source": _dtype(len(codec.source)) if medium is None else medium.dtype}
+    dtypes["target"] = _dtype(len(codec.target))
     skipped: Counter[str] = Counter()
     with ExitStack() as files:
         source = files.enter_context(_Writer(folder, "source", "ids", dtypes["source"]))
@@ -217,6 +221,7 @@ def _write(
         "keep_text": keep_text,
         "paired": objective is None or objective.paired,
         "dtypes": dtypes,
+        "width": None if medium is None else medium.width,
         "sizes": {path.name: path.stat().st_size for path in paths},
     }
     _write_aside(folder / "store.json", facts)
@@ -224,7 +229,7 @@ def _write(
 
 def _encode(
     example: Example, codec: Codec, max_source: int, max_target: int, objective: Objective | None
-) -> tuple[str, tuple[list[int], list[int]]]:
+) -> tuple[str, tuple[Sequence[int] | Ids, list[int]]]:
     """Why a pair cannot be used ('' where it can), and its ids. Limits count all ids of a side, tags and </s> too."""
     nothing: tuple[list[int], list[int]] = ([], [])
     paired = objective is None or objective.paired
@@ -234,10 +239,13 @@ def _encode(
         return "blank source", nothing
     if example.target is None or not example.target.strip():
         return "blank target" if paired else "blank", nothing
-    source, target = (
-        codec.encode_source(example) if paired else [],
-        codec.encode_target(example.target, source=example.source),
-    )
+    try:
+        source = codec.encode_source(example) if paired else []
+    except DataError:
+        if codec.medium is None:
+            raise
+        return "source cannot be read", nothing
+    target = codec.encode_target(example.target, source=example.source)
     if len(source) > max_source:
         return "source too long", nothing
     if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
@@ -270,8 +278,8 @@ class _Writer:
         self.offsets = builtins.open(folder / f"{name}.offsets", "wb", BUFFER)  # noqa: SIM115
         self.offsets.write(self.end.to_bytes(8, "little"))
 
-    def add(self, row: Sequence[int] | bytes) -> None:
-        self.data.write(row if isinstance(row, bytes) else np.array(row, self.dtype).tobytes())
+    def add(self, row: Sequence[int] | Ids | bytes) -> None:
+        self.data.write(row if isinstance(row, bytes) else np.asarray(row, self.dtype).tobytes())
         self.end += len(row)
         self.offsets.write(self.end.to_bytes(8, "little"))
 

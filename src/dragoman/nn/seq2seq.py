@@ -119,7 +119,7 @@ class Seq2Seq(nn.Module):
             return None
         if self.decoder is None:
             raise PartError("pointer needs a decoder; a head says labels, not words of the source")
-        if not joint:
+        if not joint or not isinstance(self.frontend, Tokens):
             raise PartError("pointer needs one joint vocabulary for source and target (tokenizer.joint: true)")
         return Pointer(self.decoder.d, width, self.encoder.d, score)
 
@@ -167,7 +167,7 @@ class Seq2Seq(nn.Module):
     # -- all at once -------------------------------------------------------------------------------------------------
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
-        memory: Memory = self.encoder(self.frontend(source), Segments(lengths))
+        memory: Memory = self.encoder(*self.frontend.read(source, Segments(lengths)))
         memory.source = source
         return memory
 

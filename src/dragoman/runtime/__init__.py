@@ -30,6 +30,9 @@ class Engine(Protocol):
 
 def engine(model: Any, device: torch.device, precision: str) -> Engine | None:
     """The engine for a model on a device; None where the plain path is all there is."""
+    from dragoman.nn.frontends.tokens import Tokens
     from dragoman.runtime import cpu, cuda
 
+    if not isinstance(getattr(model, "frontend", None), Tokens):  # an ensemble, or sources that are no ids
+        return None
     return cuda.open(model, precision) if device.type == "cuda" else cpu.open(model, precision)

@@ -2,7 +2,8 @@
 
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
-A source is never empty, then: even a blank line has its </s>. For a model that copies, unknown words of a source are
+A source is never empty, then: even a blank line has its </s>. Where the source is no text, a medium reads the file that
+it names, and there are no source ids but an array of numbers. For a model that copies, unknown words of a source are
 numbered: the first different one is <copy:0>, the next <copy:1>, on both sides, and the number reads as the word again.
 """
 
@@ -13,10 +14,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import DataError, ModelError
-from dragoman.core.interfaces import EOS, SPECIALS, UNK, Example
+from dragoman.core.interfaces import EOS, SPECIALS, UNK, Example, Medium
 from dragoman.core.registry import Part
 from dragoman.text.normalization import Form, normalize
 from dragoman.text.tokenizers import Tokenizer, tokenizers
@@ -24,6 +25,7 @@ from dragoman.text.vocabulary import UNKNOWN
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 
 def copies(count: int) -> list[str]:
@@ -41,11 +43,15 @@ def tags(example: Example) -> list[str]:
 
 @dataclass
 class Codec:
-    """Text ↔ ids for both sides; with a joint vocabulary `source` and `target` are one object."""
+    """Text ↔ ids for both sides; with a joint vocabulary `source` and `target` are one object.
+
+    With a medium, sources are files; `source` is the target's tokenizer then, which nobody asks.
+    """
 
     source: Tokenizer
     target: Tokenizer
     normalization: Form = "nfc"
+    medium: Medium | None = None
 
     @property
     def joint(self) -> bool:
@@ -53,14 +59,21 @@ class Codec:
 
     @property
     def samples(self) -> bool:
-        return self.source.samples or self.target.samples
+        return (self.source.samples and self.medium is None) or self.target.samples
+
+    @property
+    def source_size(self) -> int:
+        """Tokens that a source may have, or numbers at each of its positions."""
+        return len(self.source) if self.medium is None else self.medium.width
 
     @property
     def languages(self) -> list[str]:
         """The languages that can be asked for, where the model knows several."""
         return [symbol[4:-1] for symbol in self.source.extra if symbol.startswith("<to:")]
 
-    def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int]:
+    def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
+        if self.medium is not None:
+            return self.medium.read(example)
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
         ids = self._numbered(ids, text, self.source, self._strangers(example.source))
@@ -123,12 +136,14 @@ class Codec:
     def files(self) -> dict[str, bytes]:
         """Everything learned, as the files of a model folder."""
         sides = {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
-        return {f"{side}.{name}": data for side, tokenizer in sides.items() for name, data in tokenizer.state().items()}
+        files = {f"{side}.{name}": data for side, part in sides.items() for name, data in part.state().items()}
+        return files if self.medium is None else files | {f"medium.{k}": v for k, v in self.medium.state().items()}
 
     @property
     def fingerprint(self) -> str:
         """The same for codecs that give the same ids."""
         digest = hashlib.sha256(json.dumps([self.normalization, self.joint]).encode())
+        digest.update(repr(self.medium).encode() if self.medium is not None else b"")
         for name, data in sorted(self.files().items()):
             digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
         return digest.hexdigest()
@@ -142,12 +157,17 @@ def learn(
     sources: Iterable[str],
     targets: Iterable[str],
     extra: Sequence[str],
+    medium: Medium | None = None,
 ) -> Codec:
     """New tokenizers from the training texts; `extra` are the language tags, which belong to the source."""
 
     def clean(lines: Iterable[str]) -> Iterable[str]:
         return (normalize(line, normalization) for line in lines)
 
+    if medium is not None:
+        only = tokenizers.build(target)
+        only.learn(clean(targets), extra)
+        return Codec(only, only, normalization, medium)
     first = tokenizers.build(source)
     if joint:
         first.learn((line for side in (sources, targets) for line in clean(side)), extra)
@@ -158,7 +178,14 @@ def learn(
     return Codec(first, second, normalization)
 
 
-def restore(source: Part, target: Part, joint: bool, normalization: Form, files: dict[str, bytes]) -> Codec:
+def restore(
+    source: Part,
+    target: Part,
+    joint: bool,
+    normalization: Form,
+    files: dict[str, bytes],
+    medium: Medium | None = None,
+) -> Codec:
     """The codec of a model folder from its files."""
 
     def one(side: str, part: Part) -> Tokenizer:
@@ -169,7 +196,7 @@ def restore(source: Part, target: Part, joint: bool, normalization: Form, files:
         tokenizer.restore(mine)
         return tokenizer
 
-    if joint:
-        both = one("joint", source)
-        return Codec(both, both, normalization)
+    if joint or medium is not None:
+        both = one("joint", source if medium is None else target)
+        return Codec(both, both, normalization, medium)
     return Codec(one("source", source), one("target", target), normalization)

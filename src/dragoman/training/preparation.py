@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman import checkpoint
+from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core.errors import DataError, RunError
 from dragoman.core.interfaces import Example
@@ -87,6 +88,7 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         lines(config, lambda example: example.source),
         lines(config, lambda example: example.target or ""),
         extra,
+        configs.medium(config),
     )
     return codec, config
 
@@ -122,12 +124,13 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             max_source=config.data.max_source,
             max_target=config.data.max_target,
             keep_text=keep_text,
-            reading=json.dumps([type(reader_of(path)).__name__, config.columns, config.data.on_error, kind]),
+            reading=json.dumps([type(reader_of(path)).__name__, config.columns, config.data.on_error, kind, *archives]),
             objective=objective,
         )
 
     # What a store holds depends on the kind of objective; its options only decide what is made of that.
     kind = config.training.objective.name
+    archives = [[name, Path(name).stat().st_size] for name in config.data.files if Path(name).is_file()]
     corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]
     prepared = Prepared(codec, objective, corpora)
     if config.data.valid is not None:

@@ -103,7 +103,7 @@ class Trainer:
     def _build(self) -> None:
         torch.manual_seed(self.config.seed)
         codec = self.prepared.codec
-        self.model = build_model(self.config, len(codec.source), len(codec.target)).to(self.device)
+        self.model = build_model(self.config, codec.source_size, len(codec.target)).to(self.device)
         self.pipeline = Pipeline(self.model, codec, self.config, self.device)
 
     def _optimize(self) -> None:

@@ -1,20 +1,35 @@
-"""What the source is: tokens → (B, S, D). How it is encoded is the encoder's business. The folder is the registry."""
+"""What the source is: tokens, an image, sound → (B, S, D). How it is encoded is the encoder's business.
+
+The folder is the registry. A frontend for what is no text brings the `reader` of its files (dragoman.media); its
+constructor's options are all that a user sees of both.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Registry
 
 
 class Frontend(Protocol):
-    """A padded source → vectors of width `d`."""
+    """A padded source, (B, S) ids or (B, S, F) numbers → vectors of width `d`, and where they lie."""
 
     d: int
 
-    def __call__(self, source: Tensor) -> Tensor: ...
+    @staticmethod
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium | None:
+        """What reads the files that sources name, looked up in `files` too; None: sources are texts."""
+        ...
+
+    def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]: ...
+
+    def labels(self, length: int) -> list[str]:
+        """What to call the vectors made of a source of so many positions, where it is no text."""
+        ...
 
 
 frontends: Registry[Frontend] = Registry("frontend", __name__)
