@@ -49,9 +49,20 @@ class Medium(Protocol):
     Its repr names all that its numbers depend on.
     """
 
-    width: int  # F
-    dtype: str  # of the numbers where they are kept, as numpy writes it
-    augments: bool  # whether training looks at them in ever new ways
+    @property
+    def width(self) -> int:
+        """F"""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers where they are kept, as numpy writes it."""
+        ...
+
+    @property
+    def augments(self) -> bool:
+        """Whether training looks at them in ever new ways."""
+        ...
 
     def read(self, example: Example) -> NDArray[Any]:
         """(S, F); DataError where the file is missing or damaged."""

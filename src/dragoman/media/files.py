@@ -1,0 +1,119 @@
+"""The bytes behind a name: a file, or a member of a .zip, .tar or .npz archive, which is never unpacked.
+
+    photo.jpg                 beside the file that names it, from here, or in one of the places given
+    photos.zip/a/photo.jpg    a member of an archive, wherever archives may stand
+
+Places are folders and archives; they are looked through in their order. An archive stays open, with the list of its
+members, for as long as its process; a fork opens it anew, since two processes would move each other's place in it.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import Example
+
+ARCHIVES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz")
+LARGEST = 1 << 30  # bytes of one source: what claims more is no image and no clip
+
+
+class Archive(Protocol):
+    """The members of an archive by name."""
+
+    def read(self, name: str) -> bytes | None: ...
+
+
+class Zip:
+    """A .zip, or an .npz, which is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = zipfile.ZipFile(path)
+        self.members = {info.filename: info for info in self.file.infolist() if not info.is_dir()}
+
+    def read(self, name: str) -> bytes | None:
+        info = self.members.get(name) or self.members.get(f"{name}.npy")
+        if info is None:
+            return None
+        if info.file_size > LARGEST:
+            raise ValueError(f"'{name}' has {info.file_size:,} bytes, more than a source may have")
+        return self.file.read(info)
+
+
+class Tar:
+    """A .tar; a compressed one is read from its beginning for each step back, so a plain one is better."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = tarfile.open(path)  # noqa: SIM115 - open as long as the process
+        self.members = {info.name.removeprefix("./"): info for info in self.file if info.isfile()}
+
+    def read(self, name: str) -> bytes | None:
+        info = self.members.get(name)
+        if info is None:
+            return None
+        if info.size > LARGEST:
+            raise ValueError(f"'{name}' has {info.size:,} bytes, more than a source may have")
+        content = self.file.extractfile(info)
+        return content.read() if content is not None else None
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, process: int) -> Archive:
+    """An archive, once for each process."""
+    return Zip(path) if path.suffix in (".zip", ".npz") else Tar(path)
+
+
+def archive(path: Path) -> Archive:
+    try:
+        return _opened(path, os.getpid())
+    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise DataError(f"the archive cannot be opened ({error})", path) from None
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVES) and path.is_file()
+
+
+def content(example: Example, places: Sequence[str] = ()) -> bytes:
+    """The bytes that the source of an example names, or an error that says where it was looked for."""
+    name = example.source.strip()
+    beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
+    try:
+        for place in [*beside, "", *places]:
+            found = _looked_up(name, Path(place))
+            if found is not None:
+                return found
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise DataError(f"'{name}' cannot be read ({error})", example.file or None, example.line or None) from None
+    looked = ", ".join(f"'{place}'" for place in [*beside, ".", *places])
+    raise DataError(
+        f"there is no file '{name}' (looked in {looked}); data.files, or --files, names more places",
+        example.file or None,
+        example.line or None,
+    )
+
+
+def _looked_up(name: str, place: Path) -> bytes | None:
+    """The bytes of a name in a folder or an archive; None: it is not there."""
+    if is_archive(place):
+        return archive(place).read(name)
+    path = place / name
+    if path.is_file():
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than a source may have")
+        return path.read_bytes()
+    # A part of the name may be an archive: photos.zip/a/photo.jpg.
+    parts = PurePosixPath(name).parts
+    for i in range(1, len(parts)):
+        outer = place.joinpath(*parts[:i])
+        if is_archive(outer):
+            return archive(outer).read("/".join(parts[i:]))
+    return None

@@ -1,0 +1,103 @@
+"""An image as rows of pixels: (H, W · 3) bytes, red, green and blue for each pixel in turn.
+
+    file ─Pillow→ upright RGB ─resize so that the shorter side fits, crop the middle→ size × size
+
+`augment`, one look in training: a random crop of 7/8 of each side or more, scaled back, and left and right exchanged in
+half of the looks (`flip`), brightness and contrast a little up or down. Whatever is random comes from the generator.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dragoman.core.errors import DataError, MissingExtra
+from dragoman.core.interfaces import Example
+from dragoman.media.files import content
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PIXELS = 100_000_000  # the most that is decoded: a small file may claim to be a huge picture
+LEAST = 7 / 8  # of each side in a random crop
+
+
+@dataclass(frozen=True)
+class ImageMedium:
+    """Images of one size, read from files."""
+
+    size: int = 128
+    crop: bool = True  # the middle of the longer side; else both sides are squashed to the size
+    augments: bool = True
+    flip: bool = True
+    files: Sequence[str] = field(default=(), repr=False)
+
+    dtype = "|u1"
+
+    @property
+    def width(self) -> int:
+        return 3 * self.size
+
+    def read(self, example: Example) -> NDArray[Any]:
+        """(H, W · 3)"""
+        data = content(example, self.files)
+        pil = _pillow()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
+                with pil.Image.open(io.BytesIO(data)) as file:
+                    if file.width * file.height > PIXELS:
+                        raise ValueError(f"it has {file.width:,} × {file.height:,} pixels, too many")
+                    return self.pixels(pil.ImageOps.exif_transpose(file).convert("RGB"))
+        except (OSError, ValueError, SyntaxError, pil.Image.DecompressionBombWarning) as error:
+            raise DataError(
+                f"'{example.source}' is not an image that can be read ({error})",
+                example.file or None,
+                example.line or None,
+            ) from None
+
+    def pixels(self, image: Any) -> NDArray[Any]:
+        """A picture at the size wanted."""
+        pil, side = _pillow(), self.size
+        if self.crop:
+            image = pil.ImageOps.fit(image, (side, side), pil.Image.Resampling.BICUBIC)
+        else:
+            image = image.resize((side, side), pil.Image.Resampling.BICUBIC)
+        return np.asarray(image, np.uint8).reshape(side, 3 * side)
+
+    def blank(self) -> NDArray[Any]:
+        return np.zeros((self.size, self.width), np.uint8)
+
+    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        """Another look at (H, W · 3) pixels."""
+        pixels = x.reshape(self.size, self.size, 3)
+        share = rng.uniform(LEAST, 1.0)
+        side = max(1, round(share * self.size))
+        top, left = rng.integers(0, self.size - side + 1, 2)
+        # The nearest pixels of the crop: a picture of this size gains nothing from finer scaling.
+        places = (np.arange(self.size) * side) // self.size
+        seen = pixels[top + places][:, left + places]
+        if self.flip and rng.random() < 0.5:
+            seen = seen[:, ::-1]
+        contrast, brightness = rng.uniform(0.8, 1.2), rng.uniform(-25.0, 25.0)
+        light = (seen.astype(np.float32) - 127.5) * contrast + 127.5 + brightness
+        looked: NDArray[Any] = np.clip(light, 0, 255).astype(np.uint8).reshape(x.shape)
+        return looked
+
+    def state(self) -> dict[str, bytes]:
+        return {}
+
+
+def _pillow() -> Any:
+    try:
+        import PIL
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError:
+        raise MissingExtra("pillow", "image", "reading images") from None
+    return PIL
