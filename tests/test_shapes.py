@@ -94,7 +94,7 @@ def test_what_does_not_go_together_is_refused_and_the_remedy_of_the_sentence_hel
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["data.columns=[source]"], "must name 'target' exactly once"),
+        (["data.columns=[source]"], "data.columns must name 'target'"),
         (["training.objective=denoising", "training.validate_metrics=[bleu]", "data.valid=b"], "leave it empty"),
         ([*HEAD, "model.head=classifier"], "but training.objective is pairs: it must be labels"),
         ([*HEAD, "model.head=tagger"], "it must be tags or masked"),

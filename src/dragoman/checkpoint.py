@@ -109,10 +109,11 @@ def load(path: str | Path) -> Model:
             config.data.normalization,
             contents,
             configs.medium(config),
+            configs.second(config),
         )
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    model = configs.build_model(config, codec.source_size, len(codec.target))
+    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
     fill(model, tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
     return Model(folder, config, model.eval(), codec)
 

@@ -27,15 +27,17 @@ from dragoman.core.registry import Count, Options, Part, Positive, Rate, Registr
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.frontends import frontends
+from dragoman.nn.joining import Second
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
 from dragoman.optim.teachers import teachers
 from dragoman.search import searches
+from dragoman.text.codec import Reader
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
 
-COLUMNS = ("source", "target", "source_lang", "target_lang", "-")
+Column = Literal["source", "second", "target", "source_lang", "target_lang", "-"]
 
 
 class Corpus(Options):
@@ -59,12 +61,9 @@ class Data(Options):
 
     train: Annotated[list[Corpus], BeforeValidator(_corpora, json_schema_input_type=_Corpora), Field(min_length=1)]
     valid: str | None = None
-    columns: Annotated[list[Literal["source", "target", "source_lang", "target_lang", "-"]], Field(min_length=1)] = [
-        "source",
-        "target",
-    ]
+    columns: Annotated[list[Column], Field(min_length=1)] = ["source", "target"]
     normalization: Form = "nfc"
-    max_source: Positive = 256  # tokens with </s> and tags; longer pairs are left out and counted
+    max_source: Positive = 256  # tokens with </s> and tags, of each source; longer pairs are left out and counted
     max_target: Positive = 256
     files: list[str] = []  # folders and archives with the images or sounds that sources name
     on_error: Literal["stop", "skip"] = "stop"  # what to do with a line that cannot be read
@@ -76,8 +75,8 @@ class Data(Options):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
         if self.columns.count("source") != 1:
             yield f"columns must name 'source' exactly once, found {self.columns}"
-        if self.columns.count("target") > 1:
-            yield f"columns must name 'target' exactly once, found {self.columns}"
+        if self.columns.count("second") > 1:
+            yield f"columns must name 'second' once at most, found {self.columns}"
 
 
 class Tokenizing(Options):
@@ -94,6 +93,16 @@ class Tokenizing(Options):
             yield "target must be left out (or equal source) when joint is true: there is one tokenizer for both sides"
 
 
+class Backbone(Options):
+    """Weights that another library trained: where in the model they go, by how their names begin in the file."""
+
+    file: str  # safetensors
+    map: Annotated[dict[str, str], Field(min_length=1)] = {"": "frontend.net"}  # as torchvision names a ResNet's
+
+    def problems(self) -> Iterator[str]:
+        return (f"map: '{key}' goes nowhere; name a part of the model" for key, place in self.map.items() if not place)
+
+
 class Training(Options):
     """How weights are found."""
 
@@ -105,6 +114,7 @@ class Training(Options):
     objective: Annotated[Part, objectives] = Part("pairs")  # what is predicted from what
     teacher: Annotated[Part, teachers] = Part("gold")  # whose tokens the decoder reads in training
     r_drop: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # weight of the disagreement of two passes
+    ctc: Share = 0.0  # share of the encoder's own loss, with model.ctc
     optimizer: Annotated[Part, optimizers] = Part("adamw")
     schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
     clip: Rate | None = 1.0  # the largest norm of a gradient
@@ -123,6 +133,7 @@ class Training(Options):
     ema: Share = 0.0  # decay of a moving average of the weights, which then is the model
     start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
     start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
+    backbone: Backbone | None = None  # pretrained weights to begin a part of the model with
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
     log_every: Positive = 20  # steps
     rank_timeout: Positive = 600  # seconds without a sign of life after which a rank is given up, and the run ends
@@ -136,6 +147,8 @@ class Training(Options):
             yield f"best is '{self.best}'; it must be one of {', '.join(names)}{nearest(self.best, names)}"
         if self.start_parts and self.start_from is None:
             yield "start_parts says which weights of start_from to take, but start_from is missing"
+        if self.backbone is not None:
+            yield from (f"backbone.{problem}" for problem in self.backbone.problems())
         if self.average > self.keep:
             yield f"average is {self.average}; it must not exceed keep, {self.keep}, the checkpoints there are"
 
@@ -152,6 +165,7 @@ class Generation(Options):
     repetition: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0  # log p of tokens said before, times this
     unknown: bool = True  # whether <unk> may be a result's token
     mbr: Annotated[Part, metrics] | None = None  # choose the result that agrees most with the others, by this metric
+    ctc: Share = 0.0  # share of what the encoder alone hears in the score of a token, with model.ctc
 
 
 class Runtime(Options):
@@ -206,7 +220,16 @@ class Config(Options):
         ]
         if self.data.valid is None and needs_valid:
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
+        yield from self._ctc_problems()
         yield from shapes.problems(self)
+
+    def _ctc_problems(self) -> Iterator[str]:
+        there: bool = self.model.ctc  # type: ignore[attr-defined]
+        for key, weight in {"training": self.training.ctc, "generation": self.generation.ctc}.items():
+            if weight and not there:
+                yield f"{key}.ctc is {weight}, but the model has no such layer: set model.ctc to true"
+        if there and not self.training.ctc:
+            yield "model.ctc is true, but training.ctc is 0, so that nothing would teach it: set training.ctc to 0.3"
 
     @property
     def columns(self) -> list[str]:
@@ -240,15 +263,25 @@ def validated_generation(config: Config, changes: dict[str, Any]) -> Generation:
 
 def medium(config: Config) -> Medium | None:
     """What reads the sources of a config, where they are files and no texts."""
-    kind: Any = frontends[config.model.frontend.name]  # type: ignore[attr-defined]
-    found: Medium | None = kind.reader(config.model.frontend.options, config.data.files)  # type: ignore[attr-defined]
+    return _reader(config.model.frontend, config)  # type: ignore[attr-defined]
+
+
+def second(config: Config) -> Reader | None:
+    """What reads the second sources of a config, where there are any."""
+    parts: Second | None = config.model.second  # type: ignore[attr-defined]
+    return None if parts is None else _reader(parts.frontend, config) or "text"
+
+
+def _reader(frontend: Part, config: Config) -> Medium | None:
+    kind: Any = frontends[frontend.name]
+    found: Medium | None = kind.reader(frontend.options, config.data.files)
     return found
 
 
-def build_model(config: Config, source_size: int, target_size: int) -> Seq2Seq:
+def build_model(config: Config, source_size: int, target_size: int, second_size: int = 0) -> Seq2Seq:
     """The model of a config, freshly initialized."""
     options = {key: getattr(config.model, key) for key in type(config.model).model_fields}
-    return Seq2Seq(source_size, target_size, **options)
+    return Seq2Seq(source_size, target_size, second_size, **options)
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
@@ -330,13 +363,13 @@ def rehearse(config: Config) -> list[str]:
     state = torch.random.get_rng_state()
     try:
         objectives.build(config.training.objective)  # which may refuse its own options
-        reader = medium(config)
-        size = 8 if reader is None else reader.width
-        model, batch = build_model(config, size, 8).eval(), shapes.rehearsal(config, reader)
+        readers = medium(config), second(config)
+        sizes = [8 if reader is None or isinstance(reader, str) else reader.width for reader in readers]
+        model, batch = build_model(config, sizes[0], 8, sizes[1]).eval(), shapes.rehearsal(config, *readers)
         with torch.no_grad():
             model.loss(batch)
             if model.decoder is not None:
-                memory = model.encode(batch.source, batch.source_lengths)
+                memory = model.encode(*batch.given)
                 model.step(batch.target[:, :1], model.start(memory, Capacity(1, 2)))
     except PartError as error:
         return [f"model: {error}"]

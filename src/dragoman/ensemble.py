@@ -65,6 +65,21 @@ class Ensemble(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, ...]:
         return tuple(member.encode(source, lengths) for member in self.members)
 
+    @property
+    def stride(self) -> int:
+        return int(self.members[0].stride)
+
+    def labels(self, length: int) -> list[str]:
+        found: list[str] = self.members[0].labels(length)
+        return found
+
+    def hear(self, memory: tuple[Memory, ...]) -> tuple[Tensor, Tensor]:
+        """The mean of what the members' encoders hear, if they hear at the same positions."""
+        found = [member.hear(h) for member, h in zip(self.members, memory, strict=True)]
+        if len({log_p.shape for log_p, _ in found}) > 1:
+            raise UserError("these models hear at different positions, so they cannot be averaged; use one of them")
+        return log_mean([log_p for log_p, _ in found], self.weights), found[0][1]
+
     def decode(self, target: Tensor, memory: tuple[Memory, ...]) -> Output:
         return self.beside([member.decode(target, h) for member, h in zip(self.members, memory, strict=True)])
 
@@ -156,6 +171,18 @@ class Fused(nn.Module):
         """The source for the model; to the language model nothing came before <s>."""
         return self.model.encode(source, lengths), self.language_model.encode(source[:, :0], torch.zeros_like(lengths))
 
+    @property
+    def stride(self) -> int:
+        return int(self.model.stride)
+
+    def labels(self, length: int) -> list[str]:
+        found: list[str] = self.model.labels(length)
+        return found
+
+    def hear(self, memory: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+        log_p, lengths = self.model.hear(memory[0])
+        return log_p, lengths
+
     def decode(self, target: Tensor, memory: tuple[Any, Any]) -> Output:
         output: Output = self.model.decode(target, memory[0])
         return output
@@ -202,6 +229,8 @@ def open_models(path: str | Path) -> list[Model]:
 def check_compatible(models: Sequence[Model]) -> None:
     """Token v must be the same to all members, and all must have learned the same kind of task."""
     first = models[0]
+    if first.codec.second is not None:
+        raise ModelError(f"{first.path} reads two sources, and an ensemble reads one; use the model alone")
     for other in models[1:]:
         if first.codec.fingerprint != other.codec.fingerprint:
             raise ModelError(

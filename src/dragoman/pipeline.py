@@ -6,7 +6,7 @@
 
 Inputs are sorted by length and cut into batches inside; neither changes a result, and results come back in the order of
 the inputs. A blank input has a blank result. To a language model an input is the beginning of a text, which it goes on
-with; a model with a head answers with labels.
+with; a model with a head answers with labels. To a model of two sources an input is both, with a tab between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ from dragoman.evaluation.metrics import metrics
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
 from dragoman.runtime import Engine
-from dragoman.search import Limits, Search, mbr, searches
+from dragoman.search import Limits, Rule, Search, mbr, searches
+from dragoman.search.ctc import CTCPrefix
 from dragoman.text.codec import Codec
 
 logger = logging.getLogger("dragoman")
@@ -67,6 +68,22 @@ class Prediction:
     attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
     trace: list[dict[str, Any]] | None = None  # what the beam kept and dropped at each step, on request
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens as numbers
+
+
+class Given(NamedTuple):
+    """What a model reads of an input."""
+
+    source: Source
+    second: Source | None  # where it reads two
+    cut: bool
+
+    @property
+    def row(self) -> Row:
+        return Row(self.source, [EOS], second=self.second)
+
+    @property
+    def longer(self) -> Source:
+        return self.source if self.second is None or len(self.source) > len(self.second) else self.second
 
 
 @dataclass
@@ -165,7 +182,7 @@ class Pipeline:
         if nbest < 1 or (nbest > searching.size and self.model.head is None):
             what = "as many samples" if searching.draws else f"a beam of at least {nbest}"
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
-        examples = (source if isinstance(source, Example) else Example(source) for source in sources)
+        examples = (self._example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
         while window := list(itertools.islice(pairs, WINDOW)):
             asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
@@ -207,9 +224,7 @@ class Pipeline:
 
     def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
-        sources = [self.encode(example) if self._readable(example) else [] for example in window]
-        cuts = [example.cut or len(ids) > self.longest for example, ids in zip(window, sources, strict=True)]
-        sources = [ids if len(ids) <= self.longest else self._cut(ids) for ids in sources]
+        sources = [self._read(example) for example in window]
         for i, example in enumerate(window):
             if not example.source.strip() and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self._pieces(sources[i]))
@@ -218,17 +233,18 @@ class Pipeline:
             for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
                 if not self._agrees:  # nobody looks at more than was asked for
                     hypotheses = hypotheses[: asked.nbest]
-                every = [self._prediction(h, window[i], sources[i], cuts[i]) for h in hypotheses]
+                every = [self._prediction(h, window[i], sources[i]) for h in hypotheses]
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
-                    best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", self._pieces(sources[i]), cuts[i])]
+                    pieces = self._pieces(sources[i])
+                    best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", pieces, sources[i].cut)]
                 results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
             if asked.attention and batch is not None:
                 self._look(batch, results, rows)
         yield from (result for result in results if result is not None)
 
     def _searched(
-        self, window: list[Example], sources: list[Source], waiting: list[int], asked: Asked
+        self, window: list[Example], sources: list[Given], waiting: list[int], asked: Asked
     ) -> Iterator[tuple[list[int], Batch | None, Sequence[Sequence[Hypothesis]], Traces]]:
         """Some of the waiting rows, their batch, their results and how they were found, until none is left."""
 
@@ -236,14 +252,15 @@ class Pipeline:
             wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
             return self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
 
-        if self.engine is not None and waiting and not asked.attention:
-            all_limits = limits(waiting, torch.tensor([len(sources[i]) for i in waiting]))
+        plain = asked.attention or self.config.generation.ctc > 0  # which no engine knows
+        if self.engine is not None and waiting and not plain:
+            all_limits = limits(waiting, torch.tensor([len(sources[i].source) for i in waiting]))
             if self.engine.serves(asked.search, all_limits):
                 with torch.inference_mode():
-                    yield waiting, None, self.engine([sources[i] for i in waiting], asked.search, all_limits), {}
+                    yield waiting, None, self.engine([sources[i].source for i in waiting], asked.search, all_limits), {}
                 return
-        for rows in self._batches(waiting, sources, asked.search.size):
-            batch = collate([(sources[i], [EOS]) for i in rows], [asked.first + i for i in rows]).to(self.device)
+        for rows in self._batches(waiting, [given.longer for given in sources], asked.search.size):
+            batch = collate([sources[i].row for i in rows], [asked.first + i for i in rows]).to(self.device)
             found, traces = self._search(batch, asked, partial(limits, rows))
             yield rows, batch, found, traces
 
@@ -260,10 +277,19 @@ class Pipeline:
             if self.goes_on and not self.model.sees_whole_prefix:
                 found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
             else:
-                memory = self.model.encode(batch.source, batch.source_lengths)
+                memory = self.model.encode(*batch.given)
                 looks = asked.search.looks
+                limits = replace(limits, rules=[*self._heard(memory), *limits.rules])
                 found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
         return found, limits.traces or {}
+
+    def _heard(self, memory: Any) -> list[Rule]:
+        """What the encoder alone hears, as a rule, where it has a say."""
+        weight = self.config.generation.ctc
+        if not weight:
+            return []
+        log_p, lengths = self.model.hear(memory)
+        return [CTCPrefix(log_p, lengths, weight)]
 
     def _limits(
         self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
@@ -313,15 +339,43 @@ class Pipeline:
             return None
         return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
 
-    def _readable(self, example: Example) -> bool:
-        """Whether there is anything to read: a blank line names no file."""
-        return self.codec.medium is None or bool(example.source.strip())
+    def _example(self, source: str | Example) -> Example:
+        """An input with its second source, where the model reads two and both stand in one line."""
+        example = source if isinstance(source, Example) else Example(source)
+        if self.codec.second is None or example.second or not example.source.strip():
+            return example
+        first, _, second = example.source.partition("\t")
+        if not second.strip():
+            raise DataError(
+                "the model reads two sources, and found one; put both on one line, with a tab between them",
+                example.file or None,
+                example.line or None,
+            )
+        return replace(example, source=first, second=second)
 
-    def _pieces(self, source: Source) -> list[str]:
-        if self.codec.medium is not None:
-            labels: list[str] = self.model.frontend.labels(len(source)) if len(source) else []
+    def _read(self, example: Example) -> Given:
+        """What the model reads of an input, as far as it reads."""
+        blank = not example.source.strip()  # which names no file
+        source = [] if blank and self.codec.medium is not None else self.encode(example)
+        second = None if blank or self.codec.second is None else self.codec.encode_second(example)
+        cut = example.cut or len(source) > self.longest
+        if second is not None and len(second) > self.longest_second:
+            second, cut = shortened(second, self.longest_second), True
+        return Given(source if len(source) <= self.longest else shortened(source, self.longest), second, cut)
+
+    def _pieces(self, given: Given) -> list[str]:
+        """What stands at the positions that attention looks at."""
+        first = self._labels(given.source, self.model, self.codec.medium is None)
+        if given.second is None:
+            return first
+        return [*first, *self._labels(given.second, self.model.second, self.codec.second == "text")]
+
+    def _labels(self, source: Source, part: Any, text: bool) -> list[str]:
+        if not text:
+            labels: list[str] = part.labels(len(source)) if len(source) else []
             return labels
-        return self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
+        pieces = self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
+        return pieces if part.stride == 1 else grouped(pieces, part.stride)
 
     def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int]) -> None:
         """Add to the results of a batch where the model looked for each of their tokens."""
@@ -352,12 +406,6 @@ class Pipeline:
         ids = self.codec.encode_source(example)
         return ids if self.objective.ends_source else ids[:-1]
 
-    def _cut(self, ids: Source) -> Source:
-        """The beginning of a source that is too long; it ends as every source does."""
-        if self.codec.medium is not None:
-            return ids[: self.longest]
-        return [*ids[: self.longest - 1], EOS] if ids[-1] == EOS else ids[: self.longest]
-
     def _prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
         """Read <s> and the beginning of a text; the last of these tokens is left for the first step.
 
@@ -376,21 +424,34 @@ class Pipeline:
 
     def _answer(self, batch: Batch, count: int) -> list[list[Hypothesis]]:
         """Labels from a head."""
-        output = self.model.head(self.model.encode(batch.source, batch.source_lengths))
+        output = self.model.head(self.model.encode(*batch.given))
         log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
         return self.model.head.choose(log_p, batch.source_lengths, count)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def _pooled(self, batch: Batch) -> list[np.ndarray | None]:
         """What a head looked at."""
-        output = self.model.head(self.model.encode(batch.source, batch.source_lengths))
+        output = self.model.head(self.model.encode(*batch.given))
         if output.attention is None:
             return [None] * len(batch)
         weights = output.attention.float().cpu().numpy()
-        return [weights[i, :, :n] for i, n in enumerate(batch.source_lengths.tolist())]
+        return [weights[i, :, :n] for i, n in enumerate(self._states(batch))]
 
-    def _prediction(self, hypothesis: Hypothesis, example: Example, source: list[int], cut: bool) -> Prediction:
-        said = [*source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
+    def _states(self, batch: Batch) -> list[int]:
+        """How many states, of one source or two, stand for each row of a batch."""
+
+        def states(part: Any, text: bool, n: int) -> int:
+            return -(-n // part.stride) if text else len(part.labels(n))
+
+        first = [states(self.model, self.codec.medium is None, n) for n in batch.source_lengths.tolist()]
+        if batch.second_lengths is None:
+            return first
+        text = self.codec.second == "text"
+        seconds = [states(self.model.second, text, n) for n in batch.second_lengths.tolist()]
+        return [n + m for n, m in zip(first, seconds, strict=True)]
+
+    def _prediction(self, hypothesis: Hypothesis, example: Example, given: Given) -> Prediction:
+        said = [*given.source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
         return Prediction(
             self.codec.decode(said, example.source),
             hypothesis.score,
@@ -398,8 +459,8 @@ class Pipeline:
             self.codec.target_pieces(hypothesis.tokens),
             hypothesis.log_probs,
             hypothesis.ended,
-            self._pieces(source),
-            cut,
+            self._pieces(given),
+            given.cut,
             ids=hypothesis.tokens,
         )
 
@@ -408,6 +469,12 @@ class Pipeline:
         """The most source tokens that are read; what is longer is cut and flagged."""
         reach = self.model.longest_source
         return PATIENCE * self.config.data.max_source if reach is None else reach
+
+    @property
+    def longest_second(self) -> int:
+        """The same of a second source."""
+        reach = self.model.longest_second
+        return PATIENCE * self.config.data.max_source if reach is None else int(reach)
 
     def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
         """Rows of like length, as many as a budget of padded tokens allows."""
@@ -428,13 +495,12 @@ class Pipeline:
     def token_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[list[float]]:
         """log p of every target token, </s> included, for each pair."""
         self.model.eval()
-        examples = [
-            Example(pair) if isinstance(pair, str) else pair if isinstance(pair, Example) else Example(pair[0], pair[1])
-            for pair in pairs
-        ]
+        examples = [self._example(Example(*pair) if isinstance(pair, tuple) else pair) for pair in pairs]
         every = [self._row(example) for example in examples]
         results: list[list[float]] = [[] for _ in examples]
-        sizes = [row.source if len(row.source) > len(row.target) else row.target for row in every]
+        sizes = [
+            max((side for side in (row.source, row.target, row.second) if side is not None), key=len) for row in every
+        ]
         for rows in self._batches(list(range(len(examples))), sizes, 1):
             batch = collate([every[i] for i in rows], rows).to(self.device)
             _, gold, _ = found = self.model(batch)
@@ -460,6 +526,10 @@ class Pipeline:
                 )
             row = self.objective(row.source, row.target, np.random.default_rng(0))
         both = len(row.source) if self.model.one_sequence else 0
+        if self.codec.second is not None:
+            second = self.codec.encode_second(example)
+            row = row._replace(second=second)
+            self._reach("second source", len(second), self.model.longest_second, example)
         self._reach("source", len(row.source), self.model.longest_source, example)
         self._reach("target", len(row.target) + both, self.model.longest_target, example)
         return row
@@ -485,15 +555,26 @@ class Pipeline:
         """Where the decoder looked for each token of given targets (and </s>), from one watched pass."""
         forced = collate([([], [*target, EOS]) for target in targets], list(range(len(targets)))).to(self.device)
         with watching():
-            memory = self.model.encode(batch.source, batch.source_lengths)
+            memory = self.model.encode(*batch.given)
             output = self.model.decode(forced.target[:, :-1], memory)
         if output.attention is None:
             yield from (None for _ in targets)
             return
         weights = output.attention.float().cpu().numpy()
-        lengths = batch.source_lengths if self.codec.medium is None else memory.lengths
-        for i, (target, length) in enumerate(zip(targets, lengths.tolist(), strict=True)):
+        for i, (target, length) in enumerate(zip(targets, self._states(batch), strict=True)):
             yield weights[i, : len(target) + 1, :length]
+
+
+def grouped(pieces: Sequence[str], count: int) -> list[str]:
+    """Pieces joined, so many at a time, as one state stands for them."""
+    return ["".join(pieces[i : i + count]) for i in range(0, len(pieces), count)]
+
+
+def shortened(ids: Source, longest: int) -> Source:
+    """The beginning of a source that is too long; a text ends as every text does."""
+    if isinstance(ids, list) and ids[-1] == EOS:
+        return [*ids[: longest - 1], EOS]
+    return ids[:longest]
 
 
 def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:

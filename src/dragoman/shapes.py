@@ -8,16 +8,21 @@ language model          none            decoder with source: prefix        lm
 classifier              any             head: classifier                   labels
 tagger                  any             head: tagger                       tags
 masked language model   any             head: tagger                       masked
+
+With two sources (model.second) it is an encoder-decoder whose decoder attends to the source, or a classifier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.interfaces import PAD, Batch, Medium
 from dragoman.core.registry import Part
 from dragoman.data.objectives import objectives
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEADS = {"labels": "classifier", "tags": "tagger", "masked": "tagger"}  # what an objective without a decoder needs
 PREFIXES = ("prefix", "full_prefix")
@@ -29,8 +34,8 @@ def problems(config: Any) -> Iterator[str]:
     name, source = config.training.objective.name, how_the_source_is_read(model)
     objective: Any = objectives[name]
     predicts_source = bool(config.training.objective.options.get("source_loss"))
-    if objective.paired and config.data.columns.count("target") != 1:
-        yield f"data.columns must name 'target' exactly once, found {config.data.columns}"
+    if objective.paired and "target" not in config.data.columns:
+        yield f"data.columns must name 'target' (several times for several targets), found {config.data.columns}"
     if not objective.paired and config.training.validate_metrics:
         yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
     yield from _vocabulary(config, name, objective.joint or not objective.paired or predicts_source)
@@ -52,7 +57,24 @@ def problems(config: Any) -> Iterator[str]:
         yield f"model.decoder.source is {source}, so the decoder reads the source itself: set model.encoder to none"
     if source not in PREFIXES and model.encoder.name == "none" and model.decoder is not None:
         yield "model.encoder is none, so the decoder must read the source itself: set model.decoder.source to prefix"
+    yield from _two_sources(config, name, source)
     yield from _reach(config, name, source)
+
+
+def _two_sources(config: Any, name: str, source: str) -> Iterator[str]:
+    """What reads two sources, and what cannot."""
+    if config.model.second is None:
+        if "second" in config.data.columns:
+            yield "data.columns names 'second', but model.second is null: set it, or write '-' for that column"
+        return
+    if "second" not in config.data.columns:
+        yield f"model.second reads a second source, but data.columns does not name 'second': {config.data.columns}"
+    if name not in ("pairs", "labels") or config.training.objective.options.get("source_loss"):
+        yield "model.second needs an objective that predicts a target alone: set training.objective to pairs or labels"
+    if source in PREFIXES:
+        yield f"model.second cannot be read as a prefix: set model.decoder.source to attention, not {source}"
+    if config.model.second.encoder.name == "none":
+        yield "model.second.encoder is none, and no decoder reads a second source itself: set it to identity"
 
 
 def how_the_source_is_read(model: Any) -> str:
@@ -96,15 +118,18 @@ def _reach(config: Any, name: str, source: str) -> Iterator[str]:
         if together
         else ("data.max_target", config.data.max_target),
     }
+    parts = {side: getattr(model, side) for side in limits}
+    if model.second is not None:
+        parts["second.encoder"], limits["second.encoder"] = model.second.encoder, limits["encoder"]
     for side, (key, limit) in limits.items():
-        part = getattr(model, side)
+        part = parts[side]
         position = part.options.get("position") if part is not None else None
         reach = position.options.get("length") if isinstance(position, Part) else None
         if reach is not None and reach < limit:
             yield f"{key} is {limit}, but model.{side}.position reaches only {reach} tokens: raise its length"
 
 
-def rehearsal(config: Any, medium: Medium | None = None) -> Batch:
+def rehearsal(config: Any, medium: Medium | None = None, second: Medium | str | None = None) -> Batch:
     """A tiny batch of the kind a config trains on."""
     import torch
 
@@ -112,8 +137,18 @@ def rehearsal(config: Any, medium: Medium | None = None) -> Batch:
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
     source = ids[:, :0] if name == "lm" else ids
     asked = name in ("tags", "masked", "unilm") or config.training.objective.options.get("source_loss")
+    sizes = lengths * 0 if name == "lm" else lengths
     if medium is not None:
-        blank = torch.from_numpy(medium.blank())
-        source, sizes = torch.stack([blank, blank]), torch.tensor([len(blank)] * 2)
-        return Batch(source, sizes, ids, lengths)
-    return Batch(source, lengths * 0 if name == "lm" else lengths, ids, lengths, marks=ids if asked else None)
+        source, sizes, asked = *blanks(medium), None
+    batch = Batch(source, sizes, ids, lengths, marks=ids if asked else None)
+    if second is not None:
+        batch.second, batch.second_lengths = (ids, lengths) if isinstance(second, str) else blanks(second)
+    return batch
+
+
+def blanks(medium: Medium) -> tuple[Tensor, Tensor]:
+    """Two sources with nothing in them, and their lengths."""
+    import torch
+
+    blank = torch.from_numpy(medium.blank())
+    return torch.stack([blank, blank]), torch.tensor([len(blank)] * 2)

@@ -303,7 +303,7 @@ from dragoman.data.loader import load
 
 class Plain:
     samples = False
-    medium = None
+    medium = second = None
 
 batches = Batches([(store.open(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1)
 stream = load(batches, Cursor(), 2, ahead=int(sys.argv[2]))

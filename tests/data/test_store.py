@@ -28,6 +28,7 @@ class Letters:
     """A codec to see through: a letter's id is its code point, moved; </s> ends both sides."""
 
     samples = False
+    medium = second = None
 
     def __init__(self, size: int = 1000, shift: int = 0) -> None:
         self.source = self.target = range(size)
@@ -154,6 +155,7 @@ from dragoman.data import store
 
 class Codec:
     source = target = range(1000)
+    medium = second = None
     def encode_source(self, example): return [ord(c) for c in example.source]
     def encode_target(self, text, source=""): return [ord(c) for c in text]
 

@@ -39,7 +39,8 @@ def streams(references):
 def test_identical_texts_get_the_best_score(name):
     metric = build(name)
     lines = ["the cat sat on the mat", "a cat sat on a mat again"]
-    assert corpus(metric, lines, [[line] for line in lines]) == pytest.approx(100 if metric.higher_is_better else 0)
+    best = 1000 if name == "cider" else 100 if metric.higher_is_better else 0
+    assert corpus(metric, lines, [[line] for line in lines]) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("name", metrics.names)
@@ -105,6 +106,9 @@ SACRE = [
     ("bleu", {"tokenize": "char", "lowercase": True}, lambda: sacrebleu.BLEU(tokenize="char", lowercase=True)),
     ("bleu", {"smooth": "add-k"}, lambda: sacrebleu.BLEU(smooth_method="add-k")),
     ("bleu", {"smooth": "none", "tokenize": "intl"}, lambda: sacrebleu.BLEU(smooth_method="none", tokenize="intl")),
+    ("bleu1", {}, lambda: sacrebleu.BLEU(max_ngram_order=1)),
+    ("bleu2", {"lowercase": True}, lambda: sacrebleu.BLEU(max_ngram_order=2, lowercase=True)),
+    ("bleu3", {}, lambda: sacrebleu.BLEU(max_ngram_order=3)),
     ("chrf", {}, lambda: sacrebleu.CHRF()),
     ("chrf", {"word_order": 2, "lowercase": True}, lambda: sacrebleu.CHRF(word_order=2, lowercase=True)),
     ("ter", {}, lambda: sacrebleu.TER()),
@@ -142,6 +146,13 @@ def test_a_signature_names_the_number_of_references():
     metric.statistics(["a", "b"], [["a", "c"], ["b"]])
     assert "nrefs:var|" in metric.signature
     assert build("wer").signature is None
+
+
+def test_bleu_of_single_words_is_their_share_worked_by_hand():
+    """5 of 6 words are in a reference, "the" twice as in the first; nothing is too short: 100 · 5 / 6."""
+    references = [["the cat is on the mat", "there is a cat"]]
+    assert corpus(build("bleu1"), ["the cat sat on the mat"], references) == pytest.approx(100 * 5 / 6)
+    assert [build(name).label for name in ("bleu1", "bleu2", "bleu3", "bleu")] == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU"]
 
 
 def test_labels_tell_chrf_from_chrf_plus_plus():

@@ -1,6 +1,7 @@
-"""The promises that every registered encoder and decoder keeps, alone and in every pair, in evaluation mode.
+"""The promises that every registered frontend, encoder and decoder keeps, alone and in every pair, in evaluation mode.
 
-A part added later is tested with its defaults; the options in ENCODERS and DECODERS extend that to a covering set.
+A part added later is tested with its defaults; the options in FRONTENDS, ENCODERS and DECODERS extend that to a
+covering set.
 
 B sentences, K hypotheses, S source and T target positions.
 """
@@ -8,6 +9,7 @@ B sentences, K hypotheses, S source and T target positions.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import subprocess
 import sys
@@ -122,6 +124,12 @@ TOGETHER: Rules = [
     lambda position, key_width, value_width: position != INSIDE[0] or key_width == value_width is None,
     lambda position, mixer: position in OUTSIDE or mixer == "attention",
 ]
+FRONTENDS: dict[str, tuple[Space, Rules]] = {
+    "tokens": ({"scale": [True, False]}, []),
+    "image": ({"pixels": [32], "channels": [4], "stages": [[1, 1]], "grid": ["resnet", "patches"]}, []),
+    "audio": ({"bins": [7, 12], "subsampling": ["conv", "stack"], "channels": [3], "stack": [1, 3]}, []),
+    "frames": ({"numbers": [5], "deltas": [0, 1], "subsampling": ["conv", "stack"], "channels": [3], "stack": [2]}, []),
+}
 ENCODERS: dict[str, tuple[Space, Rules]] = {
     "rnn": (
         {
@@ -144,6 +152,7 @@ ENCODERS: dict[str, tuple[Space, Rules]] = {
         {"layers": [1, 3], "width": [None, 10], "kernel": [1, 3, 5], "position": OUTSIDE, "weight_norm": [False, True]},
         [],
     ),
+    "pyramid": ({"cell": ["rnn_relu", "gru", "lstm"], "layers": [1, 2], "width": [None, 10]}, []),
     "identity": ({"position": OUTSIDE, "dropout": [0.0, 0.5]}, []),
     "none": ({}, []),
 }
@@ -160,6 +169,8 @@ DECODERS: dict[str, tuple[Space, Rules]] = {
             "input_feeding": [False, True],
             "score": [*SCORES, *REMEMBERING],
             "normalizer": [*NORMALIZERS, "hard"],
+            "gate": [False, True],
+            "doubly_stochastic": [0.0, 1.0],
             "bridge": ["dense", "copy", "zero"],
             "reads": [None, "s", "sc", "scy"],
             "readout": ["tanh", "maxout", "linear", "none"],
@@ -181,6 +192,9 @@ DECODERS: dict[str, tuple[Space, Rules]] = {
             lambda source, score: source == "attention" or score == SCORES[-1],
             lambda source, normalizer: source == "attention" or normalizer == "softmax",
             lambda source, order: source == "attention" or order == "after",
+            lambda source, gate: source == "attention" or not gate,
+            lambda source, doubly_stochastic: source == "attention" or not doubly_stochastic,
+            lambda normalizer, doubly_stochastic: normalizer != "hard" or not doubly_stochastic,
         ],
     ),
     "transformer": (
@@ -227,6 +241,7 @@ def cases(registry: Any, spaces: dict[str, tuple[Space, Rules]]) -> list[Any]:
     ]
 
 
+EVERY_FRONTEND = pytest.mark.parametrize("part", cases(frontends, FRONTENDS))
 EVERY_ENCODER = pytest.mark.parametrize("part", cases(encoders, ENCODERS))
 EVERY_DECODER = pytest.mark.parametrize("part", cases(decoders, DECODERS))
 
@@ -249,7 +264,9 @@ def looks_everywhere(part: Part) -> bool:
 def sees_a_set(part: Part) -> bool:
     """Whether the order of the source's states cannot matter to a decoder."""
     ordered = name_of(part, "normalizer").startswith("local") or name_of(part, "score") == "location"
-    return not ordered and not one_sequence(part)
+    # From a state of zeros a dot finds all keys alike, and the first of them is the one looked at.
+    tied = name_of(part, "normalizer") == "hard" and part.options.get("bridge") == "zero"
+    return not ordered and not tied and not one_sequence(part)
 
 
 def settled(module: Any) -> Any:
@@ -321,6 +338,73 @@ def loads_equal(part: nn.Module, other: nn.Module) -> None:
     other.load_state_dict({name: x.clone() for name, x in part.state_dict().items()}, strict=True)
 
 
+# -- frontends -----------------------------------------------------------------------------------------------------
+
+FIXED = ("image",)  # whose sources are all of one size
+
+
+def reader_of(part: Part) -> Any:
+    kind: Any = frontends[part.name]
+    return kind.reader(part.options, ())
+
+
+def frontend_of(part: Part) -> Any:
+    reader = reader_of(part)
+    return settled(frontends.build(part, SIZE if reader is None else reader.width, D_IN))
+
+
+def a_raw_source(part: Part, more: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids or numbers with noise in the padding, `more` positions of it than needed."""
+    reader, lengths = reader_of(part), torch.tensor(LENGTHS)
+    if reader is None:
+        return torch.randint(4, SIZE, (B, S + more)), lengths
+    blank = torch.from_numpy(reader.blank())  # one of the smallest size: the others have multiples of that
+    lengths = torch.full((B,), len(blank)) if part.name in FIXED else lengths * len(blank)
+    shape = (B, int(lengths.max()) + more * (part.name not in FIXED), reader.width)
+    noise = torch.randint(0, 256, shape) if blank.dtype == torch.uint8 else torch.randn(shape)
+    return noise.to(blank.dtype), lengths
+
+
+@EVERY_FRONTEND
+def test_padding_changes_nothing_for_a_frontend(part: Part) -> None:
+    frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
+    expected, segments = frontend.read(source, Segments(lengths))
+    wider, _ = a_raw_source(part, more=4)
+    real = Segments(lengths).mask(source.shape[1])
+    wider[:, : source.shape[1]][real] = source[real]
+    found, others = frontend.read(wider, Segments(lengths))
+    assert torch.equal(segments.lengths, others.lengths)
+    for x, y, n in zip(expected, found, segments.lengths.tolist(), strict=True):
+        close(x[:n], y[:n])
+
+
+@EVERY_FRONTEND
+def test_a_batch_equals_its_rows_for_a_frontend(part: Part) -> None:
+    frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
+    together, segments = frontend.read(source, Segments(lengths))
+    assert together.shape == (B, int(segments.lengths.max()), frontend.d)
+    for i, n in enumerate(lengths.tolist()):
+        alone, own = frontend.read(source[i : i + 1, :n], Segments(lengths[i : i + 1]))
+        assert own.lengths.tolist() == [alone.shape[1]] == segments.lengths[i : i + 1].tolist()
+        close(alone[0], together[i, : alone.shape[1]])
+
+
+@EVERY_FRONTEND
+def test_a_saved_frontend_loads_equal(part: Part) -> None:
+    frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
+    other = frontend_of(part)
+    loads_equal(frontend, other)
+    assert torch.equal(frontend.read(source, Segments(lengths))[0], other.read(source, Segments(lengths))[0])
+
+
+@pytest.mark.parametrize("part", [case for case in cases(frontends, FRONTENDS) if reader_of(case.values[0])])
+def test_a_frontend_names_every_vector_it_makes(part: Part) -> None:
+    frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
+    _, segments = frontend.read(source, Segments(lengths))
+    for n, made in zip(lengths.tolist(), segments.lengths.tolist(), strict=True):
+        assert len(set(frontend.labels(n))) == made
+
+
 # -- encoders ------------------------------------------------------------------------------------------------------
 
 
@@ -348,9 +432,10 @@ def test_an_encoder_has_the_width_it_says_and_reads_all_of_the_source(part: Part
     encoder, (x, lengths) = encoder_of(part), a_source()
     x.requires_grad_()
     memory = encoder(x, Segments(lengths))
-    assert memory.states.shape == (B, S, encoder.d)
+    stride = getattr(encoder, "stride", 1)
+    assert memory.states.shape == (B, math.ceil(S / stride), encoder.d)
     assert memory.summary.shape == (B, encoder.d)
-    assert torch.equal(memory.lengths, lengths)
+    assert memory.lengths.tolist() == [math.ceil(n / stride) for n in LENGTHS]
     (memory.summary.sin().sum() + memory.states[0].sin().sum()).backward()
     assert x.grad is not None
     assert x.grad[0].abs().amax(-1).min() > 0

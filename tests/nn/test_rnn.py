@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -106,7 +107,10 @@ def attend(decoder: Any, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     score = decoder.attention.score
     e = torch.stack([score.v.weight[0] @ torch.tanh(score.W1.weight @ s + score.W2(h_j)) for h_j in h])
     a = e.exp() / e.exp().sum()
-    return sum((w * h_j for w, h_j in zip(a, h, strict=True)), torch.zeros(h.shape[1])), a
+    c = sum((w * h_j for w, h_j in zip(a, h, strict=True)), torch.zeros(h.shape[1]))
+    if decoder.gate is not None:  # Xu et al. 2015: β = σ(f(s))
+        c = c / (1 + math.exp(-(decoder.gate.weight[0] @ s + decoder.gate.bias[0])))
+    return c, a
 
 
 def read_out(decoder: Any, readout: str, *parts: Tensor) -> Tensor:
@@ -161,6 +165,9 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {  # options → what the readout
     "bahdanau": ({"cell": "gru", "order": "before"}, "scy"),
     "bahdanau, maxout": ({"cell": "gru", "order": "before", "readout": "maxout"}, "scy"),
     "before, two layers": ({"cell": "lstm", "order": "before", "layers": 2, "reads": "sc"}, "sc"),
+    "xu": ({"cell": "lstm", "order": "before", "gate": True, "readout": "linear"}, "scy"),
+    "gated, after": ({"cell": "gru", "gate": True}, "sc"),
+    "gated, bottom": ({"cell": "gru", "layers": 2, "order": "bottom", "gate": True}, "scy"),
     "luong": ({"cell": "lstm", "layers": 2}, "sc"),
     "luong, feeding": ({"cell": "lstm", "layers": 2, "input_feeding": True}, "sc"),
     "luong, reads all": ({"cell": "gru", "reads": "scy", "readout": "linear"}, "scy"),
@@ -302,6 +309,48 @@ def test_a_score_that_remembers_sees_the_sum_of_the_weights_so_far() -> None:
             covered = covered + a
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"order": "before", "cell": "gru"},
+        {"score": {"name": "coverage", "penalty": 0.5}},
+        {"normalizer": "entmax15"},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_uneven_looks_cost_the_squares_of_what_each_place_got_too_little_or_too_much(options: dict[str, Any]) -> None:
+    plain = decoder_with(**options)
+    torch.manual_seed(0)
+    decoder = decoder_with(doubly_stochastic=0.7, **options)
+    plain.load_state_dict(decoder.state_dict())
+    memory, y = a_memory(), torch.randn(B, T, D_IN)
+    found, without = decoder(y, memory), plain(y, memory)
+    near(found.o, without.o)
+    for i, n in enumerate(LENGTHS):
+        for steps in range(1, T + 1):  # a target of so many tokens, the rest padding
+            looks = found.attention[i, :steps, :n].sum(0).tolist()
+            cost = 0.7 * sum((1 - look) ** 2 for look in looks)
+            other = without.extras["penalty"][i, :steps].sum().item() if without.extras else 0.0
+            assert found.extras["penalty"][i, :steps].sum().item() == pytest.approx(cost + other, rel=1e-4)
+
+
+def test_even_looks_are_learned_from_their_cost_alone() -> None:
+    """S steps over S places can look at each of them once in all: the cost falls to nothing."""
+    decoder, memory = decoder_with(order="before", doubly_stochastic=1.0, dropout=0.0).train(), a_memory()
+    memory.lengths[:] = S
+    y, costs = torch.randn(B, S, D_IN), []
+    descent = torch.optim.Adam(decoder.parameters(), 0.02)
+    for _ in range(60):
+        cost = decoder(y, memory).extras["penalty"].sum()
+        descent.zero_grad()
+        cost.backward()
+        descent.step()
+        costs.append(cost.item())
+    assert costs[-1] < 0.2 * costs[0]
+
+
 def test_a_hard_look_tells_the_log_probability_of_every_draw() -> None:
     decoder, memory = decoder_with(normalizer="hard", dropout=0.0).train(), a_memory()
     found = decoder(torch.randn(B, T, D_IN), memory)
@@ -311,7 +360,16 @@ def test_a_hard_look_tells_the_log_probability_of_every_draw() -> None:
     assert torch.equal(found.attention.sum(-1), torch.ones(B, T))
 
 
-@pytest.mark.parametrize("options", [{}, {"order": "before"}, {"source": "context"}, {"source": "prefix"}], ids=str)
+EMPTY: list[dict[str, Any]] = [
+    {},
+    {"order": "before"},
+    {"doubly_stochastic": 1.0},
+    {"source": "context"},
+    {"source": "prefix"},
+]
+
+
+@pytest.mark.parametrize("options", EMPTY, ids=str)
 def test_a_target_may_be_empty(options: dict[str, Any]) -> None:
     found = decoder_with(D_IN, **options)(torch.randn(B, 0, D_IN), a_memory(D_IN))
     assert found.o.shape == (B, 0, D)
@@ -332,6 +390,9 @@ def test_a_target_may_be_empty(options: dict[str, Any]) -> None:
         ({"reads": "s"}, "use 'sc'"),
         ({"order": "before", "readout": "none", "reads": "scy"}, "reads is 'scy'; use reads: s"),
         ({"score": "dot"}, "one width, not 5 and 4"),
+        ({"source": "context", "gate": True}, "gate belongs to source 'attention'"),
+        ({"source": "initial", "doubly_stochastic": 1.0}, "doubly_stochastic belongs to source 'attention'"),
+        ({"normalizer": "hard", "doubly_stochastic": 1.0}, "a draw has none"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(options: dict[str, Any], words: str) -> None:

@@ -5,6 +5,9 @@ B sentences, K hypotheses of each, S source positions, T target positions, D wid
     text ─tokenizer→ ids ─batching→ Batch ─frontend→ (B, S, D) ─encoder→ Memory ─decoder→ Output ─search→ Hypothesis
     file ─medium→ numbers (S, F) ─┘
 
+There may be a second source (a question and an image), which becomes a Memory by parts of its own; the two are then
+joined to one, so that nothing behind the encoder sees a difference.
+
 A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its
 state is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py.
 `step` consumes the state it is given and may write into it; positions in it are tensors, never Python ints.
@@ -36,6 +39,7 @@ class Example:
     line: int = 0
     cut: bool = False  # the line was longer than a line may be, and only its beginning is here
     references: tuple[str, ...] = ()  # every accepted target, the first included, where several may be given
+    second: str = ""  # the second source of a model that reads two
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -134,6 +138,8 @@ class Batch:
     lines: list[int] = field(default_factory=list)
     marks: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
     packed: PackedBatch | None = None  # the same without padding, where someone has made it already
+    second: Tensor | None = None  # a second source, as the first
+    second_lengths: Tensor | None = None  # (B,)
 
     def __len__(self) -> int:
         return int(self.source.shape[0])
@@ -146,8 +152,16 @@ class Batch:
 
     @property
     def area(self) -> int:
-        """Padded positions of the longer side: what memory grows with."""
-        return len(self) * max(int(self.source.shape[1]), int(self.target.shape[1]))
+        """Padded positions of the longest side: what memory grows with."""
+        sides = [self.source, self.target] if self.second is None else [self.source, self.target, self.second]
+        return len(self) * max(int(side.shape[1]) for side in sides)
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """What an encoder reads: the source and its lengths, and those of a second where there is one."""
+        if self.second is None or self.second_lengths is None:
+            return self.source, self.source_lengths
+        return self.source, self.source_lengths, self.second, self.second_lengths
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of the rows, with the padding they do not need cut off."""
@@ -155,7 +169,11 @@ class Batch:
         source = self.source[start:stop, : int(source_lengths.max())]
         target = self.target[start:stop, : int(target_lengths.max())]
         marks = None if self.marks is None else self.marks[start:stop, : source.shape[1]]
-        return Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], marks)
+        found = Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], marks)
+        if self.second is not None and self.second_lengths is not None:
+            found.second_lengths = self.second_lengths[start:stop]
+            found.second = self.second[start:stop, : int(found.second_lengths.max())]
+        return found
 
     def to(self, device: Any) -> Batch:
         def move(x: Tensor) -> Tensor:
@@ -168,6 +186,8 @@ class Batch:
             move(self.target_lengths),
             self.lines,
             None if self.marks is None else move(self.marks),
+            second=None if self.second is None else move(self.second),
+            second_lengths=None if self.second_lengths is None else move(self.second_lengths),
         )
 
 
@@ -182,6 +202,7 @@ class Memory:
     source: Tensor | None = None  # (B, S): the source's ids, for copying
     values: Tensor | None = None  # (B, S, D): what attention averages, where that is not the states (ConvS2S)
     packed: Segments | None = None  # where the states lie end to end, (1, N, D); there is no summary then
+    second: Tensor | None = None  # (B,): where the states of a second source begin, right behind those of the first
 
     @property
     def mask(self) -> Tensor:
@@ -196,7 +217,7 @@ class Output:
     o: Tensor  # (B, T, D), or (B, K, D) from a step
     attention: Tensor | None = None  # (B, T, S): the decoder's own word on alignment
     # What a loss may use: "prefix", o at the source's positions; "choice", log p of what was drawn on the way;
-    # "penalty", terms to add, (B, T) each.
+    # "penalty", terms to add, (B, T) each; "ctc", the loss of the encoder alone, (B,).
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.interfaces import BOS, PAD, Batch
-from dragoman.data.objectives import Objective, Row
+from dragoman.data.objectives import Objective, Row, plain
 from dragoman.data.store import Store
 
 if TYPE_CHECKING:
@@ -46,13 +46,20 @@ class Arrays(NamedTuple):
     target_lengths: Integers  # (B,)
     lines: list[int]
     marks: Integers | None = None  # (B, S)
+    second: Integers | None = None  # a second source, as the first
+    second_lengths: Integers | None = None  # (B,)
 
     def tensors(self) -> Batch:
         import torch
 
         source, source_lengths, target, target_lengths = (torch.from_numpy(array) for array in self[:4])
-        marks = None if self.marks is None else torch.from_numpy(self.marks)
-        return Batch(source, source_lengths, target, target_lengths, self.lines, marks)
+        marks, second, second_lengths = (
+            None if array is None else torch.from_numpy(array)
+            for array in (self.marks, self.second, self.second_lengths)
+        )
+        found = Batch(source, source_lengths, target, target_lengths, self.lines, marks)
+        found.second, found.second_lengths = second, second_lengths
+        return found
 
 
 def pad(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Arrays:
@@ -64,7 +71,9 @@ def pad(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Arrays:
     filled = np.full_like(source, PAD) if any(marks) else None
     for i, row in enumerate(marks if filled is not None else []):
         filled[i, : len(row)] = row  # type: ignore[index]
-    return Arrays(source, source_lengths, target, lengths + 1, list(lines), filled)
+    seconds = [row.second for row in rows if isinstance(row, Row) and row.second is not None]
+    second = _rectangle(seconds) if seconds else (None, None)
+    return Arrays(source, source_lengths, target, lengths + 1, list(lines), filled, *second)
 
 
 def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
@@ -77,6 +86,14 @@ def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
     if width:
         filled[np.arange(width) < lengths[:, None]] = np.concatenate(rows)
     return filled, lengths
+
+
+def _with_second(row: tuple[Ids, Ids] | Row, second: Ids | None) -> tuple[Ids, Ids] | Row:
+    """A pair, or a row, with a second source where there is one."""
+    if second is None:
+        return row
+    made = row if isinstance(row, Row) else Row(plain(row[0]), plain(row[1]))
+    return made._replace(second=second)
 
 
 def collate(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Batch:
@@ -236,6 +253,8 @@ class Batches:
             raise ValueError("to sample subwords, stores must be built with keep_text=True")
         self.codec = codec if codec.samples else None  # else it need not travel to the workers
         self.medium = codec.medium if codec.medium is not None and codec.medium.augments else None
+        second = None if isinstance(codec.second, str) else codec.second
+        self.second = second if second is not None and second.augments else None
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self.objective = None if objective is None or objective.trivial else objective
         self.rank, self.ranks, self.block = rank, ranks, block
@@ -258,27 +277,32 @@ class Batches:
 
     def arrays(self, place: Place) -> Arrays:
         """The padded ids of a batch."""
-        if self.codec is None and self.objective is None and self.medium is None:
+        if self.as_stored:
             return self._gathered(place.items)
         items: list[tuple[int, int]] = place.items.tolist()
         rows = [self._ids(place.epoch, corpus, row) for corpus, row in items]
         return pad(rows, [int(self.stores[corpus].lines[row]) for corpus, row in items])
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether rows are learned from as they are stored."""
+        return self.codec is None and self.objective is None and self.medium is None and self.second is None
 
     def _gathered(self, items: Integers) -> Arrays:
         """The same where rows are learned from as they are stored: one gather for each side instead of a look at each
         row, 73 to 88 million tokens a second against 18 to 22.
         """
         corpora, rows = items.T
-        lengths, lines = np.empty((2, len(items)), np.int64), np.empty(len(items), np.int64)
+        count = 3 if self.stores[0].two else 2
+        lengths, lines = np.empty((count, len(items)), np.int64), np.empty(len(items), np.int64)
         parts = []
         for corpus, store in enumerate(self.stores):
             mine = corpora == corpus
-            (source, lengths[0, mine]), (target, lengths[1, mine]) = (
-                store.sources(rows[mine]),
-                store.targets(rows[mine]),
-            )
+            found = [gather(rows[mine]) for gather in (store.sources, store.targets, store.seconds)[:count]]
+            for side, (_, own) in zip(lengths, found, strict=True):
+                side[mine] = own
             lines[mine] = store.lines[rows[mine]]
-            parts.append((mine, source, target))
+            parts.append((mine, *(ids for ids, _ in found)))
         sides = [
             np.full(
                 (len(items), int(side.max(initial=0)), *ids.shape[1:]), PAD, ids.dtype if ids.ndim > 1 else np.int64
@@ -289,7 +313,8 @@ class Batches:
             for filled, side, own in zip(sides, lengths, ids, strict=True):
                 filled[(np.arange(filled.shape[1]) < side[:, None]) & mine[:, None]] = own
         target = np.concatenate([np.full((len(items), 1), BOS), sides[1]], axis=1)
-        return Arrays(sides[0], lengths[0], target, lengths[1] + 1, lines.tolist())
+        second = (sides[2], lengths[2]) if count == 3 else (None, None)
+        return Arrays(sides[0], lengths[0], target, lengths[1] + 1, lines.tolist(), None, *second)
 
     def _stream(self, cursor: Cursor) -> Iterator[Place]:
         """The batches of all ranks."""
@@ -321,13 +346,24 @@ class Batches:
     def _ids(self, epoch: int, corpus: int, row: int) -> tuple[Ids, Ids] | Row:
         """What is learned from a row; all that is random in it is a function of seed, epoch, corpus and row alone."""
         store = self.stores[corpus]
-        if self.codec is None and self.objective is None and self.medium is None:
-            return store.source(row), store.target(row)
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
         source, target = self._sampled(store, row, rng) if self.codec else (store.source(row), store.target(row))
         if self.medium is not None:
             source = self.medium.augment(np.asarray(source), rng)
-        return (source, target) if self.objective is None else self.objective(source, target, rng)
+        made = (source, target) if self.objective is None else self.objective(source, target, rng)
+        return _with_second(made, self._second(store, row, rng))
+
+    def _second(self, store: Store, row: int, rng: np.random.Generator) -> Ids | None:
+        """The second source of a row, looked at or split in a new way where the first would be."""
+        second: Ids | None = store.second(row)
+        if second is None:
+            return None
+        if self.second is not None:
+            return self.second.augment(np.asarray(second), rng)
+        if self.codec is not None and isinstance(self.codec.second, str) and self.codec.source.samples:
+            sampled = self.codec.encode_second(store.example(row), rng)
+            return sampled if len(sampled) <= store.max_source else second
+        return second
 
     def _sampled(self, store: Store, row: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
         """Another split of the same texts into subwords."""
@@ -362,7 +398,8 @@ def in_order(store: Store, tokens: int, objective: Objective | None = None) -> I
 
     def ids(row: int) -> tuple[Ids, Ids] | Row:
         pair = store.source(row), store.target(row)
-        return pair if objective is None else objective(*pair, np.random.default_rng(row))
+        made = pair if objective is None else objective(*pair, np.random.default_rng(row))
+        return _with_second(made, store.second(row))
 
     for rows in np.split(by_length, cuts):
         numbers: list[int] = rows.tolist()

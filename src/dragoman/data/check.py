@@ -256,6 +256,8 @@ class _Split:
             self.files.append((len(self.lines), example.file))
         target = example.target or ""
         key = f"{example.source_lang}\n{example.target_lang}\n{_plain(example.source)}"
+        if example.second:  # a question is another one with another picture
+            key += f"\n{_plain(example.second)}"
         self.source_keys.append(_hash(key))
         self.pair_keys.append(_hash(f"{key}\n{_plain(target)}"))
         self.ratios.append(math.log((1 + len(target)) / (1 + len(example.source))))

@@ -53,6 +53,7 @@ class Row(NamedTuple):
     source: list[int]
     target: list[int]
     marks: list[int] | None = None
+    second: Ids | None = None  # a second source, as it is stored
 
 
 class Objective:

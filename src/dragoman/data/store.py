@@ -7,6 +7,9 @@ A folder holds, for N pairs (all numbers little-endian):
     source.ids  target.ids           ids one pair after another; 16 bits where the vocabulary fits, else 32
     source.offsets  target.offsets   N + 1 places: the ids of pair i are ids[offsets[i] : offsets[i + 1]]
                                      (where the source is no text: F numbers at each place instead of one id)
+    source.rows                      where the source is no text, N numbers: whose source in source.offsets a pair has,
+                                     so that an image with five captions is there once
+    second.ids, .offsets, .rows      a second source, as the first
     lines                            N line numbers in the user's file
     examples.jsonl  (and .offsets)   the texts and languages, only where subwords are to be sampled
     store.json                       version, counts, and the size of every file, so that a truncated one is noticed
@@ -28,10 +31,10 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +62,13 @@ class Store:
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
         self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts.get("paired", True))
         self.lines = _map(folder / "lines", "<i8")
-        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts.get("width"))
+        shared = _map(folder / "source.rows", "<i8") if facts.get("width") is not None else None
+        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts.get("width"), shared)
         self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
+        self._second = None
+        if (width := facts.get("second", "none")) != "none":
+            shared = _map(folder / "second.rows", "<i8") if width is not None else None
+            self._second = _Rows(folder, "second", "ids", facts["dtypes"]["second"], width, shared)
         self._examples = _Rows(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
     def __len__(self) -> int:
@@ -75,6 +83,15 @@ class Store:
     def target(self, i: int) -> Ids:
         return self._target[i]
 
+    def second(self, i: int) -> Ids | None:
+        """The second source, where there is one."""
+        return None if self._second is None else self._second[i]
+
+    @property
+    def two(self) -> bool:
+        """Whether there is a second source."""
+        return self._second is not None
+
     def sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of some rows, one after another, and how many each has."""
         return self._source.together(rows)
@@ -82,45 +99,62 @@ class Store:
     def targets(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
         return self._target.together(rows)
 
+    def seconds(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+        assert self._second is not None
+        return self._second.together(rows)
+
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        return np.diff(self._source.offsets).astype(np.int32)
+        """Of the longer source, where there are two."""
+        return self.lengths(np.arange(len(self)))[0].astype(np.int32)
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
         return np.diff(self._target.offsets).astype(np.int32)
 
     def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and target lengths of some rows only, where all would not fit into memory."""
-        return self._source.lengths(rows), self._target.lengths(rows)
+        """Source and target lengths of some rows only, where all would not fit into memory; of the longer source."""
+        source, target = self._source.lengths(rows), self._target.lengths(rows)
+        return source if self._second is None else np.maximum(source, self._second.lengths(rows)), target
 
     def example(self, i: int) -> Example:
         """The texts and languages of a pair."""
         if self._examples is None:
             raise ValueError(f"{self.folder} was built without texts")
-        source, target, source_lang, target_lang = json.loads(self._examples[i].tobytes())
-        return Example(source, target, source_lang, target_lang, line=int(self.lines[i]))
+        source, target, source_lang, target_lang, *more = json.loads(self._examples[i].tobytes())
+        second = more[0] if more else ""
+        return Example(source, target, source_lang, target_lang, line=int(self.lines[i]), second=second)
 
 
 class _Rows:
-    """Rows of any length in one file, with a file of the places where they begin."""
+    """Rows of any length in one file, with a file of the places where they begin.
 
-    def __init__(self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None) -> None:
+    With `rows`, row i is the one of that number: what several pairs have in common is there once.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None, rows: Ids | None = None
+    ) -> None:
         data = _map(folder / f"{name}.{suffix}", dtype)
         self.data = data if width is None else data.reshape(-1, width)
-        self.offsets = _map(folder / f"{name}.offsets", "<i8")
+        self.offsets, self.rows = _map(folder / f"{name}.offsets", "<i8"), rows
 
     def __getitem__(self, i: int) -> Ids:
+        i = i if self.rows is None else int(self.rows[i])
         return self.data[self.offsets[i] : self.offsets[i + 1]]
 
     def together(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        starts, lengths = self.offsets[rows], self.lengths(rows)
+        starts, lengths = self.offsets[self._numbers(rows)], self.lengths(rows)
         before = np.cumsum(lengths) - lengths  # where each row begins in the result
         places = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
         return self.data[places], lengths
 
     def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        rows = self._numbers(rows)
         return np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)
+
+    def _numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rows if self.rows is None else self.rows[rows]
 
 
 def _map(path: Path, dtype: str) -> Ids:
@@ -188,24 +222,24 @@ def _write(
     objective: Objective | None,
 ) -> None:
     """Fill a folder, pair by pair: memory does not grow with the corpus."""
-    medium = codec.medium
-    dtypes = {"source": _dtype(len(codec.source)) if medium is None else medium.dtype}
-    dtypes["target"] = _dtype(len(codec.target))
     skipped: Counter[str] = Counter()
     with ExitStack() as files:
-        source = files.enter_context(_Writer(folder, "source", "ids", dtypes["source"]))
-        target = files.enter_context(_Writer(folder, "target", "ids", dtypes["target"]))
+        sources = [files.enter_context(_Sources(folder, codec, "source"))]
+        if codec.second is not None:
+            sources.append(files.enter_context(_Sources(folder, codec, "second")))
+        target = files.enter_context(_Writer(folder, "target", "ids", _dtype(len(codec.target))))
         texts = files.enter_context(_Writer(folder, "examples", "jsonl", "u1")) if keep_text else None
         lines = files.enter_context(builtins.open(folder / "lines", "wb", BUFFER))
         for example in examples:
             if objective is not None and not objective.paired:
                 example = replace(example, source="", target=example.source)
-            reason, ids = _encode(example, codec, max_source, max_target, objective)
+            reason, said = _encode(example, codec, max_source, max_target, objective, sources)
             if reason:
                 skipped[reason] += 1
                 continue
-            source.add(ids[0])
-            target.add(ids[1])
+            for source in sources:
+                source.write()
+            target.add(said)
             lines.write(example.line.to_bytes(8, "little"))
             if texts is not None:
                 texts.add(_as_json(example))
@@ -220,44 +254,107 @@ def _write(
         "max_target": max_target,
         "keep_text": keep_text,
         "paired": objective is None or objective.paired,
-        "dtypes": dtypes,
-        "width": None if medium is None else medium.width,
+        "dtypes": {source.name: source.dtype for source in sources} | {"target": _dtype(len(codec.target))},
+        "width": sources[0].width,
         "sizes": {path.name: path.stat().st_size for path in paths},
     }
+    if len(sources) > 1:
+        facts["second"] = sources[1].width
     _write_aside(folder / "store.json", facts)
 
 
 def _encode(
-    example: Example, codec: Codec, max_source: int, max_target: int, objective: Objective | None
-) -> tuple[str, tuple[Sequence[int] | Ids, list[int]]]:
-    """Why a pair cannot be used ('' where it can), and its ids. Limits count all ids of a side, tags and </s> too."""
-    nothing: tuple[list[int], list[int]] = ([], [])
+    example: Example,
+    codec: Codec,
+    max_source: int,
+    max_target: int,
+    objective: Objective | None,
+    sources: Sequence[_Sources],
+) -> tuple[str, list[int]]:
+    """Why a pair cannot be used ('' where it can), and its target's ids; its sources wait to be written.
+
+    Limits count all ids of a side, tags and </s> too.
+    """
+    nothing: list[int] = []
     paired = objective is None or objective.paired
     if example.cut:
         return "cut", nothing
-    if paired and not example.source.strip():
+    if paired and not all(source.named(example).strip() for source in sources):
         return "blank source", nothing
     if example.target is None or not example.target.strip():
         return "blank target" if paired else "blank", nothing
-    try:
-        source = codec.encode_source(example) if paired else []
-    except DataError:
-        if codec.medium is None:
-            raise
+    found = [source.read(example) if paired else source.blank() for source in sources]
+    if any(ids is None for ids in found):
         return "source cannot be read", nothing
+    source = found[0] if found[0] is not None else []
     target = codec.encode_target(example.target, source=example.source)
-    if len(source) > max_source:
+    if any(len(ids) > max_source for ids in found if ids is not None):
         return "source too long", nothing
     if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
         return "target too long" if paired else "too long", nothing
     if objective is None or objective.trivial:
-        return "", (source, target)
+        return "", target
     if problem := objective.problem(source, target):
         return problem, nothing
     longest = objective.lengths(np.array([len(source)]), np.array([len(target)]))
     if int(longest[0][0]) > max_source or int(longest[1][0]) > max_target:
         return "too long", nothing
-    return "", (source, target)
+    return "", target
+
+
+class _Sources:
+    """One source of each pair, read and written. A file that pair after pair names is read and written once."""
+
+    def __init__(self, folder: Path, codec: Codec, name: Literal["source", "second"]) -> None:
+        second = None if isinstance(codec.second, str) else codec.second
+        self.name, self.medium = name, codec.medium if name == "source" else second
+        self.encode = codec.encode_source if name == "source" else codec.encode_second
+        self.dtype = _dtype(len(codec.source)) if self.medium is None else self.medium.dtype
+        self.width = None if self.medium is None else self.medium.width
+        self.data = _Writer(folder, name, "ids", self.dtype)
+        self.rows = None if self.medium is None else builtins.open(folder / f"{name}.rows", "wb", BUFFER)  # noqa: SIM115
+        self.count = 0  # written so far
+        self.file: tuple[str, str] | None = None  # read last
+        self.found: Sequence[int] | Ids | None = []
+        self.fresh = True  # whether what was found last has yet to be written
+
+    def named(self, example: Example) -> str:
+        """The text, or the name of the file."""
+        return example.source if self.name == "source" else example.second
+
+    def blank(self) -> Sequence[int]:
+        self.found, self.fresh = [], True
+        return []
+
+    def read(self, example: Example) -> Sequence[int] | Ids | None:
+        """The ids or numbers; None where a file cannot be read."""
+        file = (example.file, self.named(example))
+        if self.medium is None or file != self.file:
+            self.file, self.fresh = file, True
+            try:
+                self.found = self.encode(example)
+            except DataError:
+                if self.medium is None:
+                    raise
+                self.found = None
+        return self.found
+
+    def write(self) -> None:
+        """Keep what was read last."""
+        if self.fresh:
+            assert self.found is not None
+            self.data.add(self.found)
+            self.count += 1
+            self.fresh = self.medium is None
+        if self.rows is not None:
+            self.rows.write((self.count - 1).to_bytes(8, "little"))
+
+    def __enter__(self) -> _Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.data, self.rows or nullcontext():
+            pass
 
 
 def _dtype(vocabulary: int) -> str:
@@ -266,6 +363,7 @@ def _dtype(vocabulary: int) -> str:
 
 def _as_json(example: Example) -> bytes:
     pair = [example.source, example.target, example.source_lang, example.target_lang]
+    pair += [example.second] if example.second else []
     return json.dumps(pair, ensure_ascii=False).encode() + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Hypotheses and references → a score from 0 to 100 (error rates may exceed it), by way of sums.
+"""Hypotheses and references → a score from 0 to 100 (error rates and CIDEr may exceed it), by way of sums.
 
     statistics(hypotheses, references) → (N, F)      what each item adds: its edits and its reference's length, say
     score(Σ_n statistics) → the score of the corpus
@@ -7,7 +7,8 @@ Every metric here is a function of a sum over items. So a resampled or a partial
 the text, which is what the bootstrap and quality by length are made of.
 
 `references[n]` are the accepted references of item n: one or more, not as many for every item. What becomes of several:
-BLEU, chrF and TER follow sacreBLEU; all others take the reference that is kindest to the hypothesis.
+BLEU, chrF and TER follow sacreBLEU; CIDEr is a mean over them; all others take the reference that is kindest to the
+hypothesis.
 
 N items, F statistics for each.
 """
@@ -29,6 +30,7 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 
 from dragoman.core.errors import DataError
 from dragoman.core.registry import Registry
+from dragoman.evaluation.cider import cider_d
 
 Array = npt.NDArray[np.float64]
 
@@ -113,6 +115,8 @@ class Sacre:
 class BLEU(Sacre):
     """Shared n-grams up to 4 words, with a penalty for brevity (Papineni et al. 2002), as sacreBLEU computes it."""
 
+    order = 4
+
     def __init__(
         self,
         *,
@@ -121,8 +125,31 @@ class BLEU(Sacre):
         smooth: Literal["exp", "floor", "add-k", "none"] = "exp",
     ) -> None:
         # `force` drops only a warning about tokenized text, which training would repeat at every validation.
-        scorer = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True)
-        super().__init__(scorer, "BLEU", True)
+        scorer = sacrebleu.BLEU(
+            tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=self.order
+        )
+        super().__init__(scorer, "BLEU" if self.order == 4 else f"BLEU-{self.order}", True)
+
+
+@metrics.register("bleu1")
+class BLEU1(BLEU):
+    """BLEU of single words alone, as captions are scored besides."""
+
+    order = 1
+
+
+@metrics.register("bleu2")
+class BLEU2(BLEU):
+    """BLEU of n-grams up to 2 words."""
+
+    order = 2
+
+
+@metrics.register("bleu3")
+class BLEU3(BLEU):
+    """BLEU of n-grams up to 3 words."""
+
+    order = 3
 
 
 @metrics.register("chrf")
@@ -315,3 +342,25 @@ class RougeL(Rouge):
 
     def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
         return LCSseq.similarity(found, wanted), len(found), len(wanted)
+
+
+# -- captions ----------------------------------------------------------------------------------------------------------
+
+
+@metrics.register("cider")
+class CIDEr(Ratio):
+    """CIDEr-D (Vedantam et al. 2015), averaged over items and times 100, as papers print it: 1000 is the best.
+
+    Words are those of ROUGE. How much an n-gram weighs depends on all the references that are scored together.
+    """
+
+    label = "CIDEr-D"
+    higher_is_better = True
+
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return self.statistics([hypothesis], [references])[0, 0], 1.0
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+        check(hypotheses, references)
+        scores = cider_d([words(text) for text in hypotheses], [[words(text) for text in some] for some in references])
+        return np.array([(score, 1.0) for score in scores], dtype=np.float64)

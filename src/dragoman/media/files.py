@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
@@ -26,6 +26,8 @@ LARGEST = 1 << 30  # bytes of one source: what claims more is no image and no cl
 
 class Archive(Protocol):
     """The members of an archive by name."""
+
+    members: dict[str, Any]
 
     def read(self, name: str) -> bytes | None: ...
 
@@ -64,15 +66,15 @@ class Tar:
 
 
 @lru_cache(maxsize=64)
-def _opened(path: Path, process: int) -> Archive:
-    """An archive, once for each process."""
+def _opened(path: Path, process: int, changed: int) -> Archive:
+    """An archive, once for each process, and again after it changed."""
     return Zip(path) if path.suffix in (".zip", ".npz") else Tar(path)
 
 
 def archive(path: Path) -> Archive:
     try:
-        return _opened(path, os.getpid())
-    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        return _opened(path, os.getpid(), path.stat().st_mtime_ns)
+    except Exception as error:  # a damaged one makes their readers raise whatever they stumble over (zlib.error, …)
         raise DataError(f"the archive cannot be opened ({error})", path) from None
 
 
@@ -91,7 +93,7 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
                 return found
     except DataError:
         raise
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+    except Exception as error:  # as above
         raise DataError(f"'{name}' cannot be read ({error})", example.file or None, example.line or None) from None
     looked = ", ".join(f"'{place}'" for place in [*beside, ".", *places])
     raise DataError(

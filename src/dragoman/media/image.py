@@ -1,6 +1,6 @@
 """An image as rows of pixels: (H, W · 3) bytes, red, green and blue for each pixel in turn.
 
-    file ─Pillow→ upright RGB ─resize so that the shorter side fits, crop the middle→ size × size
+    file ─Pillow→ upright RGB, on white ─resize so that the shorter side fits, crop the middle→ size × size
 
 `augment`, one look in training: a random crop of 7/8 of each side or more, scaled back, and left and right exchanged in
 half of the looks (`flip`), brightness and contrast a little up or down. Whatever is random comes from the generator.
@@ -9,7 +9,6 @@ half of the looks (`flip`), brightness and contrast a little up or down. Whateve
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,9 @@ from dragoman.media.files import content
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PIXELS = 100_000_000  # the most that is decoded: a small file may claim to be a huge picture
+PIXELS = 89_000_000  # the most that is decoded: a small file may claim to be a huge picture; Pillow warns from there on
+# No others are tried: some of Pillow's readers start other programs (EPS), and few know anyone's photos.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 LEAST = 7 / 8  # of each side in a random crop
 
 
@@ -33,8 +34,8 @@ class ImageMedium:
 
     size: int = 128
     crop: bool = True  # the middle of the longer side; else both sides are squashed to the size
-    augments: bool = True
-    flip: bool = True
+    augments: bool = field(default=True, repr=False)  # what the repr leaves out changes nothing of what is read
+    flip: bool = field(default=True, repr=False)
     files: Sequence[str] = field(default=(), repr=False)
 
     dtype = "|u1"
@@ -46,15 +47,13 @@ class ImageMedium:
     def read(self, example: Example) -> NDArray[Any]:
         """(H, W · 3)"""
         data = content(example, self.files)
-        pil = _pillow()
+        pil = pillow()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
-                with pil.Image.open(io.BytesIO(data)) as file:
-                    if file.width * file.height > PIXELS:
-                        raise ValueError(f"it has {file.width:,} × {file.height:,} pixels, too many")
-                    return self.pixels(pil.ImageOps.exif_transpose(file).convert("RGB"))
-        except (OSError, ValueError, SyntaxError, pil.Image.DecompressionBombWarning) as error:
+            with pil.Image.open(io.BytesIO(data), formats=FORMATS) as file:
+                if file.width * file.height > PIXELS:
+                    raise ValueError(f"it has {file.width:,} × {file.height:,} pixels, too many")
+                return self.pixels(upright(file))
+        except Exception as error:  # damaged files make Pillow raise whatever its readers stumble over
             raise DataError(
                 f"'{example.source}' is not an image that can be read ({error})",
                 example.file or None,
@@ -63,7 +62,7 @@ class ImageMedium:
 
     def pixels(self, image: Any) -> NDArray[Any]:
         """A picture at the size wanted."""
-        pil, side = _pillow(), self.size
+        pil, side = pillow(), self.size
         if self.crop:
             image = pil.ImageOps.fit(image, (side, side), pil.Image.Resampling.BICUBIC)
         else:
@@ -93,7 +92,19 @@ class ImageMedium:
         return {}
 
 
-def _pillow() -> Any:
+def upright(file: Any) -> Any:
+    """A picture the right way up, in red, green and blue; what is transparent shows white paper."""
+    pil = pillow()
+    image = pil.ImageOps.exif_transpose(file)
+    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
+        return pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return pil.Image.alpha_composite(pil.Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def pillow() -> Any:
     try:
         import PIL
         import PIL.Image

@@ -2,6 +2,8 @@
 
     source ─frontend→ x ─encoder→ memory ─decoder(embedded target)→ o ─output layer→ logits over the vocabulary
 
+A second source is read by parts of its own, and its states join those of the first in the memory (joining.py).
+
 With a head instead of a decoder, the encoder alone answers: labels for the source or its positions. With encoder `none`
 and a decoder that reads the source as a prefix, it is one network over one sequence; without any source, a language
 model. The constructor's keyword-only parameters are the `model:` section of a config. Search sees `start` and `step`.
@@ -22,12 +24,14 @@ from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, Packe
 from dragoman.core.registry import Part, Positive
 from dragoman.nn.attention import watching
 from dragoman.nn.copying import Pointable, Pointer
+from dragoman.nn.ctc import CTC
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.heads import heads
 from dragoman.nn.initialization import initializers
+from dragoman.nn.joining import Second, SecondSource
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
 from dragoman.nn.scores import scores
@@ -75,16 +79,19 @@ class Seq2Seq(nn.Module):
         self,
         source_size: int,
         target_size: int,
+        second_size: int = 0,
         *,
         width: Positive = 256,  # of embeddings, and of every part that does not say otherwise
         frontend: Annotated[Part, frontends] = Part("tokens"),
         encoder: Annotated[Part, encoders] = Part("transformer"),
+        second: Second | None = None,  # the frontend and encoder of a second source
         decoder: Annotated[Part, decoders] | None = Part("transformer"),
         head: Annotated[Part, heads] | None = None,  # instead of a decoder
         tie: Literal["none", "output", "embeddings", "all"] = "output",  # which of the three tables are one
         scale: bool = True,  # the target's embeddings by √width
         output_bias: bool = True,
         pointer: Annotated[Part, scores] | None = None,  # the score of a pointer that copies from the source
+        ctc: bool = False,  # a second output layer, on the encoder's states
         initializer: Annotated[Part, initializers] = Part("parts"),
     ) -> None:
         super().__init__()
@@ -92,6 +99,7 @@ class Seq2Seq(nn.Module):
             raise PartError("give a decoder or a head, one of the two (with a head, write decoder: null)")
         self.frontend: Any = frontends.build(frontend, source_size, width)
         self.encoder: Any = encoders.build(encoder, self.frontend.d)
+        self.second = None if second is None else SecondSource(second_size, width, self.encoder.d, second)
         self.decoder: Any = None
         self.head: Any = None
         if decoder is not None:
@@ -105,6 +113,11 @@ class Seq2Seq(nn.Module):
         if output_bias:
             nn.init.zeros_(self.output.bias)
         self.pointer = self._pointer(pointer, width, source_size == target_size)
+        if ctc and decoder is None:
+            raise PartError("ctc reads the target from the encoder's states, and a head says labels: set it to false")
+        if ctc and self.second is not None:
+            raise PartError("ctc reads the target from the states of one source, and there are two: set it to false")
+        self.ctc = CTC(self.encoder.d, target_size) if ctc else None
         initializers.build(initializer)(self)
         self.tie(tie, source_size, target_size, width)
         # What draws on its way needs a baseline to tell good draws from bad.
@@ -119,6 +132,8 @@ class Seq2Seq(nn.Module):
             return None
         if self.decoder is None:
             raise PartError("pointer needs a decoder; a head says labels, not words of the source")
+        if self.second is not None:
+            raise PartError("pointer copies from one source, and there are two: set it to null")
         if not joint or not isinstance(self.frontend, Tokens):
             raise PartError("pointer needs one joint vocabulary for source and target (tokenizer.joint: true)")
         return Pointer(self.decoder.d, width, self.encoder.d, score)
@@ -166,10 +181,35 @@ class Seq2Seq(nn.Module):
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
-    def encode(self, source: Tensor, lengths: Tensor) -> Memory:
+    def encode(
+        self, source: Tensor, lengths: Tensor, second: Tensor | None = None, second_lengths: Tensor | None = None
+    ) -> Memory:
         memory: Memory = self.encoder(*self.frontend.read(source, Segments(lengths)))
+        if self.second is not None:
+            joined: Memory = self.second(memory, second, second_lengths)
+            return joined
         memory.source = source
         return memory
+
+    @property
+    def stride(self) -> int:
+        """How many of the vectors it reads the encoder makes one state of."""
+        return int(getattr(self.encoder, "stride", 1))
+
+    @property
+    def longest_second(self) -> int | None:
+        return None if self.second is None else self.second.length
+
+    def labels(self, length: int) -> list[str]:
+        """What to call the states made of a source of so many positions, where it is no text."""
+        every: list[str] = self.frontend.labels(length)
+        return every[:: self.stride]
+
+    def hear(self, memory: Memory) -> tuple[Tensor, Tensor]:
+        """What the encoder alone hears: log p (B, S, V) at each state, and how many of these are real."""
+        if self.ctc is None:
+            raise PartError("this model was trained without ctc, so generation.ctc must be 0")
+        return self.ctc(memory.states), memory.lengths
 
     def decode(self, target: Tensor, memory: Memory) -> Output:
         """Teacher forcing: hidden vectors for every next token of (B, T) given tokens."""
@@ -192,8 +232,9 @@ class Seq2Seq(nn.Module):
         if self.pointer is None:
             o, gold, output = self._hidden(batch, inputs)
             return Predicted(self.logits(o), gold, output)
-        memory = self.encode(batch.source, batch.source_lengths)
+        memory = self.encode(*batch.given)
         output, logits = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
+        self._listen(output, memory, batch)
         gold = batch.target[:, 1:]
         if batch.marks is not None:
             if "prefix" not in output.extras:
@@ -204,11 +245,12 @@ class Seq2Seq(nn.Module):
 
     def _hidden(self, batch: Batch, inputs: Tensor | None) -> tuple[Tensor, Tensor, Output]:
         """o (B, N, D) and gold (B, N) for all that is to be predicted, before the output layer."""
-        memory = self.encode(batch.source, batch.source_lengths)
+        memory = self.encode(*batch.given)
         if self.head is not None:
             output: Output = self.head(memory)
             return output.o, self.head.gold(batch), output
         output = self.decoder(self.embedding(batch.target[:, :-1] if inputs is None else inputs), memory)
+        self._listen(output, memory, batch)
         o, gold = output.o, batch.target[:, 1:]
         if batch.marks is not None:
             if "prefix" not in output.extras:
@@ -217,17 +259,34 @@ class Seq2Seq(nn.Module):
             o, gold = torch.cat([output.extras["prefix"], o], 1), torch.cat([batch.marks, gold], 1)
         return o, gold, output
 
-    def loss(self, batch: Batch, smoothing: float = 0.0, *, r_drop: float = 0.0, inputs: Tensor | None = None) -> Loss:
-        """The loss of a batch. With `r_drop`, of two passes, and of how far they disagree (Liang et al. 2021)."""
+    def _listen(self, output: Output, memory: Memory, batch: Batch) -> None:
+        """Add to what the decoder says what the encoder alone makes of a batch."""
+        if self.ctc is not None:
+            output.extras["ctc"] = self.ctc.loss(memory, batch)
+
+    def loss(
+        self,
+        batch: Batch,
+        smoothing: float = 0.0,
+        *,
+        r_drop: float = 0.0,
+        ctc: float = 0.0,
+        inputs: Tensor | None = None,
+    ) -> Loss:
+        """The loss of a batch, `ctc` of it that of the encoder alone.
+
+        With `r_drop`, of two passes, and of how far they disagree (Liang et al. 2021).
+        """
         twice = r_drop > 0 and self.training
         if self.fuses and torch.is_grad_enabled() and self.pointer is None and not self.draws and not twice:
-            return Loss(self._fused_loss(*self._hidden(batch, inputs), smoothing), batch.tokens)
+            o, gold, output = self._hidden(batch, inputs)
+            return Loss(mixed(self._fused_loss(o, gold, output, smoothing), output, ctc), batch.tokens)
         first = self(batch, inputs)
-        total = self._loss(first, smoothing)
+        total = mixed(self._loss(first, smoothing), first.output, ctc)
         if twice:
             second = self(batch, inputs)
             # The paper's loss, halved, so that a token weighs what it weighs without.
-            total = (total + self._loss(second, smoothing)) / 2
+            total = (total + mixed(self._loss(second, smoothing), second.output, ctc)) / 2
             total = total + r_drop / 2 * divergence(first.logits, second.logits, first.gold)
         return Loss(total, batch.tokens)
 
@@ -260,10 +319,12 @@ class Seq2Seq(nn.Module):
 
     def packs(self) -> str | None:
         """Why the rows of a batch cannot lie end to end in this model; None: they can."""
-        if self.head is not None or self.pointer is not None:
-            return "a head or a pointer needs padded rows"
+        if self.head is not None or self.pointer is not None or self.ctc is not None:
+            return "a head, a pointer or a CTC layer needs padded rows"
         if not isinstance(self.frontend, Tokens):
             return "a source that is no text is padded"
+        if self.second is not None:
+            return "two sources are padded"
         for name, part in {"encoder": self.encoder, "decoder": self.decoder}.items():
             if not hasattr(part, "packs"):
                 return f"this {name} computes only padded rows"
@@ -310,3 +371,8 @@ class Seq2Seq(nn.Module):
         output, decoder = self.decoder.step(y, state.decoder)
         log_p, a = self.pointer(self.logits(output.o), output.o, y, state.source)
         return log_p, Pointing(decoder, state.source), a if output.attention is None else output.attention
+
+
+def mixed(loss: Tensor, output: Output, ctc: float) -> Tensor:
+    """(1 − λ) of the decoder's loss, and λ of the encoder's own."""
+    return loss if ctc == 0.0 else (1 - ctc) * loss + ctc * output.extras["ctc"].sum()

@@ -3,7 +3,8 @@
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
 A source is never empty, then: even a blank line has its </s>. Where the source is no text, a medium reads the file that
-it names, and there are no source ids but an array of numbers. For a model that copies, unknown words of a source are
+it names, and there are no source ids but an array of numbers. A second source is encoded as the first is, by the same
+tokenizer where both are texts, but without tags. For a model that copies, unknown words of a source are
 numbered: the first different one is <copy:0>, the next <copy:1>, on both sides, and the number reads as the word again.
 """
 
@@ -12,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.core.errors import DataError, ModelError
 from dragoman.core.interfaces import EOS, SPECIALS, UNK, Example, Medium
@@ -26,6 +27,9 @@ from dragoman.text.vocabulary import UNKNOWN
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+Reader = Medium | Literal["text"]  # what a second source is read by: its medium, or the source's tokenizer
 
 
 def copies(count: int) -> list[str]:
@@ -45,13 +49,14 @@ def tags(example: Example) -> list[str]:
 class Codec:
     """Text ↔ ids for both sides; with a joint vocabulary `source` and `target` are one object.
 
-    With a medium, sources are files; `source` is the target's tokenizer then, which nobody asks.
+    With a medium, sources are files. Where no source is a text, `source` is the target's tokenizer, which nobody asks.
     """
 
     source: Tokenizer
     target: Tokenizer
     normalization: Form = "nfc"
     medium: Medium | None = None
+    second: Reader | None = None  # of a model with two sources
 
     @property
     def joint(self) -> bool:
@@ -59,12 +64,19 @@ class Codec:
 
     @property
     def samples(self) -> bool:
-        return (self.source.samples and self.medium is None) or self.target.samples
+        return (self.source.samples and reads_text(self.medium, self.second)) or self.target.samples
 
     @property
     def source_size(self) -> int:
         """Tokens that a source may have, or numbers at each of its positions."""
         return len(self.source) if self.medium is None else self.medium.width
+
+    @property
+    def second_size(self) -> int:
+        """The same of a second source; 0 where there is none."""
+        if self.second is None:
+            return 0
+        return len(self.source) if isinstance(self.second, str) else self.second.width
 
     @property
     def languages(self) -> list[str]:
@@ -78,6 +90,13 @@ class Codec:
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
         ids = self._numbered(ids, text, self.source, self._strangers(example.source))
         return [*(self._tag(tag, example) for tag in tags(example)), *ids, EOS]
+
+    def encode_second(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
+        if not isinstance(self.second, str):
+            assert self.second is not None
+            return self.second.read(replace(example, source=example.second))
+        text = normalize(example.second, self.normalization)
+        return [*(self.source.encode(text) if rng is None else self.source.sample(text, rng)), EOS]
 
     def encode_target(self, text: str, rng: np.random.Generator | None = None, source: str = "") -> list[int]:
         text = normalize(text, self.normalization)
@@ -137,16 +156,25 @@ class Codec:
         """Everything learned, as the files of a model folder."""
         sides = {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
         files = {f"{side}.{name}": data for side, part in sides.items() for name, data in part.state().items()}
-        return files if self.medium is None else files | {f"medium.{k}": v for k, v in self.medium.state().items()}
+        for name, medium in {"medium": self.medium, "second": self.second}.items():
+            if medium is not None and not isinstance(medium, str):
+                files |= {f"{name}.{key}": data for key, data in medium.state().items()}
+        return files
 
     @property
     def fingerprint(self) -> str:
         """The same for codecs that give the same ids."""
         digest = hashlib.sha256(json.dumps([self.normalization, self.joint]).encode())
         digest.update(repr(self.medium).encode() if self.medium is not None else b"")
+        digest.update(b"second " + repr(self.second).encode() if self.second is not None else b"")
         for name, data in sorted(self.files().items()):
             digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
         return digest.hexdigest()
+
+
+def reads_text(medium: Medium | None, second: Reader | None) -> bool:
+    """Whether a source, of one or two, is a text."""
+    return medium is None or isinstance(second, str)
 
 
 def learn(
@@ -158,24 +186,28 @@ def learn(
     targets: Iterable[str],
     extra: Sequence[str],
     medium: Medium | None = None,
+    second: Reader | None = None,
 ) -> Codec:
-    """New tokenizers from the training texts; `extra` are the language tags, which belong to the source."""
+    """New tokenizers from the training texts; `extra` are the language tags, which belong to the source.
+
+    `sources` are the texts of all sources that are texts.
+    """
 
     def clean(lines: Iterable[str]) -> Iterable[str]:
         return (normalize(line, normalization) for line in lines)
 
-    if medium is not None:
+    if not reads_text(medium, second):
         only = tokenizers.build(target)
         only.learn(clean(targets), extra)
-        return Codec(only, only, normalization, medium)
+        return Codec(only, only, normalization, medium, second)
     first = tokenizers.build(source)
     if joint:
         first.learn((line for side in (sources, targets) for line in clean(side)), extra)
-        return Codec(first, first, normalization)
-    second = tokenizers.build(target)
+        return Codec(first, first, normalization, medium, second)
+    other = tokenizers.build(target)
     first.learn(clean(sources), extra)
-    second.learn(clean(targets))
-    return Codec(first, second, normalization)
+    other.learn(clean(targets))
+    return Codec(first, other, normalization, medium, second)
 
 
 def restore(
@@ -185,6 +217,7 @@ def restore(
     normalization: Form,
     files: dict[str, bytes],
     medium: Medium | None = None,
+    second: Reader | None = None,
 ) -> Codec:
     """The codec of a model folder from its files."""
 
@@ -196,7 +229,7 @@ def restore(
         tokenizer.restore(mine)
         return tokenizer
 
-    if joint or medium is not None:
-        both = one("joint", source if medium is None else target)
-        return Codec(both, both, normalization, medium)
-    return Codec(one("source", source), one("target", target), normalization)
+    if joint or not reads_text(medium, second):
+        both = one("joint", source if reads_text(medium, second) else target)
+        return Codec(both, both, normalization, medium, second)
+    return Codec(one("source", source), one("target", target), normalization, medium, second)

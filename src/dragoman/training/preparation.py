@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dragoman import checkpoint
@@ -19,7 +19,7 @@ from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
-from dragoman.text.codec import Codec, copies, tags
+from dragoman.text.codec import Codec, copies, reads_text, tags
 from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
 
@@ -80,22 +80,26 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
     options, shape = config.tokenizer, config.model
     count = (16 if getattr(shape, "pointer", None) else 0) if options.copies is None else options.copies
     extra = [*objectives.build(config.training.objective).symbols, *copies(count), *sorted(languages)]
+    medium, second = configs.medium(config), configs.second(config)
+    sources = [lines(config, lambda example: example.source)] if medium is None else []
+    sources += [lines(config, lambda example: example.second)] if second == "text" else []
     codec = codecs.learn(
         options.source,
         options.target or options.source,
         options.joint,
         config.data.normalization,
-        lines(config, lambda example: example.source),
+        itertools.chain(*sources),
         lines(config, lambda example: example.target or ""),
         extra,
-        configs.medium(config),
+        medium,
+        second,
     )
     return codec, config
 
 
 def lines(config: Config, side: Callable[[Example], str]) -> Iterator[str]:
     """One side of the training pairs, as far as tokenizers are learned from it."""
-    examples = itertools.chain.from_iterable(pairs(config, corpus.path) for corpus in config.data.train)
+    examples = itertools.chain.from_iterable(one_by_one(pairs(config, corpus.path)) for corpus in config.data.train)
     return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
 
 
@@ -107,7 +111,8 @@ def with_new_target(config: Config, model: checkpoint.Model) -> tuple[Codec, Con
     target = tokenizers.build(config.tokenizer.target)
     form = adopted.data.normalization
     target.learn(normalize(line, form) for line in lines(config, lambda example: example.target or ""))
-    return Codec(model.codec.source, target, form), adopted.model_copy(update={"tokenizer": section})
+    source = model.codec.source if reads_text(model.codec.medium, model.codec.second) else target
+    return replace(model.codec, source=source, target=target), adopted.model_copy(update={"tokenizer": section})
 
 
 def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
@@ -118,7 +123,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     def store(path: str, keep_text: bool) -> Store:
         return stores.prepare(
             files_of(path),
-            lambda: pairs(config, path),
+            lambda: one_by_one(pairs(config, path)),
             codec,
             cache,
             max_source=config.data.max_source,
@@ -146,6 +151,15 @@ def pairs(config: Config, path: str) -> Iterator[Example]:
     several = path == config.data.valid
     several = several and config.columns.count("target") > 0
     return read_pairs(path, columns=config.columns, extra_targets=several, on_error=config.data.on_error)
+
+
+def one_by_one(examples: Iterable[Example]) -> Iterator[Example]:
+    """A pair of its own for each target that is accepted: all five captions of an image are learned from."""
+    for example in examples:
+        if len(example.references) < 2:
+            yield example
+        else:
+            yield from (replace(example, target=target, references=()) for target in example.references)
 
 
 def skipped(prepared: Prepared) -> Iterator[str]:

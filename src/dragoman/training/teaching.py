@@ -31,7 +31,7 @@ def mixed_inputs(model: Seq2Seq, batch: Batch, gold_share: float) -> Tensor | No
 
 
 def _drawn(model: Seq2Seq, batch: Batch, gold: Tensor, gold_share: float) -> Tensor:
-    state = model.start(model.encode(batch.source, batch.source_lengths), Capacity(1, gold.shape[1]))
+    state = model.start(model.encode(*batch.given), Capacity(1, gold.shape[1]))
     inputs, keep = [gold[:, 0]], torch.rand(gold.shape, device=gold.device) < gold_share
     for t in range(1, gold.shape[1]):
         log_p, state = model.step(inputs[-1][:, None], state)  # (B, 1, V)

@@ -32,7 +32,7 @@ from dragoman.optim.teachers import teachers
 from dragoman.pipeline import Pipeline, pick_device
 from dragoman.runtime.loops import hurry
 from dragoman.runtime.steps import Steps, eagerly, why_not
-from dragoman.training import preparation
+from dragoman.training import backbone, preparation
 from dragoman.training.averaging import MovingAverage, holding
 from dragoman.training.distributed import Alone, Ranks
 from dragoman.training.preparation import Prepared
@@ -63,6 +63,8 @@ class Trainer:
         self._build()
         if self.options.start_from is not None:
             start_from(self.model, Path(self.options.start_from), self.options.start_parts)
+        if self.options.backbone is not None:
+            backbone.load(self.model, self.options.backbone)
         self.ranks.spread(list(checkpoint.unique_weights(self.model).values()))
         self._optimize()
         if self.ranks.first:
@@ -103,7 +105,8 @@ class Trainer:
     def _build(self) -> None:
         torch.manual_seed(self.config.seed)
         codec = self.prepared.codec
-        self.model = build_model(self.config, codec.source_size, len(codec.target)).to(self.device)
+        model = build_model(self.config, codec.source_size, len(codec.target), codec.second_size)
+        self.model = model.to(self.device)
         self.pipeline = Pipeline(self.model, codec, self.config, self.device)
 
     def _optimize(self) -> None:
@@ -219,7 +222,7 @@ class Trainer:
         """The loss of a batch at this step, as the options have it."""
         options = self.options
         inputs = mixed_inputs(self.model, batch, self.teacher.share(self.progress.step)) if self.model.decoder else None
-        return self.model.loss(batch, options.label_smoothing, r_drop=options.r_drop, inputs=inputs)
+        return self.model.loss(batch, options.label_smoothing, r_drop=options.r_drop, ctc=options.ctc, inputs=inputs)
 
     def skip(self, batches: list[Batch], own: float, loss: float, norm: float) -> Report:
         progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]

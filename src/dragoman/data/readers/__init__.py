@@ -21,7 +21,7 @@ from dragoman.core.interfaces import Example
 from dragoman.core.registry import Registry
 from dragoman.data.lines import BadLine, Line, OnError, Tally, reject
 
-COLUMNS = ("source", "target", "source_lang", "target_lang", "-")
+COLUMNS = ("source", "second", "target", "source_lang", "target_lang", "-")
 FALLBACK = "tsv"  # asked last: it takes any file
 
 

@@ -2,6 +2,7 @@
 
     {"source": "Hund", "target": "dog", "source_lang": "de", "target_lang": "en"}
     {"source": "Hund", "target": ["dog", "hound"]}          several references; the first is the target
+    {"source": "what color is it?", "second": "photo.jpg"}  two sources
     {"text": "Der Hund schläft."}                           where single texts are read
 
 Other keys are ignored. Texts are cleaned as those of any file are: a line break inside one becomes a space.
@@ -54,13 +55,15 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
     thing = parse(line.text)
     key = "text" if "text" in thing and "source" not in thing and "target" not in wanted else "source"
     source = _text(thing, key, line.text) if "source" in wanted else ""
+    asked = "second" in wanted or ("second" in thing and "target" not in wanted)  # of sources alone, all there are
+    second = _text(thing, "second", line.text) if asked else ""
     targets = _targets(thing, line.text) if "target" in wanted else []
     languages = [
         (_text(thing, key, line.text) or None) if thing.get(key) is not None else None
         for key in ("source_lang", "target_lang")
     ]
     several = reading.extra_targets or isinstance(thing.get("target"), list)
-    if any(text and SEPARATORS.search(text) for text in (source, *targets)):
+    if any(text and SEPARATORS.search(text) for text in (source, second, *targets)):
         reading.tally.add("separators", file, line.number)
     return Example(
         clean(source),
@@ -70,6 +73,7 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
         file,
         line.number,
         references=references([clean(text) for text in targets]) if several and targets else (),
+        second=clean(second),
     )
 
 

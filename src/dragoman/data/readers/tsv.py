@@ -2,6 +2,7 @@
 
 columns = (source, target)                      Hund ⇥ dog
 columns = (source, target, -, target_lang)      Hund ⇥ dog ⇥ ignored ⇥ en
+columns = (source, second, target)              what color is it? ⇥ photo.jpg ⇥ red
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
         line.number,
         line.cut,
         references(targets + fields[len(names) :]) if several else (),
+        by_name.get("second", ""),
     )
 
 

@@ -7,10 +7,15 @@
     initial     s_t = g(y_{t-1}, s_{t-1}), the source known from s_0 alone (Sutskever)
     prefix      the same, and s_0 is where the decoder's own layers came to, from zeros, over the source's states
 
+    gate        c_t ← σ(w·q + b) c_t, q the state that asked: how much of what it sees a step takes in (Xu)
+
     readout     o_t = tanh(W r), max of pairs of W r (maxout), W r or s_t;   r = s_t, [s_t; c_t] or [s_t; c_t; y_{t-1}]
 
 After the cell, o_{t-1} enters it only with input feeding; without it no step waits for an attention, so that the whole
 target runs through the cell at once. Elsewhere than with a prefix, s_0 comes from the encoder over the bridge.
+
+With `doubly_stochastic` λ, looking at all places evenly is asked for in training: λ Σ_j (1 − Σ_t a_tj)² in the loss
+(Xu et al. 2015).
 
 B sentences, K hypotheses, T target and S source positions, L layers, D width of s and o.
 """
@@ -19,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
@@ -85,6 +91,8 @@ class RNNDecoder(nn.Module):
         input_feeding: bool = False,
         score: Annotated[Part, scores] = Part("additive"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
+        gate: bool = False,
+        doubly_stochastic: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0,
         bridge: Literal["dense", "copy", "zero"] = "dense",
         reads: Reads | None = None,
         readout: Readout = "tanh",
@@ -101,8 +109,10 @@ class RNNDecoder(nn.Module):
         c_everywhere = d_memory if self.looks == "bottom" else 0
         d_first = d_in + c_once + (d if input_feeding else 0)
         self.stack = Stack(d_first, d, layers, cell, reset, "one", residual, dropout, c_everywhere)
-        if source == "attention":
-            self.attention = Attention(d, d_memory, score, normalizer)
+        self.attention: Any = Attention(d, d_memory, score, normalizer) if source == "attention" else None
+        self.gate = linear(d, 1) if gate else None
+        self.evenness = doubly_stochastic
+        check_looks(self.attention, gate, doubly_stochastic)
         if readout != "none":
             d_read = d + ("c" in reads) * d_memory + ("y" in reads) * d_in
             self.readout = linear(d_read, 2 * d if readout == "maxout" else d)
@@ -134,7 +144,7 @@ class RNNDecoder(nn.Module):
             return Output(self.read(s, state.c, y))
         t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
         look = self.look(s, state.view, t)
-        return Output(self.read(s, look.c, y), look.a, look.extras)
+        return Output(self.read(s, look.c, y), look.a, self.priced(look.extras, look.a, state.view))
 
     def in_steps(self, y: Tensor, state: RNNState) -> Output:
         B, T = y.shape[:2]
@@ -144,11 +154,9 @@ class RNNDecoder(nn.Module):
         for t in range(T):
             output, state = self.step(y[:, t : t + 1], state)
             outputs.append(output)
-        return Output(
-            torch.cat([output.o for output in outputs], 1),
-            torch.cat([output.attention for output in outputs if output.attention is not None], 1),
-            {name: torch.cat([output.extras[name] for output in outputs], 1) for name in outputs[0].extras},
-        )
+        a = torch.cat([output.attention for output in outputs if output.attention is not None], 1)
+        extras = {name: torch.cat([output.extras[name] for output in outputs], 1) for name in outputs[0].extras}
+        return Output(torch.cat([output.o for output in outputs], 1), a, self.priced(extras, a, state.view))
 
     # -- step by step ----------------------------------------------------------------------------------------------
 
@@ -213,7 +221,20 @@ class RNNDecoder(nn.Module):
     def look(self, q: Tensor, view: View, t: Tensor) -> Look:
         """One look for queries (B, T or K, D), asked at the steps t (B or 1, T or 1)."""
         keys, values = view.keys[:, 0], view.values[:, 0]
-        return self.attention(q, keys, values, view.mask, view.memo, t, view.lengths)  # type: ignore[no-any-return]
+        look: Look = self.attention(q, keys, values, view.mask, view.memo, t, view.lengths)
+        return look if self.gate is None else look._replace(c=torch.sigmoid(self.gate(q)) * look.c)
+
+    def priced(self, extras: dict[str, Tensor], a: Tensor, view: View | None) -> dict[str, Tensor]:
+        """With what uneven looks cost, (B, T): what each step adds to λ Σ_j (1 − Σ_t a_tj)², the first all before it.
+
+        As differences, so that a sum over the real steps of a padded target is the cost of just these.
+        """
+        if not self.evenness or view is None:
+            return extras
+        missing = (1.0 - a.cumsum(1)) * view.mask  # (B, T, S)
+        cost = missing.square().sum(-1)  # after each step
+        penalty = self.evenness * torch.cat([cost[:, :1], cost.diff(dim=1)], 1)
+        return extras | {"penalty": extras.get("penalty", 0.0) + penalty}
 
     def inputs(self, y: Tensor, c: Tensor | None, o: Tensor) -> Tensor:
         """What the bottom layer reads, (B, T or K, ·)."""
@@ -286,3 +307,15 @@ def check(
         )
     if readout == "none" and reads != "s":
         raise PartError(f"readout 'none' hands on s alone, and reads is '{reads}'; use reads: s or another readout")
+
+
+def check_looks(attention: Any, gate: bool, evenness: float) -> None:
+    """Refuse what acts on looks where there are none, or none with a gradient."""
+    if attention is None and (gate or evenness):
+        name = "gate" if gate else "doubly_stochastic"
+        raise PartError(f"{name} belongs to source 'attention', which looks at the source; leave it out")
+    if evenness and attention.normalizer.samples:
+        raise PartError(
+            "doubly_stochastic needs weights with a gradient, and a draw has none; leave it out, or use softmax "
+            "(normalizer.entropy keeps the draws diverse)"
+        )

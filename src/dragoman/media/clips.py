@@ -1,0 +1,177 @@
+"""A clip as its frames: (n, H · W · 3) bytes, one position for each frame.
+
+    clips/7             a folder of images, or one inside an archive: clips.zip/7
+    7.zip, 7.npz        an archive of images, or of (H, W, 3) arrays
+    clips.npz/7, 7.npy  one array, (n, H, W, 3) bytes; gray without the 3
+
+Frames come in the order of their names, numbers by value (9.png before 10.png). Of a longer clip than `frames` so many
+are taken, evenly spaced from the first to the last. `augment` looks at all frames of a clip in the same way (image.py).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import Example
+from dragoman.media.files import archive, content, is_archive
+from dragoman.media.image import ImageMedium, pillow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+
+
+@dataclass(frozen=True)
+class ClipMedium:
+    """Clips whose frames have one size, read from files."""
+
+    size: int = 64
+    frames: int = 16  # at most
+    crop: bool = True
+    augments: bool = field(default=True, repr=False)
+    flip: bool = field(default=False, repr=False)
+    files: Sequence[str] = field(default=(), repr=False)
+
+    dtype = "|u1"
+
+    @property
+    def width(self) -> int:
+        return 3 * self.size**2
+
+    @property
+    def image(self) -> ImageMedium:
+        """What reads a single frame."""
+        return ImageMedium(self.size, self.crop, self.augments, self.flip, self.files)
+
+    def read(self, example: Example) -> NDArray[Any]:
+        """(n, H · W · 3)"""
+        names = listed(example, self.files)
+        if names is None:
+            frames = self._array(example)
+        elif not names:
+            raise wrong(example, "has no frames in it (no images and no arrays)")
+        elif len(names) == 1 and names[0].endswith(".npy"):
+            frames = self._array(inside(example, names[0]))
+        else:
+            frames = [self._frame(inside(example, names[i])) for i in spread(len(names), self.frames)]
+        return np.stack(frames).reshape(len(frames), -1)
+
+    def _frame(self, example: Example) -> NDArray[Any]:
+        """(H, W · 3)"""
+        if not example.source.endswith(".npy"):
+            return self.image.read(example)
+        return self._picture(opened(content(example, self.files), example), example)
+
+    def _array(self, example: Example) -> list[NDArray[Any]]:
+        """The frames of one array; a single picture is a clip of one."""
+        array = opened(content(example, self.files), example)
+        array = array[None] if array.ndim == 3 and array.shape[-1] == 3 else array
+        if array.ndim not in (3, 4) or not len(array):
+            raise wrong(example, f"is of shape {array.shape}, not (frames, height, width, 3)")
+        return [self._picture(array[i], example) for i in spread(len(array), self.frames)]
+
+    def _picture(self, array: NDArray[Any], example: Example) -> NDArray[Any]:
+        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3):
+            raise wrong(example, f"has frames of {array.dtype} and shape {array.shape}, not (height, width, 3) bytes")
+        if not array.size:
+            raise wrong(example, "has frames without a pixel")
+        return self.image.pixels(pillow().Image.fromarray(array).convert("RGB"))
+
+    def blank(self) -> NDArray[Any]:
+        return np.zeros((1, self.width), np.uint8)
+
+    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        """Another look at (n, H · W · 3) pixels, the same crop and light in every frame."""
+        seed, image = int(rng.integers(2**63)), self.image
+        frames = x.reshape(len(x), self.size, 3 * self.size)
+        looks = [image.augment(frame, np.random.default_rng(seed)) for frame in frames]
+        return np.stack(looks).reshape(x.shape)
+
+    def state(self) -> dict[str, bytes]:
+        return {}
+
+
+def wrong(example: Example, what: str) -> DataError:
+    return DataError(f"'{example.source}' {what}", example.file or None, example.line or None)
+
+
+def inside(example: Example, name: str) -> Example:
+    return replace(example, source=f"{example.source.strip().rstrip('/')}/{name}")
+
+
+def opened(data: bytes, example: Example) -> NDArray[Any]:
+    """An array from the bytes of an .npy file."""
+    try:
+        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return array
+    except (ValueError, EOFError, MemoryError, SyntaxError) as error:
+        text = f"is no folder, archive or array of frames ({error})"
+        raise wrong(example, text) from None
+
+
+def spread(count: int, most: int) -> list[int]:
+    """All of `count` places, or `most` of them, evenly spaced from the first to the last."""
+    places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return places
+
+
+# -- which frames there are --------------------------------------------------------------------------------------------
+
+
+def listed(example: Example, places: Sequence[str] = ()) -> list[str] | None:
+    """The names of the frames in the folder or archive that a source names; None where it is neither."""
+    name = example.source.strip().rstrip("/")
+    beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
+    for place in [*beside, "", *places]:
+        found = _names(name, Path(place))
+        if found is not None:
+            return sorted((n for n in found if n.lower().endswith((*IMAGES, ".npy"))), key=by_number)
+    return None
+
+
+def by_number(name: str) -> list[tuple[float, str]]:
+    """Names by the numbers in them: 9.png comes before 10.png, and both before a.png."""
+    return [(int(part), "") if part.isdecimal() else (math.inf, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _names(name: str, place: Path) -> list[str] | None:
+    """What is in a folder or archive of that name at a place; None: there is none."""
+    if is_archive(place):
+        return _inside(place).get(name)
+    path = place / name
+    if is_archive(path):
+        return _inside(path).get("", [])
+    if path.is_dir():
+        return [file.name for file in path.iterdir() if file.is_file()]
+    parts = PurePosixPath(name).parts
+    for i in range(1, len(parts)):
+        outer = place.joinpath(*parts[:i])
+        if is_archive(outer):
+            return _inside(outer).get("/".join(parts[i:]))
+    return None
+
+
+def _inside(path: Path) -> dict[str, list[str]]:
+    found: Any = archive(path)
+    return _folders(found)
+
+
+@lru_cache(maxsize=8)  # a look through all members for each of its clips would take long
+def _folders(found: Any) -> dict[str, list[str]]:
+    """The files of each folder in an archive."""
+    folders: dict[str, list[str]] = {}
+    for member in found.members:
+        folder, _, name = member.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    return folders

@@ -1,0 +1,95 @@
+"""Subsampled frames against plain loops over positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.core.interfaces import Segments
+from dragoman.core.registry import Part
+from dragoman.media.arrays import ArrayMedium
+from dragoman.media.audio import AudioMedium
+from dragoman.media.frames import Looks
+from dragoman.nn.frontends import frontends
+
+F, D, LENGTHS = 6, 5, [9, 4, 1]
+
+
+def a_frontend(**options: Any) -> Any:
+    return frontends.build(frontends.parse({"name": "audio", "bins": F, **options}), F, D).double()
+
+
+def some_frames() -> Tensor:
+    return torch.randn(3, 9, F, dtype=torch.float64)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """3 × 3 with stride 2 and zeros around, (C, S, F) → (C', ⌈S/2⌉, ⌈F/2⌉), one number after the other."""
+    C, S, W = x.shape
+    out = torch.zeros(len(weight), -(-S // 2), -(-W // 2), dtype=x.dtype)
+    for c in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                total = bias[c]
+                for b in range(C):
+                    for u in range(3):
+                        for v in range(3):
+                            s, f = 2 * i + u - 1, 2 * j + v - 1
+                            if 0 <= s < S and 0 <= f < W:
+                                total = total + weight[c, b, u, v] * x[b, s, f]
+                out[c, i, j] = total.clamp(min=0)
+    return out
+
+
+@torch.no_grad()
+def test_two_convolutions_leave_a_quarter_of_the_frames() -> None:
+    frontend, x = a_frontend(channels=2), some_frames()
+    net = frontend.net
+    found, segments = frontend.read(x, Segments(torch.tensor(LENGTHS)))
+    assert segments.lengths.tolist() == [3, 1, 1]
+    for i, n in enumerate(LENGTHS):
+        y = convolved(x[i : i + 1, :n], net.first.weight, net.first.bias)
+        y = convolved(y, net.second.weight, net.second.bias)
+        for t in range(y.shape[1]):
+            flat = torch.cat([y[c, t] for c in range(2)])
+            torch.testing.assert_close(found[i, t], net.W.weight @ flat + net.W.bias)
+
+
+@torch.no_grad()
+def test_stacked_frames_stand_side_by_side() -> None:
+    frontend, x = a_frontend(subsampling="stack", stack=4), some_frames()
+    found, segments = frontend.read(x, Segments(torch.tensor(LENGTHS)))
+    assert segments.lengths.tolist() == [3, 1, 1]
+    for i, n in enumerate(LENGTHS):
+        for t in range(-(-n // 4)):
+            beside = torch.cat([x[i, j] if j < n else torch.zeros(F).double() for j in range(4 * t, 4 * t + 4)])
+            torch.testing.assert_close(found[i, t], frontend.net.W.weight @ beside + frontend.net.W.bias)
+
+
+def test_half_precision_frames_are_read_in_the_models_own() -> None:
+    frontend, x = a_frontend(), some_frames().half()
+    found, _ = frontend.read(x, Segments(torch.tensor(LENGTHS)))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, frontend.read(x.double(), Segments(torch.tensor(LENGTHS)))[0])
+
+
+@pytest.mark.parametrize("subsampling", ["conv", "stack"])
+def test_labels_are_times(subsampling: str) -> None:
+    frontend = a_frontend(subsampling=subsampling)
+    assert frontend.labels(35) == [f"{seconds:.2f} s" for seconds in (0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.24, 0.28, 0.32)]
+    slow = frontends.build(Part("frames", {"shift": 0.5, "subsampling": "stack", "stack": 2}), F, D)
+    assert slow.labels(5) == ["0.00 s", "1.00 s", "2.00 s"]
+
+
+def test_the_options_of_a_frontend_reach_its_reader() -> None:
+    audio: Any = frontends["audio"]
+    options = frontends.parse({"name": "audio", "rate": 8000, "bins": 40, "augment": False, "time_masks": 1}).options
+    expected = AudioMedium(8000, 40, augments=False, looks=Looks([0.9, 1.0, 1.1], time_masks=1), files=("x.zip",))
+    assert audio.reader(options, ["x.zip"]) == expected
+    frames: Any = frontends["frames"]
+    options = frontends.parse({"name": "frames", "numbers": 7, "deltas": 2, "normalize": False}).options
+    looks = Looks([0.9, 1.0, 1.1], band_masks=0)
+    assert frames.reader(options, []) == ArrayMedium(7, 2, normalize=False, looks=looks, files=())

@@ -1,0 +1,215 @@
+"""Drawn shapes → captions: images from an archive, several captions of each, combinations never seen in training."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from dragoman import config as configs
+from dragoman import pipeline, training
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import Example
+from dragoman.core.registry import Part
+from dragoman.data.batching import Batches, Cursor
+from dragoman.training import preparation
+
+SIDE = 32
+COLORS = {"red": (220, 40, 30), "green": (40, 180, 60), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
+PLACES = {"top left": (9, 9), "top right": (9, 23), "bottom left": (23, 9), "bottom right": (23, 23)}
+SHAPES = ("square", "bar", "pole")
+# One place of each color and shape is never seen in training: all pairs of the three are, and none more than others.
+UNSEEN = [(c, s, list(PLACES)[(i + j) % 4]) for (i, c), (j, s) in itertools.product(*map(enumerate, (COLORS, SHAPES)))]
+SEEN = [scene for scene in itertools.product(COLORS, SHAPES, PLACES) if scene not in UNSEEN]
+
+
+def drawn(color: str, shape: str, place: str, rng: np.random.Generator) -> NDArray[Any]:
+    """One shape of 13 pixels near its place, on a ground that is never the same."""
+    row, column = (x + rng.integers(-1, 2) for x in PLACES[place])
+    y, x = np.mgrid[:SIDE, :SIDE]
+    y, x = abs(y - row), abs(x - column)
+    inside = {
+        "square": np.maximum(x, y) <= 6,
+        "bar": (x <= 6) & (y <= 1),
+        "pole": (x <= 1) & (y <= 6),
+    }[shape]
+    pixels = rng.integers(0, 60, (SIDE, SIDE, 3))
+    pixels[inside] = COLORS[color]
+    return np.clip(pixels + rng.integers(-12, 13, 3), 0, 255).astype(np.uint8)
+
+
+def captions(color: str, shape: str, place: str) -> list[str]:
+    return [f"a {color} {shape} at the {place}", f"at the {place} there is a {color} {shape}"]
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "png")
+    return data.getvalue()
+
+
+def write(folder: Path, name: str, scenes: list[tuple[str, str, str]], rng: np.random.Generator) -> None:
+    """name.tsv with an image and its captions on each line, and the images in name.zip."""
+    lines = []
+    with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+        for i, scene in enumerate(scenes):
+            archive.writestr(f"{name}/{i}.png", png(drawn(*scene, rng)))
+            lines.append("\t".join([f"{name}/{i}.png", *captions(*scene)]))
+    (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def config_of(folder: Path, **changes: Any) -> configs.Config:
+    value: dict[str, Any] = {
+        "name": "shapes",
+        "data": {
+            "train": str(folder / "train.tsv"),
+            "columns": ["source", "target", "target"],
+            "files": [str(path) for path in sorted(folder.glob("*.zip"))],
+            "cache": str(folder / "cache"),
+        },
+        "tokenizer": {"source": "words", "target": "words"},
+        "model": {
+            "width": 48,
+            "tie": "none",
+            "frontend": {"name": "image", "pixels": SIDE, "channels": 16, "stages": [1, 1], "flip": False},
+            "encoder": {"name": "identity", "dropout": 0.0},
+            "decoder": {"name": "rnn", "cell": "gru", "order": "before", "gate": True, "dropout": 0.0},
+        },
+        "training": {
+            "steps": 240,
+            "batch_tokens": 32 * SIDE,
+            "optimizer": {"name": "adam", "rate": 3e-3},
+            "schedule": {"name": "linear", "warmup": 30},
+            "label_smoothing": 0.0,
+        },
+        "generation": {"ratio": 0.0, "extra": 12},
+        "runtime": {"device": "cpu", "threads": 1},
+    }
+    for key, change in changes.items():
+        value[key] = value[key] | change
+    return configs.validate(value, "shapes")
+
+
+def test_combinations_never_seen_are_described(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    write(tmp_path, "train", SEEN * 16, rng)
+    write(tmp_path, "test", UNSEEN * 5, rng)
+    for _ in training.run(config_of(tmp_path), tmp_path / "run"):
+        pass
+    model = pipeline.load(tmp_path / "run", "cpu")
+    found = model.predict([f"test/{i}.png" for i in range(60)], beam=1)
+    texts, accepted = [prediction.text for prediction in found], [captions(*scene) for scene in UNSEEN * 5]
+    wrong = [pair for pair in zip(texts, accepted, strict=True) if pair[0] not in pair[1]]
+    print(*wrong[:5], sep="\n")
+    assert len(wrong) <= 3  # of 60
+
+
+# -- several captions of an image --------------------------------------------------------------------------------------
+
+
+def drawings(folder: Path, count: int = 3) -> list[NDArray[Any]]:
+    """pictures.zip with 0.png, 1.png, …"""
+    every = [drawn(*SEEN[5 * i], np.random.default_rng(i)) for i in range(count)]
+    with zipfile.ZipFile(folder / "pictures.zip", "w") as archive:
+        for i, pixels in enumerate(every):
+            archive.writestr(f"{i}.png", png(pixels))
+    return every
+
+
+FORMS = {
+    "train.tsv": "0.png\tone a\tone b\tone c\n1.png\ttwo a\ttwo b\ttwo c\n2.png\tthree a\t\tthree c\n",
+    "train.jsonl": '{"source": "0.png", "target": ["one a", "one b", "one c"]}\n'
+    '{"source": "1.png", "target": ["two a", "two b", "two c"]}\n'
+    '{"source": "2.png", "target": ["three a", "three c"]}\n',
+    "lines.tsv": "".join(
+        f"{i}.png\t{word} {x}\t\t\n"
+        for i, (word, letters) in enumerate([("one", "abc"), ("two", "abc"), ("three", "ac")])
+        for x in letters
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_caption_makes_a_pair_and_the_image_is_kept_once(tmp_path: Path, form: str) -> None:
+    pictures = drawings(tmp_path)
+    (tmp_path / form).write_text(FORMS[form])
+    data = {"train": str(tmp_path / form), "columns": ["source", "target", "target", "target"], "max_source": SIDE}
+    places = {"files": [str(tmp_path / "pictures.zip")], "cache": str(tmp_path / "cache")}
+    config = config_of(tmp_path, data=data | places)
+    codec, config = preparation.open_codec(config)
+    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    store, _ = prepared.corpora[0]
+    texts = ["one a", "one b", "one c", "two a", "two b", "two c", "three a", "three c"]
+    wanted = [(pictures[i], text) for i, text in zip([0, 0, 0, 1, 1, 1, 2, 2], texts, strict=True)]
+    found = [(store.source(i), codec.decode(store.target(i).tolist())) for i in range(len(store))]
+    assert [text for _, text in found] == texts
+    for (rows, _), (picture, _) in zip(found, wanted, strict=True):
+        assert (rows.reshape(picture.shape) == picture).all()
+    assert (store.folder / "source.ids").stat().st_size == 3 * SIDE * SIDE * 3
+    assert store.source_lengths.tolist() == [SIDE] * 8
+    rows = np.array([7, 0, 4, 1])
+    together, lengths = store.sources(rows)
+    assert (together == np.concatenate([store.source(int(i)) for i in rows])).all()
+    assert lengths.tolist() == store.lengths(rows)[0].tolist() == [SIDE] * 4
+    assert (pickle.loads(pickle.dumps(store)).source(6) == store.source(6)).all()  # as it travels to a worker
+
+
+def test_batches_show_every_caption_with_its_own_image(tmp_path: Path) -> None:
+    pictures = drawings(tmp_path)
+    (tmp_path / "train.tsv").write_text("".join(f"{i}.png\tword{i} a\tword{i} b\n" for i in range(3)))
+    config = config_of(tmp_path)
+    plain = config.model.model_copy(update={"frontend": Part("image", {"pixels": SIDE, "augment": False})})
+    config = config.model_copy(update={"model": plain})
+    codec, config = preparation.open_codec(config)
+    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    batches = Batches(prepared.corpora, codec, tokens=10**6, seed=1)
+    batch, _ = next(batches.after(Cursor()))
+    seen = set()
+    for source, target in zip(batch.source.numpy(), batch.target.tolist(), strict=True):
+        text = codec.decode(target)
+        seen.add(text)
+        assert (source.reshape(SIDE, SIDE, 3) == pictures[int(text[4])]).all()
+    assert seen == {f"word{i} {x}" for i in range(3) for x in "ab"}
+
+
+def test_all_captions_are_references_in_validation(tmp_path: Path) -> None:
+    drawings(tmp_path)
+    (tmp_path / "train.tsv").write_text("0.png\tone a\tone b\n1.png\ttwo a\ttwo b\n")
+    data = {"train": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "train.tsv")}
+    places = {"columns": ["source", "target", "target"], "files": [str(tmp_path / "pictures.zip")]}
+    training_options = {"validate_metrics": ["bleu1", "cider"], "steps": 2, "schedule": "constant"}
+    config = config_of(tmp_path, data=data | places | {"cache": str(tmp_path / "cache")}, training=training_options)
+    codec, config = preparation.open_codec(config)
+    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    assert [example.accepted for example in prepared.examples] == [("one a", "one b"), ("two a", "two b")]
+    assert prepared.valid is not None
+    assert len(prepared.valid) == 4
+    reports = [r for r in training.run(config, tmp_path / "run") if r.kind == "validation"]
+    assert {"loss", "bleu1", "cider"} <= reports[-1].values.keys()
+
+
+# -- images that cannot be read ----------------------------------------------------------------------------------------
+
+
+def test_training_skips_and_counts_what_cannot_be_read_and_predicting_says_it(tmp_path: Path) -> None:
+    drawings(tmp_path)
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
+    lines = ["0.png\tone\tone", "broken.png\ttwo\ttwo", "missing.png\tthree\tthree", "1.png\tfour\tfour"]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    config = config_of(tmp_path, training={"steps": 2, "schedule": "constant"})
+    messages = [report.message for report in training.run(config, tmp_path / "run") if report.message]
+    assert any("4 pairs are used; left out: 4 source cannot be read" in message for message in messages)
+    model = pipeline.load(tmp_path / "run", "cpu")
+    assert model.predict(["2.png"])[0].text is not None
+    with pytest.raises(DataError, match=r"broken\.png' is not an image that can be read"):
+        model.predict([Example("broken.png", file=str(tmp_path / "test.tsv"), line=1)])
+    with pytest.raises(DataError, match=r"there is no file 'missing\.png'"):
+        model.predict(["0.png", "missing.png"])
