@@ -121,6 +121,7 @@ class Training(Options):
     start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
     start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
+    replay: Count = 3  # of the first validation sources, what the model says at every checkpoint is kept; 0: none
     log_every: Positive = 20  # steps
     rank_timeout: Positive = 600  # seconds without a sign of life after which a rank is given up, and the run ends
 
