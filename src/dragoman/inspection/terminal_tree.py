@@ -14,6 +14,7 @@ Tokens may hold anything and pass through `visible`; a line that is wider than t
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def beam_lines(view: Mapping[str, Any], *, dropped: bool = True, width: int | No
         line = f"{i}. {result['score']:.3f}  log p {result['log_prob']:.3f}  {said}"
         text.append(f"{_filled(line, width).rstrip(' ')}\n")
     if view["verdict"]:
-        text.append(f"{view['verdict']['sentence']}\n")
+        text.append(f"{textwrap.fill(view['verdict']['sentence'], width)}\n")
     return text
 
 
