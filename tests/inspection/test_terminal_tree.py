@@ -50,9 +50,9 @@ def test_a_tree_by_hand() -> None:
 @pytest.mark.parametrize("width", [30, 80])
 def test_a_real_tree_and_real_steps_fit_the_terminal(rnn: Pipeline, width: int) -> None:
     found = tree(rnn, "hgfed ba", "abc", beam=3)
-    *lines, sentence = beam_lines(found, width=width).plain.splitlines()
+    lines = beam_lines(found, width=width).plain.splitlines()
     assert max(map(cell_len, lines)) <= width
-    assert sentence == found["verdict"]["sentence"]
+    assert " ".join(lines).endswith(found["verdict"]["sentence"])
     steps = walk(rnn, "hgfed ba", "abc")
     table = [line for line in step_lines(steps, width=width).plain.splitlines() if line[:4] not in ("free", "forc")]
     assert max(map(cell_len, table)) <= width
