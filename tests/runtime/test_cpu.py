@@ -92,6 +92,17 @@ def test_every_search_finds_what_it_finds_on_the_plain_path(name: str) -> None:
     assert_same(engine(sources, search, limits), plainly(built, sources, part, limits))
 
 
+@pytest.mark.parametrize("size", [V - 1, V, 2 * V])
+def test_a_beam_may_be_as_wide_as_the_vocabulary_and_wider(size: int) -> None:
+    sources, built, part = some_sources(6), model(), Part("beam", {"size": size})
+    limits, engine = some_limits(sources), cpu.open(built, "float32")
+    assert engine is not None
+    found = engine(sources, searches.build(part), limits)
+    for ours, theirs in zip(found, plainly(built, sources, part, limits), strict=True):
+        assert ours[0].tokens == theirs[0].tokens
+        assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("part", [Part("greedy"), Part("beam", {"size": 3})], ids=["greedy", "beam"])
 def test_every_option_of_a_transformer_is_computed_as_the_model_computes_it(name: str, part: Part) -> None:
@@ -148,6 +159,8 @@ class History:
 
 class Tables:
     """Logits 3 sin(ω n) of a history's number n, with frequencies ω by sentence and token, (N, 64)."""
+
+    size = 64
 
     def __init__(self, sentences: int, ends: float) -> None:
         self.frequencies, self.ends = torch.rand(sentences, 1, 64, dtype=torch.float64), ends
