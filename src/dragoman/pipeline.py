@@ -43,6 +43,7 @@ from dragoman.text.codec import Codec
 logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
+Tell = Callable[[int, int], None]  # (the place of a source, a token of its result)
 
 WINDOW = 4096  # inputs that are sorted together while streaming
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -87,6 +88,7 @@ class Asked:
     trace: bool
     first: int  # the place of the window's first source in the whole input
     wishes: Sequence[Constraints]
+    tell: Tell | None = None
 
 
 @dataclass
@@ -144,11 +146,13 @@ class Pipeline:
         constraints: Constraints | Sequence[Constraints] | None = None,
         trace: bool = False,
         first: int = 0,
+        tell: Tell | None = None,
     ) -> Iterator[Prediction]:
         """The same for any number of sources: reads and answers a window at a time, in order.
 
         `first` is the place of the first source in the whole input, where others answer the rest of it: what is drawn
-        for a source depends on its place.
+        for a source depends on its place. `tell` hears of each token as soon as a greedy search has chosen it; other
+        searches, which may still change their minds, do not tell.
         """
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
@@ -167,7 +171,7 @@ class Pipeline:
         examples = (source if isinstance(source, Example) else Example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
         while window := list(itertools.islice(pairs, WINDOW)):
-            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
+            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window], tell)
             yield from self._window([example for example, _ in window], asked)
             first += len(window)
 
@@ -233,7 +237,8 @@ class Pipeline:
 
         def limits(rows: list[int], lengths: Tensor) -> Limits:
             wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
-            return self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+            found = self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+            return found if asked.tell is None else replace(found, tell=by_place(asked.tell, found.numbers))
 
         if self.engine is not None and waiting and not asked.attention:
             all_limits = limits(waiting, torch.tensor([len(sources[i]) for i in waiting]))
@@ -481,6 +486,16 @@ class Pipeline:
         weights = output.attention.float().cpu().numpy()
         for i, (source, target) in enumerate(rows):
             yield weights[i, : len(target), : len(source)]
+
+
+def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:
+    """What a search of the sources at some places tells, token by token."""
+
+    def hear(rows: Tensor, tokens: Tensor) -> None:
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            tell(places[row], token)
+
+    return hear
 
 
 def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:
