@@ -237,7 +237,7 @@ class Pipeline:
 
         def limits(rows: list[int], lengths: Tensor) -> Limits:
             wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
-            found = self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+            found = self.limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
             return found if asked.tell is None else replace(found, tell=by_place(asked.tell, found.numbers))
 
         if self.engine is not None and waiting and not asked.attention:
@@ -262,16 +262,17 @@ class Pipeline:
         limits = limits_for(batch.source_lengths)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             if self.goes_on and not self.model.sees_whole_prefix:
-                found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
+                found = asked.search(self.go_on, lambda capacity: self.prompted(batch, capacity), limits)
             else:
                 memory = self.model.encode(batch.source, batch.source_lengths)
                 looks = asked.search.looks
                 found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
         return found, limits.traces or {}
 
-    def _limits(
+    def limits(
         self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
     ) -> Limits:
+        """What the results of some sources must keep to, as the config and the wishes have it."""
         options = self.config.generation
         longest = (lengths * options.ratio).long() + options.extra
         shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
@@ -351,7 +352,7 @@ class Pipeline:
         """The beginning of a source that is too long; it ends as every source does."""
         return [*ids[: self.longest - 1], EOS] if ids[-1] == EOS else ids[: self.longest]
 
-    def _prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
+    def prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
         """Read <s> and the beginning of a text; the last of these tokens is left for the first step.
 
         Not so where a prefix is seen in both directions (UniLM): there it is a source of its own, and <s> comes after.
@@ -362,7 +363,7 @@ class Pipeline:
         last = whole.gather(1, lengths[:, None])
         return Prompted(self.model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
 
-    def _go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
+    def go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
         tokens = torch.where(state.fresh, state.last, tokens)
         log_p, after = self.model.step(tokens, state.state)
         return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))

@@ -119,7 +119,7 @@ def _result(one: Prediction, places: Mapping[tuple[int, int], Node]) -> dict[str
 def _longest(pipeline: Pipeline, example: Example) -> int:
     """The most tokens, without </s>, that a result for this source may have."""
     lengths = torch.tensor([min(len(pipeline.encode(example)), pipeline.longest)])
-    return int(pipeline._limits(lengths, [0], [NOTHING], [example.source], False).longest[0])
+    return int(pipeline.limits(lengths, [0], [NOTHING], [example.source], False).longest[0])
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def _walk(pipeline: Pipeline, example: Example, ids: list[int], given: Sequence[
     beginning = [id for id in given if id != EOS]
     reach("target", [*beginning, EOS], longest_target(pipeline, ids))
     lengths = torch.tensor([len(ids)], device=pipeline.device)
-    limits = pipeline._limits(lengths, [0], [NOTHING], [example.source], False)
+    limits = pipeline.limits(lengths, [0], [NOTHING], [example.source], False)
     longest = max(int(limits.longest[0]), len(beginning))
     step, state = begin(pipeline, ids, longest + 1)
     said: list[int] = []
@@ -108,7 +108,7 @@ def begin(pipeline: Pipeline, ids: list[int], room: int) -> tuple[Step, Any]:
     """The model's step, and its state after the source."""
     batch, capacity = collate([(ids, [EOS])], [0]).to(pipeline.device), Capacity(1, room)
     if pipeline.goes_on and not pipeline.model.sees_whole_prefix:
-        return pipeline._go_on, pipeline._prompted(batch, capacity)
+        return pipeline.go_on, pipeline.prompted(batch, capacity)
     memory = pipeline.model.encode(batch.source, batch.source_lengths)
     return pipeline.model.step, pipeline.model.start(memory, capacity)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from dragoman.core.errors import DragomanError, UserError
+from dragoman.core.errors import DragomanError, UserError, nearest
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
 from dragoman.data.readers import read_pairs
+from dragoman.evaluation.metrics import metrics
 from dragoman.serve.schema import Language, Length, ModelName, Phrase, Scored, Source, Text
 
 if TYPE_CHECKING:
@@ -167,12 +167,14 @@ def texts(body: Options) -> list[str]:
 
 def answer(pipelines: Mapping[str, Pipeline], model: str, view: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The view's dict; `asked` are its parameters as plain JSON."""
+    from dragoman.inspection.replay import run_of
+
     pipeline, given = pipelines[model], dict(asked)
     function = found(view)
     if view == "quality":
         return quality(function, pipelines, given.pop("models") or [model], given)
     if view == "replay":
-        return function(run_folder(pipeline))  # type: ignore[no-any-return]
+        return function(run_of(pipeline))  # type: ignore[no-any-return]
     if view == "examples":
         return examples(pipeline, given["count"], function)
     if "source" in given:
@@ -206,6 +208,8 @@ def quality(
     if unknown:
         raise UserError(f"there is no model '{unknown[0]}' here; there is {', '.join(pipelines)}")
     pairs, metric = list(map(as_example, given["inputs"])), given["metric"]
+    if metric is not None and metric not in metrics.names:
+        raise UserError(f"there is no metric '{metric}'{nearest(metric, metrics.names)}")
     every = {name: assess(pipelines[name], pairs, [metric] if metric else (), beam=given["beam"]) for name in models}
     return report(every, metric, worst=given["worst"])  # type: ignore[no-any-return]
 
@@ -226,11 +230,3 @@ def examples(pipeline: Pipeline, count: int, made: Callable[[Codec, int], list[s
 
 def as_example(item: Mapping[str, Any]) -> Example:
     return Example(item["source"], item.get("target"), item.get("source_lang"), item.get("target_lang"))
-
-
-def run_folder(pipeline: Pipeline) -> Path:
-    """The run that a model is a checkpoint of."""
-    path = pipeline.path
-    if path is None or path.parent.name != "checkpoints":
-        raise UserError("this model was not loaded from a run, so there is no training to replay")
-    return path.parent.parent

@@ -28,9 +28,7 @@ class Serving(Options):
     workers: Positive | None = None  # none: one on a GPU, one for each core on a CPU
     threads: Positive = 1  # of each worker, on a CPU
     device: str = "auto"
-    precision: Literal["float32", "bfloat16", "int8"] | None = (
-        None  # of searching; none: as the models' configs have it
-    )
+    precision: Literal["float32", "bfloat16", "int8"] | None = None  # of searching; none: as the models' configs say
     plain: bool = False  # the models' own equations, without the fast paths
     imports: list[str] = []  # modules that a worker imports first: they may register parts
     ping_s: Seconds = 0.1  # between two pings of a worker
@@ -57,7 +55,7 @@ class Serving(Options):
     # how long
     deadline_s: Seconds = 60.0  # from a request's arrival to its answer
     header_s: Seconds = 5.0  # until the head of a request is there
-    body_s: Seconds = 10.0  # until its body is
+    body_s: Seconds = 8.0  # until its body is
     keep_alive_s: Seconds = 8.0  # that an idle connection stays open
     drain_s: Annotated[float, Field(gt=0.0, le=28.0)] = 25.0  # that requests have to finish after SIGTERM
 

@@ -290,6 +290,7 @@ def described(name: str, pipeline: Pipeline) -> Message:
     return {
         "name": name,
         "languages": codec.languages,
+        "source_languages": codec.source_languages,
         "kind": "language model" if pipeline.goes_on else "labels" if model.head is not None else "pairs",
         "shape": {
             "encoder": shape["encoder"]["name"],
