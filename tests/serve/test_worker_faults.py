@@ -142,7 +142,8 @@ def test_a_worker_that_does_not_leave_its_job_is_replaced(narrow: Any, until: Ca
     assert "does not leave a job" in narrow.stderr()
 
 
-def test_an_error_of_ours_is_logged_once_and_told_without_details(narrow: Any) -> None:
+def test_an_error_of_ours_is_logged_once_and_told_without_details(narrow: Any, until: Callable[..., float]) -> None:
+    worker_of(narrow, until)
     answer = narrow.predict("boom")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in answer.text
