@@ -209,7 +209,7 @@ def show(out: Console, source: str, data: Mapping[str, Any]) -> None:
             out.print(f"({point['x']:.2f}, {point['y']:.2f})  {point['text']}   near: {near}", markup=False)
     elif kind == "sequential":
         for row in data["rows"]:
-            out.print(f"{row['part']}: {row['sentence']}", markup=False)
+            out.print(row["sentence"], markup=False)
     else:
         for one in data["frames"][-1]["sources"] if data["frames"] else []:
             out.print(f"step {data['frames'][-1]['step']}: {one['source']} → {one['output']}", markup=False)
