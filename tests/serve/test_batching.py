@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from dragoman import pipeline
 from dragoman.core.interfaces import Example
 from dragoman.serve.batcher import Batcher, Job
 from dragoman.serve.options import Serving
@@ -47,6 +48,19 @@ def test_a_result_is_the_same_alone_and_in_any_company(server: Any) -> None:
             for other in others:
                 assert other["tokens"] == truth["tokens"]
                 assert other["log_probs"] == pytest.approx(truth["log_probs"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["small", "tagged"])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_in_int8_too_a_result_is_the_same_alone_and_in_any_company(models: Path, name: str, beam: int) -> None:
+    opened = pipeline.load(models / name, "cpu", precision="int8")
+    texts = ["abc", "a", "hgfedcbahgfedcba", "ddd", "b" * 30, "fade", "cab", "feed"]
+    sources = [Example(text, target_lang="fr" if name == "tagged" else None) for text in texts]
+    alone = [opened.predict([source], beam=beam)[0] for source in sources]
+    for company in (opened.predict(sources, beam=beam), opened.predict(sources[::-1], beam=beam)[::-1]):
+        for other, truth in zip(company, alone, strict=True):
+            assert other.tokens == truth.tokens
+            assert other.log_probs == pytest.approx(truth.log_probs, abs=1e-5)
 
 
 def test_requests_that_meet_share_a_job_and_others_do_not(narrow: Any) -> None:

@@ -179,6 +179,11 @@ def test_a_connection_over_the_cap_is_told_so_and_a_place_that_gets_free_is_give
             assert greeted(client)
 
 
+def test_as_it_is_delivered_a_server_waits_for_nobody_for_10_seconds():
+    serving = Serving()
+    assert max(serving.header_s, serving.body_s, serving.keep_alive_s) < 10
+
+
 def test_there_are_never_more_connections_than_descriptors():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connections.room(10) == 10

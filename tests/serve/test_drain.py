@@ -52,6 +52,27 @@ def test_sigterm_finishes_what_is_in_flight_and_takes_on_nothing_new(
     assert "Traceback" not in server.stderr()
 
 
+def test_a_stream_is_told_to_its_end_and_an_idle_connection_holds_nothing_up(
+    start: Callable[..., Any], events: Callable[[str], list[tuple[str, Any]]]
+) -> None:
+    server = start("endless", "--workers", "1", "--set", "keep_alive_s=600")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as idle:
+        idle.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert idle.recv(12) == b"HTTP/1.1 200"
+        body = {"inputs": ["abc"], "beam": 1, "stream": True}
+        with server.client.stream("POST", "/v1/predict", json=body) as answer:
+            parts = answer.iter_text()
+            told = next(parts)
+            server.process.send_signal(signal.SIGTERM)
+            told += "".join(parts)
+        *tokens, (last, result), (end, _) = events(told)
+        assert (last, end) == ("result", "done")
+        assert [data["token"] for _, data in tokens] == result["tokens"]
+        assert len(tokens) == 904
+        assert server.process.wait(30) == 0
+    assert "Traceback" not in server.stderr()
+
+
 def test_what_takes_too_long_is_given_up_after_the_time_to_drain(
     start: Callable[..., Any], until: Callable[..., float]
 ) -> None:

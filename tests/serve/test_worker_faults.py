@@ -124,6 +124,22 @@ def test_a_crash_costs_the_requests_of_its_worker_and_another_one_comes(
     assert narrow.metric("dragoman_worker_restarts_total") == restarts + 1
 
 
+def test_a_crash_is_nothing_to_the_requests_of_other_workers(
+    start: Callable[..., Any], until: Callable[..., float]
+) -> None:
+    server = start("endless", "--workers", "2")
+    killed, other = server.workers()
+    answers = [later(partial(server.predict, "abc", model="endless", beam=beam)) for beam in (7, 8)]
+    until(lambda: server.metric("dragoman_jobs_running") == 2)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: server.client.get("/health/ready").json()["answering"] == 1)
+    assert ready(server)
+    assert sorted(answer.get(timeout=60).status_code for answer in answers) == [200, 503]
+    until(lambda: server.client.get("/health/ready").json()["answering"] == 2, AGAIN)
+    assert other in server.workers()
+    assert server.stop() == 0
+
+
 def test_a_worker_that_hangs_is_not_ready_and_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
     pid = worker_of(narrow, until)
     os.kill(pid, signal.SIGSTOP)

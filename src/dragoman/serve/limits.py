@@ -91,11 +91,11 @@ def offered_keys(headers: Headers) -> list[bytes]:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no key: health checks, and the page, which asks its user for the key.
+    """Whether a path needs no key: health checks, the API's description, and the page, which asks its user for the key.
 
     /translate takes a key inside its body too, so it asks for itself.
     """
-    return path in ("/", "/translate") or path.startswith(("/health/", "/static/"))
+    return path in ("/", "/translate", "/docs", "/openapi.json") or path.startswith(("/health/", "/static/"))
 
 
 class Body:

@@ -294,7 +294,7 @@ def described(name: str, pipeline: Pipeline) -> Message:
         "kind": "language model" if pipeline.goes_on else "labels" if model.head is not None else "pairs",
         "shape": {
             "encoder": shape["encoder"]["name"],
-            "decoder": shape["decoder"]["name"],
+            "decoder": shape["decoder"]["name"] if shape["decoder"] else None,
             "width": shape["width"],
             "parameters": sum(p.numel() for p in model.parameters()),
             "source_vocabulary": len(codec.source),

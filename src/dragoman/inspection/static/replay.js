@@ -6,7 +6,7 @@ import { behind, cell, counted, figure, fixed, make, passage, refill, table, tex
 import { heatMap, matrixTable, scaleOf } from "./heat.js";
 import { legend, lineChart } from "./chart.js";
 
-const CURVE_NAMES = { loss: "Training loss", valid: "Validation loss", rate: "Learning rate" };
+const CURVE_NAMES = { loss: "Training loss", valid: "Validation loss", rate: "Learning rate", gradient_norm: "Gradient norm", perplexity: "Perplexity" };
 const replayChoices = new WeakMap();
 
 export function drawReplay(root, { run, finished, frames, curves }) {
