@@ -106,6 +106,10 @@ def add_handlers(app: FastAPI) -> None:
 
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and not sent.endswith("json"):  # as curl does unless it is told
+            text = "the body must be JSON; send the header Content-Type: application/json"
+            return refused(request, Refused(415, "wrong_type", text))
         return refused(request, first_problem(error))
 
     def http(request: Request, error: Exception) -> Response:

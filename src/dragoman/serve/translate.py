@@ -145,7 +145,7 @@ def pick(every: Sequence[Route], source: str, target: str) -> Route:
 
 
 def no_language(field: str, code: str, known: set[str]) -> Refused:
-    text = f"{field} '{code}' is not supported here{nearest(code, known)}; GET /languages lists what is"
+    text = f"{field} '{code}' is not supported here (GET /languages lists what is){nearest(code, known)}"
     return Refused(400, "no_language", text, field)
 
 
