@@ -1,4 +1,4 @@
-"""python -m bench train|decode|loader|startup|growth: measure, print a table, and say the ratio last."""
+"""python -m bench train|decode|loader|startup|growth|serve: measure, print a table, and say the ratio last."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "loader": "tokens a second of the batches alone",
     "startup": "seconds until something happens",
     "growth": "tokens a second and memory against length, batch, depth and vocabulary",
+    "serve": "requests a second of the server, against a loop without batching; and what it does when too many come",
 }
 
 

@@ -18,6 +18,16 @@ settings.register_profile("dragoman", deadline=None, max_examples=30)
 settings.load_profile("dragoman")
 
 
+# Folders whose tests share something that takes seconds to make: each goes to one process of `pytest -n` as a whole.
+TOGETHER = ("browser", "cli", "serve")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if (folder := item.path.parent.name) in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(folder))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)

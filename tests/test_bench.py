@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import itertools
 import json
 import math
 import sys
@@ -139,6 +141,10 @@ COMMANDS = [
     (["train", "--family", "rnn-additive", "--rivals", "elsewhere"], "| Dragoman |"),
     (["decode", "--rivals", "plain", "--batches", "2", "--beams", "2"], "beam 2 × 2: Dragoman, float32 / Dragoman"),
     (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
+    (["serve", "--workers", "1", "--clients", "2"], "the server, 2 clients / a loop in 1 process: "),
+    pytest.param(
+        ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", marks=pytest.mark.long
+    ),
     pytest.param(["startup", "--rivals"], "| dragoman predict, one line |", marks=pytest.mark.long),
     pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", marks=pytest.mark.long),
 ]
@@ -161,6 +167,44 @@ def test_seconds_of_a_command_are_those_of_every_turn_but_the_first(bench, tmp_p
     found = bench("startup").measure({"count": [sys.executable, "-c", count]}, repeats=2)
     assert len(found["count"].samples) == 2
     assert (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_a_percentile_is_a_value_that_so_many_do_not_exceed(bench):
+    percentile, values = bench("serve").percentile, [float(i) for i in range(200, 0, -1)]
+    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [100, 198, 200]
+    assert percentile([3.0], 0.5) == percentile([3.0], 0.99) == 3
+
+
+def test_clients_ask_until_the_time_is_over_and_come_back_when_they_are_told_to(bench):
+    serve = bench("serve")
+    busy, got, opened = 3, [], 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal busy, opened
+        opened += 1
+        while head := await reader.readline():
+            while line := (await reader.readline()).strip():
+                head += line.lower() + b";"
+            size = int(head.split(b"content-length: ")[1].split(b";")[0])
+            got.append(json.loads(await reader.readexactly(size))["inputs"][0]["source"])
+            busy -= 1
+            start = b"429 Busy\r\nRetry-After: 0\r\n" if busy >= 0 else b"200 OK\r\n"
+            writer.write(b"HTTP/1.1 " + start + b"Content-Length: 5\r\n\r\nhello")
+
+    async def scenario() -> Any:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        requests = itertools.cycle([serve.request_of({"source": text}, 2) for text in "abc"])
+        found = await serve.drive(server.sockets[0].getsockname()[1], 4, requests, 0.2)
+        server.close()
+        return found
+
+    found = asyncio.run(scenario())
+    assert [one.status for one in found].count(429) == 3
+    assert {one.status for one in found} == {200, 429}
+    assert opened == 4 + 3, "who was refused comes back on a new connection, who was not keeps its own"
+    assert len(got) == len(found) > 4
+    counts = [got.count(text) for text in "abc"]
+    assert max(counts) - min(counts) <= 1, "each source in its turn"
 
 
 def test_points_of_growth_change_one_size_each(bench):

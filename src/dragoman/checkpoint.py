@@ -98,24 +98,24 @@ def _canonical(value: dict[str, Any]) -> bytes:
 def load(path: str | Path) -> Model:
     """Open a model folder, or the best model of a run folder."""
     folder = resolve(Path(path))
-    contents = verify(folder)
-    config = _config(folder, contents)
-    try:
-        tokenizing = config.tokenizer
-        codec = codecs.restore(
-            tokenizing.source,
-            tokenizing.target or tokenizing.source,
-            tokenizing.joint,
-            config.data.normalization,
-            contents,
-            configs.medium(config),
-            configs.second(config),
-        )
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
+    config, codec = open_codec(folder)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
     fill(model, tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
     return Model(folder, config, model.eval(), codec)
+
+
+def open_codec(path: str | Path) -> tuple[Config, Codec]:
+    """The config and the tokenizers of a model folder or a run folder, without its weights."""
+    folder = resolve(Path(path))
+    contents = verify(folder)
+    config = _config(folder, contents)
+    tokenizing = config.tokenizer
+    source, target = tokenizing.source, tokenizing.target or tokenizing.source
+    try:
+        media = configs.medium(config), configs.second(config)
+        return config, codecs.restore(source, target, tokenizing.joint, config.data.normalization, contents, *media)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
 
 
 def resolve(path: Path) -> Path:

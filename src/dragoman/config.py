@@ -135,6 +135,7 @@ class Training(Options):
     start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
     backbone: Backbone | None = None  # pretrained weights to begin a part of the model with
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
+    replay: Count = 3  # of the first validation sources, what the model says at every checkpoint is kept; 0: none
     log_every: Positive = 20  # steps
     rank_timeout: Positive = 600  # seconds without a sign of life after which a rank is given up, and the run ends
 

@@ -45,6 +45,7 @@ logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
 Source = Any  # list[int], or (S, F) numbers where the source is no text
+Tell = Callable[[int, int], None]  # (the place of a source, a token of its result)
 
 WINDOW = 4096  # inputs that are sorted together while streaming
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -105,6 +106,7 @@ class Asked:
     trace: bool
     first: int  # the place of the window's first source in the whole input
     wishes: Sequence[Constraints]
+    tell: Tell | None = None
 
 
 @dataclass
@@ -162,11 +164,13 @@ class Pipeline:
         constraints: Constraints | Sequence[Constraints] | None = None,
         trace: bool = False,
         first: int = 0,
+        tell: Tell | None = None,
     ) -> Iterator[Prediction]:
         """The same for any number of sources: reads and answers a window at a time, in order.
 
         `first` is the place of the first source in the whole input, where others answer the rest of it: what is drawn
-        for a source depends on its place.
+        for a source depends on its place. `tell` hears of each token as soon as a greedy search has chosen it; other
+        searches, which may still change their minds, do not tell.
         """
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
@@ -185,7 +189,7 @@ class Pipeline:
         examples = (self._example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
         while window := list(itertools.islice(pairs, WINDOW)):
-            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window])
+            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window], tell)
             yield from self._window([example for example, _ in window], asked)
             first += len(window)
 
@@ -250,7 +254,8 @@ class Pipeline:
 
         def limits(rows: list[int], lengths: Tensor) -> Limits:
             wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
-            return self._limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+            found = self.limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
+            return found if asked.tell is None else replace(found, tell=by_place(asked.tell, found.numbers))
 
         plain = asked.attention or self.config.generation.ctc > 0  # which no engine knows
         if self.engine is not None and waiting and not plain:
@@ -275,7 +280,7 @@ class Pipeline:
         limits = limits_for(batch.source_lengths)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             if self.goes_on and not self.model.sees_whole_prefix:
-                found = asked.search(self._go_on, lambda capacity: self._prompted(batch, capacity), limits)
+                found = asked.search(self.go_on, lambda capacity: self.prompted(batch, capacity), limits)
             else:
                 memory = self.model.encode(*batch.given)
                 looks = asked.search.looks
@@ -291,9 +296,10 @@ class Pipeline:
         log_p, lengths = self.model.hear(memory)
         return [CTCPrefix(log_p, lengths, weight)]
 
-    def _limits(
+    def limits(
         self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
     ) -> Limits:
+        """What the results of some sources must keep to, as the config and the wishes have it."""
         options = self.config.generation
         longest = (lengths * options.ratio).long() + options.extra
         shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
@@ -406,7 +412,7 @@ class Pipeline:
         ids = self.codec.encode_source(example)
         return ids if self.objective.ends_source else ids[:-1]
 
-    def _prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
+    def prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
         """Read <s> and the beginning of a text; the last of these tokens is left for the first step.
 
         Not so where a prefix is seen in both directions (UniLM): there it is a source of its own, and <s> comes after.
@@ -417,7 +423,7 @@ class Pipeline:
         last = whole.gather(1, lengths[:, None])
         return Prompted(self.model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
 
-    def _go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
+    def go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
         tokens = torch.where(state.fresh, state.last, tokens)
         log_p, after = self.model.step(tokens, state.state)
         return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))
@@ -575,6 +581,16 @@ def shortened(ids: Source, longest: int) -> Source:
     if isinstance(ids, list) and ids[-1] == EOS:
         return [*ids[: longest - 1], EOS]
     return ids[:longest]
+
+
+def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:
+    """What a search of the sources at some places tells, token by token."""
+
+    def hear(rows: Tensor, tokens: Tensor) -> None:
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            tell(places[row], token)
+
+    return hear
 
 
 def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:

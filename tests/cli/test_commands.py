@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,9 @@ def test_compare_shows_both_models_and_whether_they_differ(
     work: Path, tmp_path: Path, here: Callable[..., Done]
 ) -> None:
     older = f"{RUN}/checkpoints/step-80"
-    png = tmp_path / "lengths.png"
-    done = succeeded(process("compare", RUN, older, "--data", "test.tsv", "--json", "--png", png, cwd=work))
+    png, page = tmp_path / "lengths.png", tmp_path / "pages" / "compared.html"
+    options = ["--data", "test.tsv", "--json", "--png", png, "--html", page]
+    done = succeeded(process("compare", RUN, older, *options, cwd=work))
     value: dict[str, Any] = json.loads(done.out)
     assert list(value) == [RUN, older]
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -122,9 +124,21 @@ def test_compare_shows_both_models_and_whether_they_differ(
         assert math.isclose(value[older]["against_first"][metric]["difference"], gain, abs_tol=1e-9)
         for model in value.values():
             assert sum(bucket["count"] for bucket in model["by_length"][metric]) == 30
+            assert sum(bucket["count"] for bucket in model["by_rarity"][metric]) == 30
+    # Sources are made of few characters here, so the rarest of a source is the rarest of all or not far from it.
+    seen = Counter(character for source, _ in pairs(work / "train.tsv") for character in source)
+    rarest = [min(seen[character] for character in source) for source, _ in pairs(work / "test.tsv")]
+    buckets = value[RUN]["by_rarity"]["exact"]
+    assert value[RUN]["rarity_of"] == "training"
+    assert (buckets[0]["low"], buckets[-1]["high"]) == (min(rarest), max(rarest))
+    text = page.read_text(encoding="utf-8")
+    assert "Models compared on test.tsv" in text
+    assert f"{value[older]['perplexity']}" in text  # the data of the view, as it is
     table = succeeded(here("compare", RUN, older, "--data", "test.tsv", "--metrics", "exact")).out
     assert f"{older} against {RUN}: exact" in table
     assert "p = " in table
+    assert "exact by source length" in table
+    assert "exact by the rarest source token: its count in training" in table
 
 
 def test_data_check_says_what_it_found_and_exits_with_2_where_it_must_be_mended(

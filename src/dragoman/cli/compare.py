@@ -1,8 +1,9 @@
-"""dragoman compare: several models on one file; a table, paired tests, quality by source length."""
+"""dragoman compare: several models on one file; a table, paired tests, quality by source length and by rarity."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,9 @@ from dragoman.cli.options import Beam, Columns, Device, Imports, columns_of, con
 
 if TYPE_CHECKING:
     from dragoman.inspection.quality import Assessment
+    from dragoman.inspection.report import Buckets
+
+    Counts = Mapping[str, int] | None
 
 
 def compare(
@@ -26,11 +30,18 @@ def compare(
     png: Annotated[
         Path | None, typer.Option(help="Draw quality by length (of the first metric) into this file.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write all of it, with the worst examples, as a page into this file.")
+    ] = None,
     columns: Columns = "",
     device: Device = "auto",
     modules: Imports = [],
 ) -> None:
-    """Compare models on the same pairs: scores, the first against each other by paired bootstrap, quality by length."""
+    """Compare models on the same pairs: scores, the first against each other by paired bootstrap, quality by length.
+
+    And by the rarest token of a source: how often it was seen in the first model's training, where the training data is
+    still there and small; else how often it is in these sources.
+    """
     from dragoman.core.errors import UserError
 
     if len(models) < 2:
@@ -42,50 +53,55 @@ def compare(
     from dragoman import pipeline
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
+    from dragoman.inspection.report import training_counts
 
     opened = {name: pipeline.load(name, device) for name in models}
     named = columns_of(columns, opened[models[0]])
     examples = list(read_pairs(data, columns=named, extra_targets=True))
     found = {name: assess(model, examples, parts, beam=beam) for name, model in opened.items()}
+    counts = training_counts(opened[models[0]])
     if as_json:
-        print(json.dumps(_json(found), indent=1))
+        print(json.dumps(_json(found, counts), indent=1))
     else:
-        _print(found)
+        _print(found, counts)
     if png is not None:
         _draw(found, png)
+    if html is not None:
+        _write(found, counts, data, html)
 
 
-def _json(found: dict[str, Assessment]) -> dict[str, Any]:
+def _json(found: dict[str, Assessment], counts: Counts) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from dragoman.inspection.quality import against, lengths
+    from dragoman.inspection.quality import against
+    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity
 
     first = next(iter(found.values()))
-    edges = _edges(found)
+    by_length = {metric: grouped_by_length(found, metric) for metric in first.scores}
+    by_rarity = {metric: grouped_by_rarity(found, metric, counts) for metric in first.scores}
     return {
         name: one.as_json()
         | {
             "against_first": {
                 m: asdict(against(first.scores[m], s)) for m, s in one.scores.items() if one is not first
             },
-            "by_length": {m: [asdict(bucket) for bucket in lengths(one, m, edges)] for m in one.scores},
+            "by_length": {m: [asdict(bucket) for bucket in by_length[m][name]] for m in one.scores},
+            "by_rarity": {m: [asdict(bucket) for bucket in by_rarity[m][name]] for m in one.scores},
+            "rarity_of": _rarity_of(counts),
         }
         for name, one in found.items()
     }
 
 
-def _edges(found: dict[str, Assessment]) -> list[int]:
-    """The first model's length buckets, used for all: their tokens may differ, their pictures must not."""
-    from dragoman.inspection.quality import lengths
-
-    first = next(iter(found.values()))
-    return [bucket.high for bucket in lengths(first, next(iter(first.scores)))][:-1]
+def _rarity_of(counts: Counts) -> str:
+    return "these sources" if counts is None else "training"
 
 
-def _print(found: dict[str, Assessment]) -> None:
+def _print(found: dict[str, Assessment], counts: Counts) -> None:
     from rich.table import Column, Table
 
-    from dragoman.inspection.quality import against, lengths
+    from dragoman.inspection.quality import against
+    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity
 
     out = console()
     (first_name, first), *others = found.items()
@@ -107,32 +123,43 @@ def _print(found: dict[str, Assessment]) -> None:
                 soft_wrap=True,
             )
     metric = next(iter(first.scores))
-    edges = _edges(found)
-    rows = {name: lengths(one, metric, edges) for name, one in found.items()}
-    table = Table(
-        "source length",
-        "pairs",
-        *found,
-        title=f"{metric} by source length",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for i, bucket in enumerate(rows[first_name]):
-        cells = [f"{r[i].score:.2f}" if i < len(r) else "–" for r in rows.values()]
-        table.add_row(f"{bucket.low}–{bucket.high}", f"{bucket.count:,}", *cells)
+    _print_ranges(f"{metric} by source length", "source length", grouped_by_length(found, metric))
+    title = f"{metric} by the rarest source token: its count in {_rarity_of(counts)}"
+    _print_ranges(title, "count", grouped_by_rarity(found, metric, counts))
+
+
+def _print_ranges(title: str, what: str, buckets: Buckets) -> None:
+    """A row for each range of pairs, a column for each model."""
+    from rich.table import Table
+
+    out = console()
+    table = Table(what, "pairs", *buckets, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in zip(*buckets.values(), strict=True):
+        low, high, count = row[0].low, row[0].high, row[0].count
+        span = f"{low:,}" if low == high else f"{low:,}–{high:,}"
+        table.add_row(span, f"{count:,}", *(f"{bucket.score:.2f}" for bucket in row))
     out.print()
     out.print(table)
 
 
+def _write(found: dict[str, Assessment], counts: Counts, data: str, html: Path) -> None:
+    from dragoman.core import files
+    from dragoman.inspection.page import page
+    from dragoman.inspection.report import report
+
+    files.make_folder(html.parent)
+    files.write(html, page([report(found, counts=counts)], f"Models compared on {data}").encode())
+    console(error=True).print(f"wrote {html}", markup=False)
+
+
 def _draw(found: dict[str, Assessment], png: Path) -> None:
     from dragoman.inspection.picture import Point, curves
-    from dragoman.inspection.quality import lengths
+    from dragoman.inspection.report import grouped_by_length
 
-    edges, metric = _edges(found), next(iter(next(iter(found.values())).scores))
+    metric = next(iter(next(iter(found.values())).scores))
     series = {
-        name: [Point((b.low + b.high) / 2, b.score, *b.interval, b.count) for b in lengths(one, metric, edges)]
-        for name, one in found.items()
+        name: [Point((b.low + b.high) / 2, b.score, *b.interval, b.count) for b in buckets]
+        for name, buckets in grouped_by_length(found, metric).items()
     }
     curves(png, series, xlabel="source length in tokens", ylabel=metric, title="Quality by source length")
     console(error=True).print(f"wrote {png}", markup=False)

@@ -12,7 +12,21 @@ import sys
 
 import typer
 
-from dragoman.cli import compare, config, data, demo, evaluate, inspect, parts, predict, score, tokenizer, train
+from dragoman.cli import (
+    compare,
+    config,
+    data,
+    demo,
+    evaluate,
+    inspect,
+    parts,
+    predict,
+    probe,
+    score,
+    serve,
+    tokenizer,
+    train,
+)
 from dragoman.cli.options import console
 from dragoman.core.errors import DragomanError, RunError, Stopped
 from dragoman.version import __version__
@@ -32,6 +46,8 @@ app.command()(score.score)
 app.command()(evaluate.evaluate)
 app.command()(inspect.inspect)
 app.command()(compare.compare)
+app.command()(serve.serve)
+app.command()(probe.probe)
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(config.app, name="config")

@@ -64,8 +64,8 @@ class CPUEngine:
         return Transformer(self.plain, self.precision)
 
     def serves(self, search: Search, limits: Limits) -> bool:
-        """All but rules and traces, which know a sentence by its place in a batch, and what asks where it looks."""
-        return not search.looks and not limits.rules and limits.traces is None
+        """All but what knows a sentence by its place in a batch (rules, traces, tales) or asks where it looks."""
+        return not search.looks and not limits.rules and limits.traces is None and limits.tell is None
 
     def __call__(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
         if self.better_elsewhere(len(sources), search):

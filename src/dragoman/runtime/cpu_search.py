@@ -181,7 +181,7 @@ def beam(search: Beam, model: Transformer, memory: Memory, lengths: Lengths) -> 
         total[~alive[each_row, kept]] = -np.inf
         trail.token[t, rows], trail.parent[t, rows], trail.log_p[t, rows] = word, parent, said
         live = live & ~at_limit & ~is_done(search, total, pool.score[rows, -1], longest, t)
-        token = word
+        token = np.minimum(word, model.size - 1)  # of what is dead it may be a column that only fills up a block
         rows, (token, total, score, parent), live, going = shrunk(rows, (token, total, score, parent), live)
         if not len(rows):
             break

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ from dragoman.search import Limits, Search
 from dragoman.search.greedy import Greedy
 
 BATCH = 64  # sentences at a time
+POLL = 0.0005  # seconds between two looks whether all is said
 REACH = 1024  # places that positions without an end are written out for
 ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu with options is GELUTanh
 
@@ -65,7 +67,7 @@ class CT2Engine:
 
     def serves(self, search: Search, limits: Limits) -> bool:
         """Greedy search without rules, as far as the positions were written out."""
-        plain = type(search) is Greedy and not limits.rules and limits.traces is None
+        plain = type(search) is Greedy and not limits.rules and limits.traces is None and limits.tell is None
         return plain and not torch.as_tensor(limits.shortest).any() and int(limits.longest.max()) < self.reach
 
     def __call__(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
@@ -83,8 +85,7 @@ class CT2Engine:
                 asynchronous=True,
                 callback=listener([every[row] for row in rows]),
             )
-        for result in waiting:
-            result.result()
+        wait(waiting, every)
         return [
             self.again(source, search, limit) if said.forbidden else [said.hypothesis()]
             for said, source, limit in zip(every, sources, longest, strict=True)
@@ -121,6 +122,19 @@ class Said:
         n = len(self.tokens) - 1 if ended else self.limit
         kept = self.log_probs[: n + ended]
         return Hypothesis(self.tokens[:n], kept, sum(kept), "end" if ended else "length")
+
+
+def wait(results: Sequence[Any], every: Sequence[Said]) -> None:
+    """Until all is said. A signal is let in, as CTranslate2's own waiting would not; what it raises stops them all."""
+    try:
+        for result in results:
+            while not result.done():
+                time.sleep(POLL)
+            result.result()  # raises what went wrong
+    except BaseException:
+        for said in every:
+            said.limit = -1  # enough, at the next token
+        raise
 
 
 def listener(every: Sequence[Said]) -> Callable[[Any], bool]:

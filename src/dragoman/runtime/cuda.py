@@ -86,7 +86,8 @@ class Engine:
         self.failed, self.lock = False, threading.Lock()
 
     def serves(self, search: Search, limits: Limits) -> bool:
-        return not self.failed and not limits.rules and limits.traces is None and device_search.serves(search)
+        plain = not limits.rules and limits.traces is None and limits.tell is None
+        return not self.failed and plain and device_search.serves(search)
 
     @torch.inference_mode()
     def __call__(

@@ -38,6 +38,7 @@ class Limits:
     numbers: Sequence[int] = ()  # the sentences' places in the whole input: what is drawn for each depends on it alone
     rules: Sequence[Rule] = ()
     traces: dict[int, list[dict[str, Any]]] | None = None  # by sentence: filled with what was kept and dropped
+    tell: Callable[[Tensor, Tensor], None] | None = None  # greedy tells (rows, tokens) as it chooses; </s> is not told
 
 
 class Search(Protocol):

@@ -40,6 +40,8 @@ class Greedy:
             ended[rows[ending & ~dead]] = True
             keep = live | (ending & ~dead)
             chosen[rows[keep], t], log_probs[rows[keep], t] = token[keep, 0], best[keep, 0].double()
+            if limits.tell is not None:
+                limits.tell(rows[live], token[live, 0])
             if not live.all():
                 rows, token, state = rows[live], token[live], tree.select(state, live.nonzero()[:, 0])
                 if not len(rows):

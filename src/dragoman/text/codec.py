@@ -83,6 +83,11 @@ class Codec:
         """The languages that can be asked for, where the model knows several."""
         return [symbol[4:-1] for symbol in self.source.extra if symbol.startswith("<to:")]
 
+    @property
+    def source_languages(self) -> list[str]:
+        """The languages that a source can be said to be in."""
+        return [symbol[6:-1] for symbol in self.source.extra if symbol.startswith("<from:")]
+
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
         if self.medium is not None:
             return self.medium.read(example)

@@ -1,6 +1,6 @@
 """The folder that tells everything about a run.
 
-    config.yaml  env.json  metrics.jsonl  train.log  checkpoints/step-N/  best  last  finished
+    config.yaml  env.json  metrics.jsonl  replay.jsonl  train.log  checkpoints/step-N/  best  last  finished
 
 `best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended.
 One process at a time may train in a folder: it holds a lock that ends with the process, however the process ends. Of
@@ -16,7 +16,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import RunError, UserError
 from dragoman.version import __version__
 
-# No number depends on these.
+# No weight depends on these.
 FREE_TO_CHANGE = (
-    *("data.workers", "data.cache", "training.rank_timeout"),
+    *("data.workers", "data.cache", "training.rank_timeout", "training.replay"),
     *("runtime.tensorboard", "runtime.threads", "runtime.precision", "runtime.workers"),
 )
 
@@ -110,20 +110,28 @@ class RunFolder:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
         self._append("metrics.jsonl", json.dumps(finite))
 
-    def cut_metrics(self, step: int, validated: int) -> None:
+    def record_frame(self, values: dict[str, Any]) -> None:
+        """One more line of replay.jsonl."""
+        self._append("replay.jsonl", json.dumps(values, allow_nan=False))
+
+    def cut_back(self, step: int, validated: int) -> None:
         """Forget what was recorded after a checkpoint (a validation may be of its very step): it will happen again."""
-        path = self.path / "metrics.jsonl"
+        last = {"train": step, "valid": validated}
+        self._cut("metrics.jsonl", lambda values: values["step"] <= last.get(values["kind"], -1))
+        self._cut("replay.jsonl", lambda values: values["step"] <= step)
+
+    def _cut(self, name: str, stays: Callable[[dict[str, Any]], bool]) -> None:
+        path = self.path / name
         if not self.writes or not path.exists():
             return
         kept = []
         for line in path.read_text(encoding="utf-8").split("\n"):
             try:
-                values = json.loads(line)
-                if values["step"] <= {"train": step, "valid": validated}.get(values["kind"], -1):
+                if stays(json.loads(line)):
                     kept.append(line)
             except (ValueError, KeyError, TypeError):
                 continue  # a line that was being written when the process was killed
-        self._write("metrics.jsonl", "".join(line + "\n" for line in kept))
+        self._write(name, "".join(line + "\n" for line in kept))
 
     def log(self, text: str) -> None:
         self._append("train.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")

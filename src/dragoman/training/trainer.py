@@ -32,7 +32,7 @@ from dragoman.optim.teachers import teachers
 from dragoman.pipeline import Pipeline, pick_device
 from dragoman.runtime.loops import hurry
 from dragoman.runtime.steps import Steps, eagerly, why_not
-from dragoman.training import backbone, preparation
+from dragoman.training import backbone, preparation, replay
 from dragoman.training.averaging import MovingAverage, holding
 from dragoman.training.distributed import Alone, Ranks
 from dragoman.training.preparation import Prepared
@@ -69,7 +69,8 @@ class Trainer:
         self._optimize()
         if self.ranks.first:
             files.make_folder(self.place.checkpoints)
-            (self.place.path / "metrics.jsonl").unlink(missing_ok=True)
+            for name in ("metrics.jsonl", "replay.jsonl"):
+                (self.place.path / name).unlink(missing_ok=True)
 
     def resume(self, folder: Path, allowed: Sequence[str]) -> None:
         """Go on from a checkpoint; `allowed` are changes that are accepted: data, ranks."""
@@ -90,7 +91,7 @@ class Trainer:
 
     def rewind(self, folder: Path) -> None:
         """Put the run folder back to the checkpoint too: what was said after it will be said again."""
-        self.place.cut_metrics(self.progress.step, self.progress.validated)
+        self.place.cut_back(self.progress.step, self.progress.validated)
         self.place.point("last", folder.name)
         # The process may have been killed between saving the best checkpoint and saying so.
         best = f"step-{self.progress.best_step}" if self.progress.best is not None else folder.name
@@ -108,6 +109,7 @@ class Trainer:
         model = build_model(self.config, codec.source_size, len(codec.target), codec.second_size)
         self.model = model.to(self.device)
         self.pipeline = Pipeline(self.model, codec, self.config, self.device)
+        self.probes = replay.sources(self.pipeline)
 
     def _optimize(self) -> None:
         freeze(self.model, self.options.freeze)
@@ -299,6 +301,9 @@ class Trainer:
         return self.report("saved", message=f"saved {folder}")
 
     def write(self, folder: Path, best: bool) -> None:
+        if self.probes:  # before the checkpoint: a process killed between the two comes back to do both again
+            with holding(self.model, self.weights()), eagerly():
+                self.place.record_frame(replay.frame(self.pipeline, self.probes, self.progress.step))
         if folder.exists():
             files.remove_folder(folder)
         extra = dump(self.progress, self.model, self.optimizer, self.average)

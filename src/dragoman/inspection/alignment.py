@@ -1,0 +1,247 @@
+"""Which source tokens a model looked at for each target token, head by head, and what a head is worth.
+
+    source, target ─one watched, teacher-forced pass→ a (T, S) of every head, log p(y_t | y_<t, x)
+    off(h)         the same pass with c_h = 0, the context of head h: what it adds is log p − log p_off
+
+    soft      a_tj, the decoder's own word on alignment           words    Σ over the pieces of a source word,
+    entropy   −Σ_j a_tj log a_tj, the mean over the rows t                  the mean over those of a target word
+
+A head is named kind.layer.number: cross.1.2 looks from target to source, encoder.1.2 from source to source, decoder.1.2
+from target to what was read before. Where source and target are one sequence, one head does all three, and each of its
+names switches it off. No model file knows of this: weights are watched, contexts are changed by hooks.
+
+T target tokens with </s>, S source tokens with </s>, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.core.errors import UserError
+from dragoman.core.interfaces import SPECIALS, UNK, Example
+from dragoman.inspection.pair import Pair, forced, pair
+from dragoman.nn.attention import Attention, Look, MultiHead, Seen, watching
+from dragoman.nn.losses import token_log_probs
+from dragoman.nn.seq2seq import Predicted, Seq2Seq
+from dragoman.pipeline import Pipeline
+from dragoman.text.tokenizers import Tokenizer
+from dragoman.text.vocabulary import MARK
+
+DIGITS = 4  # of a weight: 6 × 8 heads of 60 × 60 are 4 MB of JSON with these and 11 MB with all of them
+MOST = 4_000_000  # weights in a view: a page with more is of no use to anybody
+WHOLE = ("words", "symbols")  # tokenizers whose tokens are words already
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """One head of an attention."""
+
+    module: nn.Module
+    number: int  # from 0
+
+
+class Map(NamedTuple):
+    """The heads of one layer and their weights (H, rows, columns)."""
+
+    kind: str
+    layer: int
+    module: nn.Module
+    weights: Tensor
+
+    def name(self, number: int) -> str:
+        return f"{self.kind}.{self.layer}.{number + 1}"
+
+
+def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
+    """What was seen of every attention of encoder and decoder, layer by layer: cross, encoder, decoder."""
+    found: dict[str, list[tuple[nn.Module, Tensor]]] = {"cross": [], "encoder": [], "decoder": []}
+    for name, module in model.named_modules():
+        side = name.split(".")[0]
+        if module not in seen or side not in ("encoder", "decoder"):  # a pointer's weights are in `soft`
+            continue
+        calls = [a if a.dim() == 4 else a[:, None] for a in seen[module]]  # (1, H, T, S); an RNN looks step by step
+        a = torch.cat(calls, 2)[0]
+        if side == "encoder":
+            found["encoder"].append((module, a))
+        elif isinstance(module, Attention) or name.endswith("cross_attention"):
+            found["cross"].append((module, a))
+        elif model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
+            parts = {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:, S:]}
+            for kind, part in parts.items():
+                found[kind].append((module, part))
+        else:
+            found["decoder"].append((module, a))
+    return [Map(kind, i, *one) for kind, layers in found.items() for i, one in enumerate(layers, 1)]
+
+
+def heads(every: Sequence[Map]) -> dict[str, Head]:
+    return {one.name(i): Head(one.module, i) for one in every for i in range(one.weights.shape[0])}
+
+
+@contextmanager
+def switched_off(which: Sequence[Head]) -> Iterator[None]:
+    """Inside, the contexts of these heads are zero."""
+    with ExitStack() as hooks:
+        for module, number in which:
+            if isinstance(module, MultiHead):
+                handle = module.Wo.register_forward_pre_hook(_without(number, module.heads))
+            else:
+                handle = module.register_forward_hook(_nothing)
+            hooks.callback(handle.remove)
+        yield
+
+
+def _without(number: int, count: int) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """What W_O reads, (…, T, H · D), with zeros where one head stands."""
+
+    def hook(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        side_by_side = given[0].clone().view(*given[0].shape[:-1], count, -1)
+        side_by_side[..., number, :] = 0.0
+        return (side_by_side.flatten(-2),)
+
+    return hook
+
+
+def _nothing(_: nn.Module, __: Any, result: Look | Tensor) -> Look | Tensor:
+    return result._replace(c=torch.zeros_like(result.c)) if isinstance(result, Look) else torch.zeros_like(result)
+
+
+# -- the view ----------------------------------------------------------------------------------------------------------
+
+
+def look(
+    pipeline: Pipeline,
+    source: str | Example,
+    target: str | None = None,
+    *,
+    beam: int | None = None,
+    off: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The alignment of a source with a target, or with the model's output; `off` names heads to switch off."""
+    mine = pair(pipeline, source, target, beam=beam)
+    found, every = _watched(pipeline, mine)
+    log_probs = _log_probs(found)
+    without = None
+    if off:
+        with switched_off(_named(heads(every), off)):
+            without = _log_probs(forced(pipeline, mine))
+    pieces = pipeline.codec.source_pieces(mine.source), pipeline.codec.target_pieces(mine.target)
+    soft = None if found.output.attention is None else found.output.attention[0]
+    return {
+        "view": "alignment",
+        "source_text": mine.example.source,
+        "target_text": mine.text,
+        "given": mine.given,
+        "source": pieces[0],
+        "target": pieces[1],
+        "inputs": ["<s>", *pieces[1][:-1]],
+        "log_probs": log_probs,
+        "log_prob": sum(log_probs),
+        "soft": None if soft is None else _numbers(soft),
+        "maps": [_plain(one) for one in every],
+        "words": None if soft is None else words(pipeline, mine, soft),
+        "off": list(dict.fromkeys(off)),
+        "log_prob_off": None if without is None else sum(without),
+        "log_probs_off": without,
+    }
+
+
+def effects(pipeline: Pipeline, source: str | Example, target: str | None = None) -> dict[str, float]:
+    """What log p(target | source) changes by when one head alone is switched off, for every head."""
+    mine = pair(pipeline, source, target)
+    found, every = _watched(pipeline, mine)
+    whole, changes = sum(_log_probs(found)), dict[Head, float]()
+    for head in heads(every).values():
+        if head not in changes:  # one head may have three names
+            with switched_off([head]):
+                changes[head] = sum(_log_probs(forced(pipeline, mine))) - whole
+    return {name: changes[head] for name, head in heads(every).items()}
+
+
+def _watched(pipeline: Pipeline, mine: Pair) -> tuple[Predicted, list[Map]]:
+    with watching() as seen:
+        found = forced(pipeline, mine)
+    every = maps(pipeline.model, seen, len(mine.source))
+    if not every and found.output.attention is None:
+        raise UserError("this model has no attention to look at; its steps and its beam can be looked at")
+    size = sum(one.weights.numel() for one in every)
+    if size > MOST:
+        raise UserError(f"the attention of all heads has {size:,} weights, and a view {MOST:,}; take shorter texts")
+    return found, every
+
+
+def _log_probs(found: Predicted) -> list[float]:
+    numbers: list[float] = token_log_probs(found.logits, found.gold)[0].tolist()
+    return numbers
+
+
+def _named(every: dict[str, Head], names: Sequence[str]) -> list[Head]:
+    for name in names:
+        if name not in every:
+            there = f"{next(iter(every))} … {list(every)[-1]}" if every else "none"
+            raise UserError(f"there is no head '{name}' in this model; there are {there} (kind.layer.number)")
+    return list(dict.fromkeys(every[name] for name in names))
+
+
+def _plain(one: Map) -> dict[str, Any]:
+    each = [
+        {"name": one.name(i), "entropy": float(entropy(a).mean()), "weights": _numbers(a)}
+        for i, a in enumerate(one.weights)
+    ]
+    return {"kind": one.kind, "layer": one.layer, "heads": each}
+
+
+def entropy(a: Tensor) -> Tensor:
+    """−Σ a log a of each row, in nats."""
+    nats: Tensor = torch.special.entr(a.double()).sum(-1)
+    return nats
+
+
+def _numbers(a: Tensor) -> list[list[float]]:
+    rounded: list[list[float]] = a.double().cpu().numpy().round(DIGITS).tolist()
+    return rounded
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def words(pipeline: Pipeline, mine: Pair, soft: Tensor) -> dict[str, Any] | None:
+    """The map between whole words; None where all pieces are words already."""
+    codec, options = pipeline.codec, pipeline.config.tokenizer
+    whole = [part.name in WHOLE for part in (options.source, options.target or options.source)]
+    if all(whole):
+        return None
+    columns, rows = groups(codec.source, mine.source, whole[0]), groups(codec.target, mine.target, whole[1])
+    a = torch.stack([soft[:, start:end].sum(1) for start, end in columns], 1)  # (T, words)
+    a = torch.stack([a[start:end].mean(0) for start, end in rows])
+    return {
+        "source": [spelled(codec.source, mine.source[start:end]) for start, end in columns],
+        "target": [spelled(codec.target, mine.target[start:end]) for start, end in rows],
+        "soft": _numbers(a),
+    }
+
+
+def groups(tokenizer: Tokenizer, ids: Sequence[int], whole: bool) -> list[tuple[int, int]]:
+    """Where each word begins and ends: at a space, and around </s> and language tags; everywhere if pieces are whole.
+
+    What is unknown belongs to the word it stands in.
+    """
+    alone = [whole or symbolic(tokenizer, id) for id in ids]
+    spaces = [piece.startswith((MARK, "␣")) for piece in tokenizer.pieces(ids)]
+    starts = [i for i in range(len(ids)) if i == 0 or spaces[i] or alone[i] or alone[i - 1]]
+    return list(zip(starts, [*starts[1:], len(ids)], strict=True))
+
+
+def symbolic(tokenizer: Tokenizer, id: int) -> bool:
+    """Whether an id stands for no text."""
+    return id < len(SPECIALS) + len(tokenizer.extra) and id != UNK
+
+
+def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return tokenizer.pieces(ids)[0] if symbolic(tokenizer, ids[0]) else tokenizer.decode(ids).strip() or "␣"

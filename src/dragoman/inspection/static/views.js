@@ -1,0 +1,76 @@
+/* Which function draws which view, and several views as tabs.
+
+     draw(root, data, actions)        one view; data.view names it
+     drawTabs(root, views, actions)   a tab for each; a view is drawn when its tab is first opened
+
+   actions, each of them optional: force(ids), head(name, off), open(view, request). */
+
+import { drawAlignment } from "./alignment.js";
+import { drawBeam } from "./beam.js";
+import { drawPositions } from "./positions.js";
+import { drawProbes } from "./probes.js";
+import { drawQuality } from "./quality.js";
+import { drawReplay } from "./replay.js";
+import { drawSpace } from "./space.js";
+import { drawSteps } from "./steps.js";
+import { drawWhy } from "./why.js";
+import { cut, make, refill } from "./dom.js";
+
+const VIEWS = {
+  alignment: ["Alignment", drawAlignment],
+  beam: ["Beam", drawBeam],
+  steps: ["Steps", drawSteps],
+  quality: ["Quality", drawQuality],
+  space: ["Sentence space", drawSpace],
+  positions: ["Positions", drawPositions],
+  probes: ["Probes", drawProbes],
+  why: ["Gradients", drawWhy],
+  by_position: ["By position", drawWhy],
+  sequential: ["Sequential steps", drawWhy],
+  replay: ["Replay", drawReplay],
+};
+
+export function draw(root, data, actions = {}) {
+  const found = VIEWS[data.view];
+  if (!found) return refill(root, make("p", {}, `This page cannot draw a view called '${data.view}'.`));
+  found[1](root, data, actions);
+}
+
+export function drawTabs(root, views, actions = {}) {
+  const sources = new Set(views.map((view) => view.source_text).filter((text) => text != null));
+  const panels = views.map((_, i) =>
+    make("section", { role: "tabpanel", id: `panel-${i}`, "aria-labelledby": `tab-${i}`, hidden: true }),
+  );
+  const tabs = views.map((view, i) => {
+    const press = { type: "button", role: "tab", id: `tab-${i}`, "aria-controls": `panel-${i}`, click: () => open(i) };
+    return make("button", press, tabName(view, sources.size > 1));
+  });
+  const open = (index) => {
+    tabs.forEach((tab, i) => {
+      tab.setAttribute("aria-selected", String(i === index));
+      tab.tabIndex = i === index ? 0 : -1;
+      panels[i].hidden = i !== index;
+    });
+    // Not before: charts take the width of the page, and a hidden panel has none.
+    if (!panels[index].hasChildNodes()) draw(panels[index], views[index], actions);
+  };
+  const keys = (event) => moveTab(event, tabs, open);
+  const list = make("div", { role: "tablist", class: "tabs", "aria-label": "Views", keydown: keys }, tabs);
+  refill(root, views.length > 1 && list, panels);
+  if (views.length) open(0);
+}
+
+/** A view's name; with the beginning of its source where there are several. */
+function tabName(view, named) {
+  const name = VIEWS[view.view]?.[0] ?? view.view;
+  return named && view.source_text != null ? [name, make("bdi", { class: "faint" }, cut(view.source_text, 120))] : name;
+}
+
+function moveTab(event, tabs, open) {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  const next = (tabs.indexOf(document.activeElement) + by + tabs.length) % tabs.length;
+  open(next);
+  tabs[next].focus();
+}

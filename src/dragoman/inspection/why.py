@@ -1,0 +1,204 @@
+"""Why attention: how far what a model says depends on each source position, and how long one step waits for another.
+
+    gradients     g_tj = ‖∂ log p(y_t | y_<t, x) / ∂ x_j‖, x_j the embedded source token; its mean by the distance
+                  S − j + t, the recurrent steps between reading x_j and saying y_t (j, t from 1) where the source is
+                  read from left to right: without attention the gradient vanishes along it
+    by position   how often the most probable token after the reference's beginning is the reference's, by the place of
+                  the source that stands beside it, j = ⌈t S / T⌉: what is far back is forgotten first
+    sequential    how many layers must run one after the other, counted while they run: a layer over all positions is
+                  one step, a recurrent layer one for each position
+
+S source tokens, T target tokens, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.core.errors import DataError, UserError
+from dragoman.core.interfaces import BOS, EOS, UNK, Capacity, Example
+from dragoman.data.batching import collate
+from dragoman.inspection.pair import check, longest_target, pair, reach
+from dragoman.nn.blocks import Block
+from dragoman.nn.convolution import GatedConvolution
+from dragoman.nn.losses import token_log_probs
+from dragoman.nn.recurrent import Layer, ResetBefore
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.pipeline import Pipeline
+
+ROWS = 32  # pairs in a pass
+LONG = 16  # tokens, </s> included: steps are counted for so many, and for half as many
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def gradients(pipeline: Pipeline, source: str | Example, target: str | None = None) -> dict[str, Any]:
+    """How far log p of each token of a target, or of the model's output, depends on each source token."""
+    mine = pair(pipeline, source, target)
+    batch, model = mine.batch(pipeline), pipeline.model.eval()
+    embedded: list[Tensor] = []
+
+    def from_here(_: nn.Module, __: Any, x: Tensor) -> Tensor:
+        embedded.append(x.detach().requires_grad_())
+        return embedded[0]
+
+    hook = model.frontend.register_forward_hook(from_here)
+    try:
+        # cuDNN's recurrent layers have no gradient outside training.
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+            found = model(batch)
+            log_p = token_log_probs(found.logits, found.gold)[0]  # (T,)
+            rows = [torch.autograd.grad(one, embedded[0], retain_graph=True)[0][0] for one in log_p]  # (S, D) each
+    finally:
+        hook.remove()
+    norms: list[list[float]] = torch.stack(rows).double().norm(dim=-1).tolist()  # (T, S)
+    return {
+        "view": "why",
+        "source_text": mine.example.source,
+        "target_text": mine.text,
+        "source": pipeline.codec.source_pieces(mine.source),
+        "target": pipeline.codec.target_pieces(mine.target),
+        "norms": norms,
+        "by_distance": by_distance(norms),
+    }
+
+
+def by_distance(norms: Sequence[Sequence[float]]) -> list[list[float]]:
+    """(distance, mean norm) for every distance S − j + t there is."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for t, row in enumerate(norms, 1):
+        for j, norm in enumerate(row, 1):
+            found[len(row) - j + t].append(norm)
+    return [[distance, sum(found[distance]) / len(found[distance])] for distance in sorted(found)]
+
+
+# -- quality by source position ----------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def by_position(pipeline: Pipeline, examples: Iterable[Example]) -> dict[str, Any]:
+    """How often the next token of a reference is the most probable one, by source position; </s> is not counted."""
+    check(pipeline)
+    rows = []
+    for example in examples:
+        if example.source.strip() and example.target:
+            source, target = (
+                pipeline.encode(example),
+                pipeline.codec.encode_target(example.target, source=example.source),
+            )
+            reach("source", source, pipeline.longest)
+            reach("target", target, longest_target(pipeline, source))
+            rows.append((source, target))
+    if not rows:
+        raise DataError("there is no pair to look at; a pair is a source and a target")
+    rows.sort(key=lambda row: max(map(len, row)))
+    count, right = defaultdict[int, int](int), defaultdict[int, int](int)
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        batch = collate(some, list(range(len(some)))).to(pipeline.device)
+        found = pipeline.model.eval()(batch)
+        hits = (found.logits.argmax(-1) == found.gold).tolist()
+        for (source, target), row in zip(some, hits, strict=True):
+            S, T = len(source) - (source[-1] == EOS), len(target) - 1
+            for t, hit in enumerate(row[:T], 1):
+                j = math.ceil(t * S / T)
+                count[j], right[j] = count[j] + 1, right[j] + hit
+    points = [{"position": j, "count": count[j], "correct": right[j] / count[j]} for j in sorted(count)]
+    return {"view": "by_position", "points": points}
+
+
+# -- sequential steps --------------------------------------------------------------------------------------------------
+
+
+def sequential(pipeline: Pipeline) -> dict[str, Any]:
+    """Steps that wait for each other, for a source, for a target in training, and for a target while searching."""
+    model = pipeline.model
+    if not isinstance(model, Seq2Seq):
+        raise UserError("several models work here as one; load one of them alone to count its steps")
+    long = min(LONG, model.longest_source or LONG, model.longest_target or LONG)
+    lengths = (long // 2, long)
+    rows = [_row("encoder", "the source", lengths, [_reading(pipeline, n) for n in lengths])]
+    if model.head is None:
+        rows.append(_row("decoder in training", "the target", lengths, [_forced(pipeline, n) for n in lengths]))
+        rows.append(_row("decoder in search", "the target", lengths, [_searching(pipeline, n) for n in lengths]))
+    return {"view": "sequential", "lengths": list(lengths), "rows": rows}
+
+
+def _row(part: str, what: str, lengths: tuple[int, int], steps: Sequence[int]) -> dict[str, Any]:
+    (short, long), (few, many) = lengths, steps
+    if few == many:
+        found = f"{few} step{'s' * (few != 1)}, however long {what} is"
+    elif few * long == many * short and few % short == 0:
+        found = f"{few // short} step{'s' * (few != short)} for each token of {what}"
+    else:
+        found = f"{few} steps for {short} tokens of {what} and {many} for {long}"
+    return {"part": part, "steps": list(steps), "sentence": f"{part}: {found}"}
+
+
+class Count:
+    """Steps so far."""
+
+    steps = 0
+
+
+@contextmanager
+def counting(part: nn.Module) -> Iterator[Count]:
+    """Count the layers of a part that run inside: each waits for the one before it."""
+    count = Count()
+
+    def one(_: nn.Module, __: Any, ___: Any) -> None:
+        count.steps += 1
+
+    def each_position(_: nn.Module, given: tuple[Any, ...], __: Any) -> None:
+        count.steps += given[0].shape[1]  # (B, T, D); two directions run side by side
+
+    with ExitStack() as hooks:
+        for module in part.modules():
+            if isinstance(module, Layer | ResetBefore):
+                hooks.callback(module.register_forward_hook(each_position).remove)
+            elif isinstance(module, Block):  # whose step is not a call of its own, but calls this
+                hooks.callback(module.feedforward.register_forward_hook(one).remove)
+            elif isinstance(module, GatedConvolution):
+                hooks.callback(module.register_forward_hook(one).remove)
+        yield count
+
+
+def _memory(pipeline: Pipeline, length: int) -> Any:
+    """The encoder's memory of a source of so many tokens; what they are does not matter."""
+    ids = torch.full((1, length), UNK, device=pipeline.device)
+    return pipeline.model.eval().encode(ids, torch.tensor([length], device=pipeline.device))
+
+
+@torch.inference_mode()
+def _reading(pipeline: Pipeline, length: int) -> int:
+    with counting(pipeline.model.encoder) as count:
+        _memory(pipeline, length)
+    return count.steps
+
+
+@torch.inference_mode()
+def _forced(pipeline: Pipeline, length: int) -> int:
+    model = pipeline.model
+    memory = _memory(pipeline, 0 if model.one_sequence else 1)  # which the decoder itself would have to read
+    target = torch.tensor([[BOS] + [UNK] * (length - 1)], device=pipeline.device)
+    with counting(model.decoder) as count:
+        model.decode(target, memory)
+    return max(count.steps, 1)  # a decoder without layers is one
+
+
+@torch.inference_mode()
+def _searching(pipeline: Pipeline, length: int) -> int:
+    model = pipeline.model
+    state = model.start(_memory(pipeline, 0 if model.one_sequence else 1), Capacity(1, length))
+    token = torch.tensor([[BOS]], device=pipeline.device)
+    with counting(model.decoder) as count:
+        for _ in range(length):
+            _, state = model.step(token, state)
+    return max(count.steps, length)

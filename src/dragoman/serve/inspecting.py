@@ -1,0 +1,232 @@
+"""The views of inspection/ over HTTP: what each may be asked, and its answer from a worker's models.
+
+    POST /v1/inspect/steps {"source": "dragoman", "top": 5}  →  inspection.steps.walk(pipeline, "dragoman", top=5)
+
+A request names the parameters of the view's function and nothing else; the answer is the dict that Python users get.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from dragoman.core.errors import DragomanError, UserError, nearest
+from dragoman.core.interfaces import Example
+from dragoman.core.registry import Options
+from dragoman.data.readers import read_pairs
+from dragoman.evaluation.metrics import metrics
+from dragoman.serve.schema import Language, Length, ModelName, Phrase, Scored, Source, Text
+
+if TYPE_CHECKING:
+    from dragoman.pipeline import Pipeline
+    from dragoman.text.codec import Codec
+
+Beam = Annotated[int, Field(ge=1, le=64)]
+Texts = Annotated[list[Source], Field(min_length=1, max_length=2000)]
+Swap = Annotated[list[Text], Field(min_length=2, max_length=2)]
+
+
+class Alignment(Options):
+    """Where each token looked, layer by layer and head by head; some heads may be off."""
+
+    model: ModelName | None = None
+    source: Source
+    target: Text | None = None
+    beam: Beam | None = None
+    off: Annotated[list[Phrase], Field(max_length=1000)] = []
+
+
+class Effects(Options):
+    """What each head does to the log-probability, alone."""
+
+    model: ModelName | None = None
+    source: Source
+    target: Text | None = None
+
+
+class BeamTree(Options):
+    """Everything a beam kept and dropped."""
+
+    model: ModelName | None = None
+    source: Source
+    reference: Text | None = None
+    beam: Beam = 5
+
+
+class Steps(Options):
+    """The next tokens at each step, from a prefix on."""
+
+    model: ModelName | None = None
+    source: Source
+    target: Text | None = None
+    prefix: Annotated[list[Length], Field(max_length=4096)] = []
+    top: Annotated[int, Field(ge=1, le=100)] = 8
+
+
+class Quality(Options):
+    """Scores with intervals of one model or several on some pairs."""
+
+    model: ModelName | None = None
+    models: Annotated[list[ModelName], Field(max_length=8)] = []
+    inputs: Annotated[list[Scored], Field(min_length=1, max_length=5000)]
+    metric: Phrase | None = None
+    beam: Beam | None = None
+    worst: Annotated[int, Field(ge=0, le=100)] = 20
+
+
+class Space(Options):
+    """A map of some sources."""
+
+    model: ModelName | None = None
+    texts: Texts
+    method: Literal["pca", "tsne", "umap"] = "pca"
+    neighbors: Annotated[int, Field(ge=1, le=50)] = 5
+
+
+class Positions(Options):
+    """How alike two positions are to a model."""
+
+    model: ModelName | None = None
+    side: Literal["encoder", "decoder"] = "encoder"
+    length: Annotated[int, Field(ge=2, le=512)] = 64
+
+
+class Probes(Options):
+    """Counts of known failures."""
+
+    model: ModelName | None = None
+    sources: Texts | None = None
+    swaps: Annotated[list[Swap], Field(max_length=1000)] = []
+    count: Annotated[int, Field(ge=1, le=2000)] = 200
+    source_lang: Language | None = None
+    target_lang: Language | None = None
+
+
+class Why(Options):
+    """The gradient of each output token with respect to each source position."""
+
+    model: ModelName | None = None
+    source: Source
+    target: Text | None = None
+
+
+class ByPosition(Options):
+    """Quality by the position in the source."""
+
+    model: ModelName | None = None
+    inputs: Annotated[list[Scored], Field(min_length=1, max_length=5000)]
+
+
+class Examples(Options):
+    """Sources to begin with, with their targets where the validation file is here."""
+
+    model: ModelName | None = None
+    count: Annotated[int, Field(ge=1, le=200)] = 20
+
+
+class Whole(Options):
+    """A view of the model itself."""
+
+    model: ModelName | None = None
+
+
+# name → (what may be asked, module, function)
+VIEWS: dict[str, tuple[type[Options], str, str]] = {
+    "alignment": (Alignment, "alignment", "look"),
+    "effects": (Effects, "alignment", "effects"),
+    "beam": (BeamTree, "beam_tree", "tree"),
+    "steps": (Steps, "steps", "walk"),
+    "quality": (Quality, "report", "report"),
+    "space": (Space, "space", "space"),
+    "positions": (Positions, "positions", "similarity"),
+    "probes": (Probes, "probes", "probe"),
+    "why": (Why, "why", "gradients"),
+    "by_position": (ByPosition, "why", "by_position"),
+    "sequential": (Whole, "why", "sequential"),
+    "replay": (Whole, "replay", "replay"),
+    "examples": (Examples, "probe_inputs", "ordinary"),
+}
+
+
+def texts(body: Options) -> list[str]:
+    """Every text in a request, which its cost is counted by."""
+
+    def inside(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            return [text for item in value.values() for text in inside(item)]
+        if isinstance(value, list):
+            return [text for item in value for text in inside(item)]
+        return [value] if isinstance(value, str) else []
+
+    return inside(body.model_dump(exclude={"model", "models"}))
+
+
+def answer(pipelines: Mapping[str, Pipeline], model: str, view: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The view's dict; `asked` are its parameters as plain JSON."""
+    from dragoman.inspection.replay import run_of
+
+    pipeline, given = pipelines[model], dict(asked)
+    function = found(view)
+    if view == "quality":
+        return quality(function, pipelines, given.pop("models") or [model], given)
+    if view == "replay":
+        return function(run_of(pipeline))  # type: ignore[no-any-return]
+    if view == "examples":
+        return examples(pipeline, given["count"], function)
+    if "source" in given:
+        given["source"] = as_example(given["source"])
+    if view == "by_position":
+        return function(pipeline, list(map(as_example, given["inputs"])))  # type: ignore[no-any-return]
+    size = len(pipeline.codec.target)
+    if any(id >= size for id in given.get("prefix", ())):
+        raise UserError(f"the prefix has a token of {max(given['prefix'])}; the model's tokens are below {size}")
+    if view == "space":
+        return function(pipeline, list(map(as_example, given.pop("texts"))), **given)  # type: ignore[no-any-return]
+    if given.get("sources") is not None:
+        given["sources"] = list(map(as_example, given["sources"]))
+    if "source" in given:
+        return function(pipeline, given.pop("source"), **given)  # type: ignore[no-any-return]
+    return function(pipeline, **given)  # type: ignore[no-any-return]
+
+
+def found(view: str) -> Callable[..., Any]:
+    """The function of a view."""
+    _, module, name = VIEWS[view]
+    return getattr(importlib.import_module(f"dragoman.inspection.{module}"), name)  # type: ignore[no-any-return]
+
+
+def quality(
+    report: Callable[..., Any], pipelines: Mapping[str, Pipeline], models: list[str], given: dict[str, Any]
+) -> dict[str, Any]:
+    from dragoman.inspection.quality import assess
+
+    unknown = [name for name in models if name not in pipelines]
+    if unknown:
+        raise UserError(f"there is no model '{unknown[0]}' here; there is {', '.join(pipelines)}")
+    pairs, metric = list(map(as_example, given["inputs"])), given["metric"]
+    if metric is not None and metric not in metrics.names:
+        raise UserError(f"there is no metric '{metric}'{nearest(metric, metrics.names)}")
+    every = {name: assess(pipelines[name], pairs, [metric] if metric else (), beam=given["beam"]) for name in models}
+    return report(every, metric, worst=given["worst"])  # type: ignore[no-any-return]
+
+
+def examples(pipeline: Pipeline, count: int, made: Callable[[Codec, int], list[str]]) -> dict[str, Any]:
+    """The first pairs of the validation file; without it, sources made of the vocabulary."""
+    config, codec = pipeline.config, pipeline.codec
+    pairs: list[Example] = []
+    try:
+        found = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
+        pairs = list(islice((pair for pair in found if pair.source.strip()), count))
+    except (DragomanError, OSError):
+        pass
+    fields = ("source", "target", "source_lang", "target_lang")
+    every = pairs or map(Example, made(codec, count))
+    return {"view": "examples", "pairs": [{name: getattr(pair, name) for name in fields} for pair in every]}
+
+
+def as_example(item: Mapping[str, Any]) -> Example:
+    return Example(item["source"], item.get("target"), item.get("source_lang"), item.get("target_lang"))

@@ -1,0 +1,185 @@
+"""What requests may say and what answers look like, as JSON; and the one shape of everything that is refused.
+
+    {"error": {"code": "too_long", "message": "one sentence", "field": "inputs[3]"}}
+
+Unknown keys, other types and numbers out of bounds are refused with the field's name (422). The bounds here are those
+of any server; what one server allows (serve/options.py) is checked by `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from dragoman.core.registry import Options
+from dragoman.serve.options import Serving
+
+LARGE = 1_000_000  # no server takes more of anything
+
+Text = Annotated[str, Field(max_length=LARGE)]
+Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
+Language = Annotated[str, Field(min_length=1, max_length=100)]
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+Size = Annotated[int, Field(ge=1, le=LARGE)]
+Length = Annotated[int, Field(ge=0, le=LARGE)]
+
+
+class Refused(Exception):
+    """A request that is not served, and why."""
+
+    def __init__(
+        self, status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field, self.retry_after = status, code, message, field, retry_after
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": self.message, "field": self.field}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class Problem(Options):
+    """What was refused: a word for programs, a sentence for people, the field it is about."""
+
+    code: str
+    message: str
+    field: str | None
+
+
+class Failure(Options):
+    """Every answer but 200."""
+
+    error: Problem
+
+
+def place(location: Sequence[str | int]) -> str | None:
+    """A place in a body as people write it: inputs[3].source."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".") or None
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def _source(value: Any) -> Any:
+    return {"source": value} if isinstance(value, str) else value
+
+
+class Input(Options):
+    """A source, with the languages where the model knows several."""
+
+    source: Text
+    source_lang: Language | None = None
+    target_lang: Language | None = None
+
+
+class Pair(Options):
+    """A source and the target to score; to a language model `source` alone is the text."""
+
+    source: Text
+    target: Text | None = None
+    source_lang: Language | None = None
+    target_lang: Language | None = None
+
+
+Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Input)]
+Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Pair)]
+
+
+class Predict(Options):
+    """Sources, and how to search for their results; what is left out is as the model has it."""
+
+    model: ModelName | None = None  # none: the first
+    inputs: Annotated[list[Source], Field(min_length=1, max_length=LARGE)]
+    beam: Size | None = None  # hypotheses kept at each step; 1 is greedy
+    nbest: Size = 1
+    attention: bool = False
+    prefix: Annotated[str, Field(max_length=1000)] = ""  # results begin with this
+    require: Annotated[list[Phrase], Field(max_length=20)] = []  # and hold these; needs a beam
+    forbid: Annotated[list[Phrase], Field(max_length=100)] = []  # and hold none of these
+    min_length: Length | None = None  # tokens
+    max_length: Size | None = None  # tokens
+    no_repeat: Length | None = None  # no run of so many tokens twice in a result
+    stream: bool = False  # server-sent events: token (greedy), result, done
+
+    def options(self) -> dict[str, Any]:
+        """What is asked of the search, without what is not."""
+        named = self.model_dump(exclude={"model", "inputs", "stream"})
+        return {key: value for key, value in named.items() if value != type(self).model_fields[key].default}
+
+
+class Score(Options):
+    """Pairs whose log-probabilities are asked for."""
+
+    model: ModelName | None = None
+    inputs: Annotated[list[Scored], Field(min_length=1, max_length=LARGE)]
+
+
+def check(body: Any, serving: Serving) -> None:
+    """Refuse what this server does not allow."""
+    inputs = getattr(body, "inputs", None) or []
+    if len(inputs) > serving.max_inputs:
+        text = f"there are {len(inputs):,} inputs; send at most {serving.max_inputs:,} in one request"
+        raise Refused(422, "too_many", text, "inputs")
+    for i, item in enumerate(inputs):
+        for side in ("source", "target"):
+            text = getattr(item, side, None) or ""
+            if len(text) > serving.max_text:
+                found = f"the {side} has {len(text):,} characters; send at most {serving.max_text:,}"
+                raise Refused(422, "too_long", found, f"inputs[{i}]")
+    for name in ("beam", "nbest", "min_length", "max_length"):
+        value, most = (
+            getattr(body, name, None),
+            getattr(serving, f"max_{name.removeprefix('min_').removeprefix('max_')}"),
+        )
+        if value is not None and value > most:
+            raise Refused(422, "too_large", f"{name} is {value:,}; it must not exceed {most:,} here", name)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class Result(Options):
+    """One result; scores are log-probabilities, null where nothing was allowed."""
+
+    text: str
+    score: float | None
+    log_prob: float | None
+    tokens: list[str]
+    log_probs: list[float]  # of each token, and of </s> where the result ended by itself
+    ended: Literal["end", "length", "blank", "stuck"]
+    source_tokens: list[str]
+    cut: bool  # the source was too long and only its beginning was read
+    alternatives: list[Result]
+    attention: list[list[float]] | None  # (tokens with </s>, source tokens)
+
+
+class Predicted(Options):
+    """A result for each input, in order."""
+
+    model: str
+    results: list[Result]
+
+
+class LogProbability(Options):
+    """log p of a target, and of each of its tokens with </s>."""
+
+    log_prob: float | None
+    log_probs: list[float | None]
+
+
+class Scores(Options):
+    """A score for each input, in order."""
+
+    model: str
+    results: list[LogProbability]
+
+
+class Models(Options):
+    """What is served; the first is the default."""
+
+    models: list[dict[str, Any]]

@@ -1,0 +1,343 @@
+"""What is shown is what the model computed: weights, words, entropies, and what a head is worth."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dragoman import ensemble
+from dragoman.core.errors import UserError
+from dragoman.core.interfaces import EOS, Example
+from dragoman.core.registry import Part
+from dragoman.inspection import alignment
+from dragoman.inspection.alignment import effects, look
+from dragoman.inspection.pair import pair
+from dragoman.nn.attention import MultiHead
+from dragoman.pipeline import Pipeline
+from dragoman.text.tokenizers import tokenizers
+
+SOURCES = {"transformer": "the old bridges", "rnn": "hgfed ba", "convolutional": "abc d"}
+TARGETS = {"transformer": "an older bridge", "rnn": "abc", "convolutional": "h gfe"}
+ROUNDED = 6e-5  # weights have four digits
+
+
+def changed(pipeline: Pipeline, change: Callable[[Any], None]) -> Pipeline:
+    """The same pipeline around a copy of its model with other weights."""
+    model = copy.deepcopy(pipeline.model)
+    with torch.no_grad():
+        change(model)
+    return replace(pipeline, model=model, fast=False)
+
+
+def without_head(name: str) -> Callable[[Any], None]:
+    """Zeros in the columns of W_O that a head of a Transformer stands in front of."""
+    kind, layer, number = name.split(".")
+
+    def change(model: Any) -> None:
+        side = model.encoder if kind == "encoder" else model.decoder
+        block = side.stack.blocks[int(layer) - 1]
+        attention = block.cross_attention if kind == "cross" else block.mixer
+        width = attention.Wo.in_features // attention.heads
+        attention.Wo.weight[:, (int(number) - 1) * width : int(number) * width] = 0.0
+
+    return change
+
+
+def names(view: dict[str, Any]) -> list[str]:
+    return [head["name"] for one in view["maps"] for head in one["heads"]]
+
+
+def weights(view: dict[str, Any], name: str) -> np.ndarray:
+    return np.array(next(head["weights"] for one in view["maps"] for head in one["heads"] if head["name"] == name))
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def projections(model: nn.Module, run: Callable[[], object]) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """The queries and keys, (T, H · D) and (S, H · D), that every attention computed while something ran."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, MultiHead):
+            for letter in ("Wq", "Wk"):
+
+                def keep(_: Any, __: Any, out: torch.Tensor, name: str = name, letter: str = letter) -> None:
+                    found.setdefault(name, {})[letter] = out[0].detach().double().numpy()
+
+                handles.append(getattr(module, letter).register_forward_hook(keep))
+    run()
+    for handle in handles:
+        handle.remove()
+    modules = dict(model.named_modules())
+    return {name: (both["Wq"], both["Wk"], modules[name].heads) for name, both in found.items()}  # type: ignore[misc]
+
+
+def attended(q: np.ndarray, k: np.ndarray, causal: bool) -> list[list[float]]:
+    """softmax(q kᵀ / √D) in plain loops."""
+    rows = []
+    for t in range(len(q)):
+        e = [sum(q[t] * k[j]) / math.sqrt(len(q[t])) for j in range(t + 1 if causal else len(k))]
+        p = [math.exp(x - max(e)) for x in e]
+        rows.append([x / sum(p) for x in p] + [0.0] * (len(k) - len(e)))
+    return rows
+
+
+def test_every_head_of_a_transformer_weighs_by_the_softmax_of_its_queries_and_keys(transformer: Pipeline) -> None:
+    pair = SOURCES["transformer"], TARGETS["transformer"]
+    view = look(transformer, *pair)
+    found = projections(transformer.model, lambda: transformer.token_scores([pair]))
+    places = {"mixer": "decoder", "cross_attention": "cross"}
+    seen = set()
+    for name, (q, k, heads) in found.items():
+        side, _, _, layer, part = name.split(".")  # decoder.stack.blocks.0.cross_attention
+        kind = "encoder" if side == "encoder" else places[part]
+        q, k = (x.reshape(len(x), heads, -1) for x in (q, k))
+        for h in range(heads):
+            head = f"{kind}.{int(layer) + 1}.{h + 1}"
+            truth = attended(q[:, h], k[:, h], causal=kind == "decoder")
+            np.testing.assert_allclose(weights(view, head), truth, atol=ROUNDED)
+            seen.add(head)
+    assert seen == set(names(view))
+    assert len(seen) == 2 * 2 * 3  # layers, heads, kinds
+
+
+def test_an_rnn_looks_by_its_additive_score(rnn: Pipeline) -> None:
+    view = look(rnn, SOURCES["rnn"], TARGETS["rnn"])
+    attention = rnn.model.decoder.attention
+    queries: list[np.ndarray] = []
+    keys: list[np.ndarray] = []
+
+    def keep(_: Any, given: tuple[Any, ...], __: Any) -> None:
+        queries.append(given[0][0, 0].double().numpy())
+        keys.append(given[1][0].double().numpy())
+
+    handle = attention.register_forward_hook(keep)
+    rnn.token_scores([(SOURCES["rnn"], TARGETS["rnn"])])
+    handle.remove()
+    W, v = attention.score.W1.weight.detach().double().numpy(), attention.score.v.weight[0].detach().double().numpy()
+    assert names(view) == ["cross.1.1"]
+    for t, (q, k) in enumerate(zip(queries, keys, strict=True)):
+        e = np.array([v @ np.tanh(W @ q + k_j) for k_j in k])
+        truth = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
+        np.testing.assert_allclose(weights(view, "cross.1.1")[t], truth, atol=ROUNDED)
+        np.testing.assert_allclose(view["soft"][t], truth, atol=ROUNDED)
+    assert len(queries) == len(view["target"]) == len(TARGETS["rnn"]) + 1
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutional"])
+def test_the_soft_alignment_is_the_mean_of_all_heads_that_look_across(kind: str, request: Any) -> None:
+    view = look(request.getfixturevalue(kind), SOURCES[kind], TARGETS[kind])
+    across = [weights(view, name) for name in names(view) if name.startswith("cross")]
+    np.testing.assert_allclose(view["soft"], np.mean(across, 0), atol=2 * ROUNDED)
+    np.testing.assert_allclose(np.sum(view["soft"], 1), 1.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_entropies_are_those_of_the_weights(kind: str, request: Any) -> None:
+    view = look(request.getfixturevalue(kind), SOURCES[kind])
+    for one in view["maps"]:
+        for head in one["heads"]:
+            a = np.array(head["weights"])
+            truth = -np.sum(a * np.log(np.where(a > 0, a, 1.0)), 1).mean()
+            assert head["entropy"] == pytest.approx(truth, abs=3e-3)  # of rounded weights
+
+
+def test_one_sequence_is_cut_into_what_looks_across_and_what_looks_back(decoder_only: Pipeline) -> None:
+    view = look(decoder_only, "abc", "dc")
+    assert view["soft"] is None
+    for layer, head in [(1, 1), (1, 2), (2, 1), (2, 2)]:
+        across, back, reading = (weights(view, f"{kind}.{layer}.{head}") for kind in ("cross", "decoder", "encoder"))
+        assert (across.shape, back.shape, reading.shape) == ((3, 4), (3, 3), (4, 4))
+        np.testing.assert_allclose(across.sum(1) + back.sum(1), 1.0, atol=1e-3)
+        assert (np.triu(back, 1) == 0).all()
+        assert (np.triu(reading, 1) == 0).all()
+    q, k, heads = projections(decoder_only.model, lambda: decoder_only.token_scores([("abc", "dc")]))[
+        "decoder.stack.blocks.0.mixer"
+    ]
+    whole = np.array(attended(*(x.reshape(len(x), heads, -1)[:, 1] for x in (q, k)), causal=True))
+    np.testing.assert_allclose(weights(view, "cross.1.2"), whole[4:, :4], atol=ROUNDED)
+    np.testing.assert_allclose(weights(view, "decoder.1.2"), whole[4:, 4:], atol=ROUNDED)
+
+
+# -- the pair ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_log_probabilities_are_those_of_scoring_the_pair(kind: str, request: Any) -> None:
+    pipeline = request.getfixturevalue(kind)
+    view = look(pipeline, Example(SOURCES[kind]), TARGETS[kind])
+    truth = pipeline.token_scores([(SOURCES[kind], TARGETS[kind])])[0]
+    np.testing.assert_allclose(view["log_probs"], truth, atol=1e-5)
+    assert view["log_prob"] == pytest.approx(sum(truth), abs=1e-4)
+    assert view["given"]
+    assert len(view["source"]) == len(view["soft"][0])
+    assert len(view["target"]) == len(view["inputs"]) == len(view["soft"]) == len(truth)
+    assert view["inputs"] == ["<s>", *view["target"][:-1]]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("beam", [None, 1])
+def test_without_a_target_the_models_own_output_is_shown(kind: str, beam: int | None, request: Any) -> None:
+    pipeline = request.getfixturevalue(kind)
+    view = look(pipeline, SOURCES[kind], beam=beam)
+    truth = pipeline.predict([SOURCES[kind]], beam=beam, attention=True)[0]
+    assert not view["given"]
+    assert (view["target_text"], view["target"]) == (truth.text, [*truth.tokens, "</s>"])
+    assert view["source"] == truth.source_tokens
+    np.testing.assert_allclose(view["soft"], truth.attention, atol=ROUNDED)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def runs(pieces: list[str]) -> list[list[int]]:
+    """The places of the pieces of each word: a new one at every ▁ or space, and at </s>."""
+    found: list[list[int]] = []
+    for i, piece in enumerate(pieces):
+        if not found or piece[0] in "▁␣" or piece == "</s>":
+            found.append([])
+        found[-1].append(i)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnn"])
+def test_words_are_sums_over_source_pieces_and_means_over_target_pieces(kind: str, request: Any) -> None:
+    view = look(request.getfixturevalue(kind), SOURCES[kind], "bridges ended" if kind == "transformer" else "ab cd")
+    merged, soft = view["words"], np.array(view["soft"])
+    columns, rows = runs(view["source"]), runs(view["target"])
+    assert merged["source"] == [*SOURCES[kind].split(), "</s>"]
+    assert merged["target"] == [*view["target_text"].split(), "</s>"]
+    assert len(columns) < len(view["source"]), "there must be something to merge"
+    assert len(rows) < len(view["target"])
+    truth = [[np.mean([sum(soft[t, j] for j in word) for t in said]) for word in columns] for said in rows]
+    np.testing.assert_allclose(merged["soft"], truth, atol=len(soft[0]) * ROUNDED)
+
+
+def test_words_by_hand(rnn: Pipeline) -> None:
+    mine = pair(rnn, "ab c", "d e")
+    soft = torch.tensor(
+        [
+            [0.1, 0.2, 0.3, 0.3, 0.1],  # d        a b ␣ c </s>
+            [0.0, 0.0, 0.5, 0.5, 0.0],  # ␣
+            [0.4, 0.2, 0.2, 0.2, 0.0],  # e
+            [0.0, 0.0, 0.0, 0.0, 1.0],  # </s>
+        ]
+    )
+    merged = alignment.words(rnn, mine, soft)
+    assert merged is not None
+    assert (merged["source"], merged["target"]) == (["ab", "c", "</s>"], ["d", "e", "</s>"])
+    np.testing.assert_allclose(merged["soft"], [[0.3, 0.6, 0.1], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]], atol=1e-6)
+
+
+def test_tags_stand_alone_and_what_is_unknown_belongs_to_its_word() -> None:
+    tokenizer = tokenizers.build(Part("characters"))
+    tokenizer.learn(["ab "], ["<to:de>"])
+    ids = [4, *tokenizer.encode("a?b ba"), EOS]
+    assert tokenizer.pieces(ids) == ["<to:de>", "a", "<unk>", "b", "␣", "b", "a", "</s>"]
+    places = alignment.groups(tokenizer, ids, whole=False)
+    assert places == [(0, 1), (1, 4), (4, 7), (7, 8)]
+    assert [alignment.spelled(tokenizer, ids[a:b]) for a, b in places] == ["<to:de>", "a\u2047b", "ba", "</s>"]
+    assert alignment.groups(tokenizer, ids, whole=True) == [(i, i + 1) for i in range(8)]
+
+
+# -- heads switched off ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [["cross.1.2"], ["encoder.2.1"], ["decoder.1.1"], ["cross.2.1", "encoder.1.2"]])
+def test_a_head_switched_off_is_a_head_whose_columns_of_the_output_are_zero(
+    transformer: Pipeline, off: list[str]
+) -> None:
+    pair = SOURCES["transformer"], TARGETS["transformer"]
+    view, other = look(transformer, *pair, off=off), transformer
+    for name in off:
+        other = changed(other, without_head(name))
+    truth = other.token_scores([pair])[0]
+    np.testing.assert_allclose(view["log_probs_off"], truth, atol=1e-5)
+    assert view["log_prob_off"] == pytest.approx(sum(truth), abs=1e-4)
+    assert abs(view["log_prob_off"] - view["log_prob"]) > 1e-3, "the head must matter for this to mean much"
+    assert view["off"] == off
+    np.testing.assert_allclose(view["log_probs"], transformer.token_scores([pair])[0], atol=1e-5)
+
+
+def test_an_rnn_without_its_head_reads_no_context(rnn: Pipeline) -> None:
+    def no_context(model: Any) -> None:
+        d_in, d_memory, d = model.embedding.d, model.encoder.d, model.decoder.d
+        model.decoder.stack.layers[0].rnn.weight_ih_l0[:, d_in:] = 0.0  # of [y; c]
+        model.decoder.readout.weight[:, d : d + d_memory] = 0.0  # of [s; c; y]
+
+    pair = SOURCES["rnn"], TARGETS["rnn"]
+    truth = changed(rnn, no_context).token_scores([pair])[0]
+    np.testing.assert_allclose(look(rnn, *pair, off=["cross.1.1"])["log_probs_off"], truth, atol=1e-5)
+
+
+def test_a_convolution_without_its_head_adds_no_context(convolutional: Pipeline) -> None:
+    def no_context(model: Any) -> None:
+        model.decoder.layers[1].Wo.weight.zero_()
+
+    pair = SOURCES["convolutional"], TARGETS["convolutional"]
+    truth = changed(convolutional, no_context).token_scores([pair])[0]
+    np.testing.assert_allclose(look(convolutional, *pair, off=["cross.2.1"])["log_probs_off"], truth, atol=1e-5)
+
+
+def test_effects_are_the_changes_when_each_head_alone_is_off(transformer: Pipeline) -> None:
+    pair = SOURCES["transformer"], TARGETS["transformer"]
+    found, whole = effects(transformer, *pair), transformer.score([pair])[0]
+    assert list(found) == names(look(transformer, *pair))
+    for name, change in found.items():
+        truth = changed(transformer, without_head(name)).score([pair])[0] - whole
+        assert change == pytest.approx(truth, abs=1e-4)
+
+
+def test_a_head_of_one_sequence_goes_by_three_names(decoder_only: Pipeline) -> None:
+    found = effects(decoder_only, "abc", "dc")
+    assert found["cross.2.1"] == found["encoder.2.1"] == found["decoder.2.1"]
+    truth = changed(decoder_only, without_head("decoder.2.1")).score([("abc", "dc")])[0]
+    assert found["cross.2.1"] == pytest.approx(truth - decoder_only.score([("abc", "dc")])[0], abs=1e-4)
+
+
+def test_a_model_is_as_before_after_a_look(transformer: Pipeline, rnn: Pipeline) -> None:
+    for kind, pipeline in {"transformer": transformer, "rnn": rnn}.items():
+        before = pipeline.score([(SOURCES[kind], TARGETS[kind])])
+        look(pipeline, SOURCES[kind], TARGETS[kind], off=["cross.1.1"])
+        effects(pipeline, SOURCES[kind], TARGETS[kind])
+        assert pipeline.score([(SOURCES[kind], TARGETS[kind])]) == before
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in pipeline.model.modules())
+
+
+# -- what cannot be shown ----------------------------------------------------------------------------------------------
+
+
+def test_what_has_nothing_to_show_says_why(
+    transformer: Pipeline, no_attention: Pipeline, language_model: Pipeline, classifier: Pipeline, rnn: Pipeline
+) -> None:
+    with pytest.raises(UserError, match="no attention"):
+        look(no_attention, "abc")
+    with pytest.raises(UserError, match="language model"):
+        look(language_model, "abc")
+    with pytest.raises(UserError, match="labels"):
+        look(classifier, "abc")
+    with pytest.raises(UserError, match="blank"):
+        look(transformer, " \t")
+    with pytest.raises(UserError, match=r"no head 'cross\.3\.1'.*cross\.1\.1 … decoder\.2\.2"):
+        look(transformer, "a bee", off=["cross.3.1"])
+    with pytest.raises(UserError, match="tokens"):
+        look(rnn, "a" * (rnn.longest + 1))
+    both = replace(rnn, model=ensemble.Ensemble([rnn.model, rnn.model]), fast=False)
+    with pytest.raises(UserError, match="alone"):
+        look(both, "abc")
+
+
+@pytest.mark.parametrize("kind", [*SOURCES, "decoder_only"])
+def test_a_view_is_plain_data(kind: str, request: Any) -> None:
+    view = look(request.getfixturevalue(kind), SOURCES.get(kind, "abc"), off=["cross.1.1"])
+    assert json.loads(json.dumps(view, allow_nan=False)) == view

@@ -1,0 +1,215 @@
+"""Untrained models in folders of their own, and the real `dragoman serve` on a free port, ended as a service is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from dragoman import checkpoint
+from dragoman import config as configs
+from dragoman.core.interfaces import BOS, EOS, PAD, UNK
+from dragoman.text import codec as codecs
+
+LETTERS = "abcdefgh"
+# What goes wrong in a worker when it is asked for it: --import brings it in.
+FAULTS = """
+import time
+from dragoman.pipeline import Pipeline
+
+whole = Pipeline.stream
+
+def stream(self, sources, **options):
+    for source in sources:
+        if source.source == "boom":
+            raise ValueError("a secret of ours")
+        while source.source == "stuck":
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass
+    return whole(self, sources, **options)
+
+Pipeline.stream = stream
+"""
+
+SMALL = {"name": "transformer", "layers": 1, "heads": 2}
+
+
+def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **generation: Any) -> Path:
+    """A model folder with random weights, so large that the model says something definite."""
+    endless = generation.pop("endless", False)
+    value = {
+        "data": {"train": "nowhere.tsv"},
+        "model": {"width": 16, "tie": "none", "encoder": part, "decoder": part},
+        "generation": {"ratio": 1.0, "extra": 3, **generation},
+    }
+    config = configs.validate(value, "a test")
+    tags = [f"<to:{language}>" for language in languages]
+    source = config.tokenizer.source
+    codec = codecs.learn(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], tags)
+    model = configs.build_model(config, len(codec.source), len(codec.target))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+        model.output.bias[[PAD, BOS, UNK]] = -1e4  # as a trained model, it never says these
+        if endless:
+            model.output.bias[EOS] = -1e4
+    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`small` answers at once, `tagged` knows two languages, `endless` goes on for a minute, and so does `plodding`.
+
+    A Transformer's greedy search goes to the CPU's engines, an RNN's and those with constraints the plain way.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(7)
+    rnn = {"name": "rnn", "cell": "gru"}
+    save(folder / "small", SMALL)
+    save(folder / "tagged", SMALL, ("de", "fr"))
+    save(folder / "endless", SMALL, extra=900, endless=True)
+    save(folder / "plodding", rnn, extra=200_000, endless=True)
+    return folder
+
+
+class Serving:
+    """A running server: its address, its process, what it printed."""
+
+    def __init__(self, folder: Path, args: tuple[str, ...]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dragoman", "serve", *args, "--port", "0", "--device", "cpu"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self.errors: list[str] = []
+        self.reading = threading.Thread(target=self._read_errors, daemon=True)
+        self.reading.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()  # comes when it is ready, or ends with the process
+        found = re.search(r"http://\S+", line)
+        assert found, f"{line}{self.stderr()}"
+        self.line, self.url = line, found.group()
+        self.client = httpx.Client(base_url=self.url, timeout=30.0, limits=httpx.Limits(max_connections=None))
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(self.process.stderr)
+
+    def stderr(self) -> str:
+        if self.process.poll() is not None:
+            self.reading.join(10)
+        return "".join(self.errors)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def predict(self, *inputs: Any, **options: Any) -> httpx.Response:
+        return self.client.post("/v1/predict", json={"inputs": list(inputs), **options})
+
+    def metric(self, name: str) -> float:
+        """The value of a series of /metrics, 0 where it has not begun."""
+        for line in self.client.get("/metrics").text.split("\n"):
+            if line.startswith(f"{name} "):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+    def workers(self) -> list[int]:
+        """The processes that compute."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [pid for pid in map(int, path.read_text().split()) if "dragoman.serve.worker" in command(pid)]
+
+    def stop(self) -> int:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(40)
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="session")
+def start(models: Path) -> Iterator[Callable[..., Serving]]:
+    """Start a server on some of the models; whoever starts it stops it, but none outlives the tests."""
+    started: list[Serving] = []
+
+    def one(*args: str) -> Serving:
+        started.append(Serving(models, args))
+        return started[-1]
+
+    yield one
+    for running in started:
+        running.client.close()
+        running.process.kill()
+        running.process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def server(start: Callable[..., Serving]) -> Iterator[Serving]:
+    """One server on all models, with one worker, for tests that leave it as it was."""
+    running = start("small", "tagged", "endless", "plodding", "--workers", "1")
+    yield running
+    assert running.stop() == 0, running.stderr()
+    assert "Traceback" not in running.stderr(), running.stderr()
+
+
+@pytest.fixture(scope="session")
+def narrow(start: Callable[..., Serving], models: Path) -> Iterator[Serving]:
+    """One with room for 8 requests of "abc" and a beam of 1, short deadlines, and faults on request.
+
+    It waits long enough for requests to meet in a job.
+    """
+    (models / "faults.py").write_text(FAULTS, encoding="utf-8")
+    settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=0.5"]
+    limits = [text for setting in settings for text in ("--set", setting)]
+    running = start("small", "endless", "plodding", "--workers", "1", "--import", "faults", *limits)
+    yield running
+    assert running.stop() == 0, running.stderr()
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., float]:
+    """Wait until a condition holds; how long that took."""
+
+    def wait(condition: Callable[[], Any], seconds: float = 10.0) -> float:
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < seconds, f"not within {seconds} s"
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def events() -> Callable[[str], list[tuple[str, Any]]]:
+    """Server-sent events: their names and data."""
+
+    def read(text: str) -> list[tuple[str, Any]]:
+        blocks = [block.split("\n") for block in text.strip().split("\n\n")]
+        return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+    return read

@@ -1,0 +1,297 @@
+"""Requests share jobs, wait their turn and are refused in time; what they get depends on none of that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from dragoman import pipeline
+from dragoman.core.interfaces import Example
+from dragoman.serve.batcher import Batcher, Job
+from dragoman.serve.options import Serving
+from dragoman.serve.schema import Refused
+from dragoman.serve.workers import Workers
+
+
+def together(url: str, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
+    """The answers to requests that are sent at once."""
+
+    async def send() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as client:
+            return await asyncio.gather(*(client.post("/v1/predict", json=body) for body in bodies))
+
+    return asyncio.run(send())
+
+
+# -- through a server --------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_the_same_alone_and_in_any_company(server: Any) -> None:
+    sources = ["abc", "a", "hgfedcbahgfedcba", "ddd", "b" * 30, "fade", "cab", "feed"]
+    for options in ({"beam": 1}, {"beam": 3, "nbest": 2}):
+        alone = [server.predict(source, **options).json()["results"][0] for source in sources]
+        whole = server.predict(*sources, **options).json()["results"]
+        turned = server.predict(*reversed(sources), **options).json()["results"][::-1]
+        bodies = [{"inputs": [source], **options} for source in sources]
+        met = [answer.json()["results"][0] for answer in together(server.url, bodies)]
+        for truth, *others in zip(alone, whole, turned, met, strict=True):
+            for other in others:
+                assert other["tokens"] == truth["tokens"]
+                assert other["log_probs"] == pytest.approx(truth["log_probs"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["small", "tagged"])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_in_int8_too_a_result_is_the_same_alone_and_in_any_company(models: Path, name: str, beam: int) -> None:
+    opened = pipeline.load(models / name, "cpu", precision="int8")
+    texts = ["abc", "a", "hgfedcbahgfedcba", "ddd", "b" * 30, "fade", "cab", "feed"]
+    sources = [Example(text, target_lang="fr" if name == "tagged" else None) for text in texts]
+    alone = [opened.predict([source], beam=beam)[0] for source in sources]
+    for company in (opened.predict(sources, beam=beam), opened.predict(sources[::-1], beam=beam)[::-1]):
+        for other, truth in zip(company, alone, strict=True):
+            assert other.tokens == truth.tokens
+            assert other.log_probs == pytest.approx(truth.log_probs, abs=1e-5)
+
+
+def test_requests_that_meet_share_a_job_and_others_do_not(narrow: Any) -> None:
+    jobs, items = narrow.metric("dragoman_job_items_count"), narrow.metric("dragoman_job_items_sum")
+    bodies = [{"inputs": ["abc"], "beam": 1}] * 3 + [{"inputs": ["abc"], "beam": 1, "forbid": ["h"]}] * 2
+    assert [answer.status_code for answer in together(narrow.url, bodies)] == [200] * 5
+    assert narrow.metric("dragoman_job_items_sum") - items == 5
+    assert narrow.metric("dragoman_job_items_count") - jobs == 2
+
+
+PROBE = """
+import http.client, json, sys, time
+port, seconds, found = int(sys.argv[1]), float(sys.argv[2]), []
+end = time.monotonic() + seconds
+while time.monotonic() < end:
+    began = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/health/live")
+    assert connection.getresponse().status == 200
+    found.append(time.monotonic() - began)
+    time.sleep(0.01)
+print(json.dumps(found))
+"""
+
+
+def resident(pid: int) -> int:
+    """MiB of memory that a process holds."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if line.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+
+class Answer(NamedTuple):
+    """What a client of many got."""
+
+    status: int
+    head: str
+    seconds: float
+
+
+async def post(port: int, body: dict[str, Any]) -> Answer:
+    """One request on a connection of its own, as cheaply as can be: the clients share the machine with the server."""
+    began, data = time.monotonic(), json.dumps(body)
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n{data}".encode())
+    text = (await reader.read()).decode()
+    writer.close()
+    return Answer(int(text.split(" ")[1]), text.split("\r\n\r\n")[0].lower(), time.monotonic() - began)
+
+
+async def crowd(port: int, clients: int, seconds: float) -> list[Answer]:
+    """The answers to clients that come within some seconds, each of which asks twice."""
+
+    async def client(wait: float) -> list[Answer]:
+        await asyncio.sleep(wait)
+        return [await post(port, {"inputs": ["abc"], "beam": 1, "model": "endless"}) for _ in range(2)]
+
+    every = await asyncio.gather(*(client(seconds * i / clients) for i in range(clients)))
+    return [answer for answers in every for answer in answers]
+
+
+def test_two_hundred_clients_are_served_or_sent_away_and_the_server_stays_alive(narrow: Any) -> None:
+    asyncio.run(crowd(narrow.port, 50, 0.2))
+    before = [resident(pid) for pid in (narrow.process.pid, *narrow.workers())]
+    probe = subprocess.Popen([sys.executable, "-c", PROBE, str(narrow.port), "2"], stdout=subprocess.PIPE, text=True)
+    answers = asyncio.run(crowd(narrow.port, 200, 1.0))
+    said, _ = probe.communicate(timeout=60)
+    latencies = sorted(json.loads(said))
+    counts = {code: sum(answer.status == code for answer in answers) for code in (200, 429, 503, 504)}
+    assert sum(counts.values()) == len(answers), "nothing else may happen to a request"
+    assert counts[200] >= 8
+    assert counts[429] > 0
+    assert all("retry-after: " in answer.head for answer in answers if answer.status in (429, 503))
+    assert (
+        max(answer.seconds for answer in answers if answer.status == 200) < 2 + 2
+    )  # the deadline, and the clients' own slowness
+    assert latencies[int(0.99 * len(latencies))] < 1.0  # 50 ms on a machine with nothing else to do
+    after = [resident(pid) for pid in (narrow.process.pid, *narrow.workers())]
+    assert all(late < early + 30 for early, late in zip(before, after, strict=True)), (before, after)
+    assert narrow.metric("dragoman_queue_tokens") == 0
+
+
+# -- the queue itself --------------------------------------------------------------------------------------------------
+
+
+def batcher(**settings: Any) -> Batcher:
+    """A queue whose worker is ready and takes nothing; a token is a character."""
+    workers = Workers(Serving(workers=1, **settings), {"m": "nowhere"})
+    workers.models = {"m": {"search": {"beam": 1, "draws": False}}}
+    workers.every[0].ready.set()
+    return Batcher(workers.serving, workers, {"m": lambda example: len(example.source)})
+
+
+async def admit(queue: Batcher, *texts: str, **options: Any) -> Any:
+    return await queue.admit("predict", "m", [{"source": text} for text in texts], options)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+def sources(job: Job | None) -> list[str]:
+    assert job is not None
+    return [request.items[i]["source"] for request, i in job.parts]
+
+
+def test_a_small_request_gets_in_between_the_jobs_of_a_large_one() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_tokens=10)
+        await admit(queue, *(f"large{i}" for i in range(4)))
+        await admit(queue, "small!")
+        jobs = [sources(queue.cut()) for _ in range(5)]
+        assert jobs == [["large0"], ["small!"], ["large1"], ["large2"], ["large3"]]
+        assert queue.cut() is None
+
+    run(scenario)
+
+
+def test_a_job_has_as_many_tokens_as_allowed_but_always_one_item() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_tokens=10)
+        await admit(queue, "a" * 6, "b" * 4, "c", "d" * 50)
+        assert [sources(queue.cut()) for _ in range(3)] == [["a" * 6, "b" * 4], ["c"], ["d" * 50]]
+
+    run(scenario)
+
+
+def test_a_request_counts_with_its_tokens_times_its_beam_until_its_job_is_done() -> None:
+    async def scenario() -> None:
+        queue = batcher(queue_tokens=100)
+        first = await admit(queue, "a" * 10, beam=3)
+        second = await admit(queue, "b" * 20, beam=3)
+        assert queue.held == 90
+        with pytest.raises(Refused) as busy:
+            await admit(queue, "c" * 11)
+        assert (busy.value.status, busy.value.retry_after) == (429, 1)
+        with pytest.raises(Refused) as never:
+            await admit(queue, "c" * 51, beam=2)
+        assert never.value.status == 413
+        job = queue.cut()
+        assert job is not None
+        assert queue.held == 90
+        for i, found in enumerate((b"1", b"2")):
+            queue.hear(job, {"kind": "result", "item": i, "json": found})
+        queue.settle(job, {"kind": "done"})
+        assert queue.held == 0
+        assert [await queue.results(first), await queue.results(second)] == [[b"1"], [b"2"]]
+
+    run(scenario)
+
+
+def test_who_leaves_gives_up_its_place_and_its_job_is_cancelled_when_all_have_left() -> None:
+    async def scenario() -> None:
+        queue = batcher()
+        worker = queue.workers.every[0]
+        first, second = await admit(queue, "a"), await admit(queue, "b")
+        job = queue.cut()
+        assert job is not None
+        worker.job, queue.running[job] = job.id, worker
+        third = await admit(queue, "c")
+        queue.forget(third)
+        queue.forget(first)
+        assert worker.cancelled_at is None
+        assert sources(job) == ["a", "b"]
+        queue.forget(second)
+        assert worker.cancelled_at is not None
+        assert queue.cut() is None
+        queue.settle(job, {"kind": "cancelled"})
+        assert queue.held == 0
+
+    run(scenario)
+
+
+def test_a_request_past_its_deadline_hears_so_and_is_forgotten() -> None:
+    async def scenario() -> None:
+        queue = batcher(deadline_s=0.05)
+        with pytest.raises(Refused) as late:
+            async with asyncio.timeout(10):
+                await queue.ask("m", [Example("abc")], {})
+        assert late.value.status == 504
+        assert (queue.held, len(queue.queue)) == (0, 0)
+
+    run(scenario)
+
+
+def test_where_a_job_fails_its_requests_are_tried_one_by_one() -> None:
+    async def scenario() -> None:
+        queue = batcher()
+        good, bad = await admit(queue, "good"), await admit(queue, "bad", "worse")
+        failed = {"kind": "failed", "status": 422, "code": "refused", "message": "no"}
+        job = queue.cut()
+        assert sources(job) == ["good", "bad", "worse"]
+        assert job is not None
+        queue.settle(job, failed)
+        assert queue.held == 12
+        job = queue.cut()
+        assert job is not None
+        assert sources(job) == ["good"]
+        queue.hear(job, {"kind": "result", "item": 0, "json": b"fine"})
+        queue.settle(job, {"kind": "done"})
+        job = queue.cut()
+        assert job is not None
+        assert sources(job) == ["bad", "worse"]
+        queue.settle(job, failed)
+        assert await queue.results(good) == [b"fine"]
+        with pytest.raises(Refused) as refused:
+            await queue.results(bad)
+        assert (refused.value.status, queue.held) == (422, 0)
+
+    run(scenario)
+
+
+def test_without_a_worker_a_request_is_told_to_come_back() -> None:
+    async def scenario() -> None:
+        queue = batcher()
+        queue.workers.every[0].ready.clear()
+        with pytest.raises(Refused) as refused:
+            await admit(queue, "a")
+        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+
+    run(scenario)
+
+
+def test_what_is_drawn_depends_on_the_place_in_its_own_request() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_tokens=2)
+        queue.workers.models["m"]["search"]["draws"] = True
+        await admit(queue, "a", "b", "c", "d")
+        await admit(queue, "e")
+        jobs = [queue.cut() for _ in range(3)]
+        assert [sources(job) for job in jobs] == [["a", "b"], ["e"], ["c", "d"]]
+        assert [job.message()["first"] for job in jobs if job is not None] == [0, 0, 2]
+
+    run(scenario)

@@ -1,0 +1,197 @@
+"""Workers that crash, hang or are stuck are replaced, and work that nobody waits for is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dragoman import pipeline
+from dragoman.serve.worker import Cancelled, Message, Worker, encoded, frame, receive
+
+DEADLINE = 2.0  # of `narrow`
+SOON = 1.0  # seconds for what takes 200 ms on a machine with nothing else to do
+AGAIN = 30.0  # and for a new worker, which takes 5 there at most
+
+
+def ready(server: Any) -> bool:
+    return bool(server.client.get("/health/ready").status_code == 200)
+
+
+def worker_of(server: Any, until: Callable[..., float]) -> int:
+    """The process id of the one worker, when it is ready."""
+    until(lambda: ready(server), AGAIN)
+    (pid,) = server.workers()
+    return int(pid)
+
+
+def jobs(server: Any, outcome: str) -> float:
+    return float(server.metric(f'dragoman_jobs_total{{outcome="{outcome}"}}'))
+
+
+def later(request: Callable[[], httpx.Response]) -> queue.SimpleQueue[httpx.Response]:
+    """Ask in a thread; the answer will be in the queue."""
+    answers: queue.SimpleQueue[httpx.Response] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(request()), daemon=True).start()
+    return answers
+
+
+# -- work that nobody waits for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ['"beam": 1', '"beam": 2', '"beam": 1, "stream": true'])
+def test_the_work_of_a_client_that_left_stops(narrow: Any, until: Callable[..., float], options: str) -> None:
+    before = jobs(narrow, "cancelled")
+    body = f'{{"inputs": ["abc"], "model": "plodding", {options}}}'
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", narrow.port)) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(lambda: narrow.metric("dragoman_jobs_running") > 0)
+    until(lambda: narrow.metric("dragoman_queue_tokens") == 0, SOON)
+    assert jobs(narrow, "cancelled") == before + 1
+    assert narrow.predict("abc").status_code == 200
+
+
+def test_a_deadline_ends_requests_at_work_and_waiting_and_frees_their_worker(
+    narrow: Any, until: Callable[..., float], events: Callable[..., Any]
+) -> None:
+    pid = worker_of(narrow, until)
+    asked = [{"beam": 1, "stream": True}, {"beam": 2}, {"beam": 1}]  # one after the other
+    answers = [later(partial(narrow.predict, "abc", model="plodding", **options)) for options in asked]
+    told, *late = [answer.get(timeout=10) for answer in answers]
+    until(lambda: narrow.metric("dragoman_queue_tokens") == 0, SOON)
+    for answer in late:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+        assert DEADLINE <= answer.elapsed.total_seconds() < DEADLINE + 2
+    *_, (name, data) = events(told.text)
+    assert (name, data["code"]) == ("error", "deadline")
+    assert narrow.predict("abc").status_code == 200
+    assert narrow.workers() == [pid], "the worker need not die for that"
+
+
+@pytest.mark.parametrize(("name", "beam"), [("endless", 1), ("endless", 4), ("plodding", 1), ("plodding", 4)])
+def test_every_way_of_searching_lets_a_signal_in_and_goes_on_as_before(models: Path, name: str, beam: int) -> None:
+    """CTranslate2 (where it is installed) and the CPU's engine search for `endless`, the plain path for `plodding`."""
+    opened = pipeline.load(models / name, "cpu")
+    wish = pipeline.Constraints(longest=30)
+    truth = opened.predict(["abc", "de"], beam=beam, constraints=wish)
+
+    def leave(*_: Any) -> None:
+        raise Cancelled
+
+    before = signal.signal(signal.SIGALRM, leave)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Cancelled):
+            opened.predict(["abcdefgh"] * 3000, beam=beam)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [p.tokens for p in opened.predict(["abc", "de"], beam=beam, constraints=wish)] == [p.tokens for p in truth]
+
+
+# -- workers that fail -------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_costs_the_requests_of_its_worker_and_another_one_comes(
+    narrow: Any, until: Callable[..., float]
+) -> None:
+    pid = worker_of(narrow, until)
+    restarts = narrow.metric("dragoman_worker_restarts_total")
+    answer = later(lambda: narrow.predict("abc", model="plodding", beam=1))
+    until(lambda: narrow.metric("dragoman_jobs_running") > 0)
+    os.kill(pid, signal.SIGKILL)
+    lost = answer.get(timeout=5)
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "worker_lost")
+    assert lost.headers["retry-after"] == "1"
+    until(lambda: not ready(narrow), 1.0)
+    refused = narrow.predict("abc")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    assert narrow.client.get("/health/live").status_code == 200
+    until(lambda: ready(narrow), AGAIN)
+    assert narrow.predict("abc").status_code == 200
+    assert narrow.workers() != [pid]
+    assert narrow.metric("dragoman_worker_restarts_total") == restarts + 1
+
+
+def test_a_crash_is_nothing_to_the_requests_of_other_workers(
+    start: Callable[..., Any], until: Callable[..., float]
+) -> None:
+    server = start("endless", "--workers", "2")
+    killed, other = server.workers()
+    answers = [later(partial(server.predict, "abc", model="endless", beam=beam)) for beam in (7, 8)]
+    until(lambda: server.metric("dragoman_jobs_running") == 2)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: server.client.get("/health/ready").json()["answering"] == 1)
+    assert ready(server)
+    assert sorted(answer.get(timeout=60).status_code for answer in answers) == [200, 503]
+    until(lambda: server.client.get("/health/ready").json()["answering"] == 2, AGAIN)
+    assert other in server.workers()
+    assert server.stop() == 0
+
+
+def test_a_worker_that_hangs_is_not_ready_and_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
+    pid = worker_of(narrow, until)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: not ready(narrow), 1.5)  # half a second, and the time of a look
+    until(lambda: ready(narrow), AGAIN)
+    assert narrow.workers() != [pid]
+    assert narrow.predict("abc").status_code == 200
+
+
+def test_a_worker_that_does_not_leave_its_job_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
+    pid = worker_of(narrow, until)
+    assert narrow.predict("stuck").status_code == 504
+    until(lambda: not ready(narrow), 5.0)
+    until(lambda: ready(narrow), AGAIN)
+    assert narrow.workers() != [pid]
+    assert "does not leave a job" in narrow.stderr()
+
+
+def test_an_error_of_ours_is_logged_once_and_told_without_details(narrow: Any, until: Callable[..., float]) -> None:
+    worker_of(narrow, until)
+    answer = narrow.predict("boom")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert "secret" not in answer.text
+    until(lambda: "ValueError: a secret of ours" in narrow.stderr())  # which a thread of the test reads
+    assert narrow.predict("abc").status_code == 200
+    assert narrow.stderr().count("ValueError: a secret of ours") == 1
+
+
+# -- the messages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_arrives_as_it_was_sent() -> None:
+    into, out = os.pipe()
+    message: Message = {"text": "ä\n\ud800 \u2028", "rows": [[1.5], []]}
+    with os.fdopen(into, "rb") as reading:
+        with os.fdopen(out, "wb") as writing:
+            writing.write(frame(message) + frame({"kind": "result"}, b'{"a":\n1}') + frame({"cut": 1})[:-1])
+        assert receive(reading) == message
+        assert receive(reading) == {"kind": "result", "json": b'{"a":\n1}'}
+        assert receive(reading) is None
+
+
+def test_a_result_is_written_as_json_and_what_json_cannot_say_is_null() -> None:
+    plain = {"a": [], "b": {}, "c": [[1.5, 2], [], ["ä\ud800"]], "d": [{"e": None}, True], "f": (1, 2), "g": "x"}
+    assert json.loads(encoded(plain)) == json.loads(json.dumps(plain))
+    odd = {"a": float("-inf"), "b": [1.0, float("nan")], "c": [[float("inf")], {"d": -0.5}]}
+    assert json.loads(encoded(odd)) == {"a": None, "b": [1.0, None], "c": [[None], {"d": -0.5}]}
+
+
+def test_a_job_that_was_cancelled_before_its_turn_is_not_begun() -> None:
+    worker = Worker(open(os.devnull, "rb"), open(os.devnull, "wb"))  # noqa: SIM115
+    worker.unwanted = 7
+    assert worker.outcome({"id": 7, "do": "predict", "model": "nowhere"}) == {"kind": "cancelled"}
+    worker.check()  # nothing is at work any more
+    assert worker.outcome({"id": 8, "do": "predict", "model": "nowhere", "items": []})["status"] == 500
