@@ -43,5 +43,5 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,dev]'
+	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,dev]'
 	touch $@

@@ -137,10 +137,11 @@ def of_text(pipeline: Pipeline, name: str, source: Example, target: str | None, 
 
 
 def writes_alone(pipeline: Pipeline) -> bool:
-    """Whether this is one model that writes targets, so that its layers can be looked into."""
+    """Whether this is one model that writes targets for texts, so that its layers can be looked into."""
     from dragoman.nn.seq2seq import Seq2Seq
 
-    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.goes_on
+    of_texts = pipeline.codec.medium is None and pipeline.codec.second is None
+    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.goes_on and of_texts
 
 
 def said(pipeline: Pipeline, source: Example, beam: int | None) -> dict[str, Any]:

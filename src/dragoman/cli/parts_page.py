@@ -162,7 +162,7 @@ def default(info: FieldInfo) -> str:
     if value is None or isinstance(value, bool):
         value = {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        value = f"[{', '.join(value)}]"
+        value = f"[{', '.join(map(str, value))}]"
     return "required" if info.is_required() else f"`{value}`"
 
 

@@ -77,7 +77,7 @@ class Medium(Protocol):
         ...
 
     def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """One way to look at (S, F) numbers in training, no more positions than before."""
+        """One way to look at (S, F) numbers in training; a few more positions than before at most."""
         ...
 
     def state(self) -> dict[str, bytes]:

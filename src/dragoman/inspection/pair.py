@@ -54,6 +54,8 @@ def check(pipeline: Pipeline) -> None:
         raise UserError("several models work here as one; load one of them alone to look inside")
     if pipeline.model.head is not None:
         raise UserError("this model answers with labels and writes no target; look at a model with a decoder")
+    if pipeline.codec.medium is not None or pipeline.codec.second is not None:
+        raise UserError("this model reads more than one text; `predict` with attention shows where it looked")
     if pipeline.goes_on:
         raise UserError("a language model goes on with a text and has no source beside it; look at its steps instead")
 

@@ -65,6 +65,8 @@ def check(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: in
         raise UserError("this model answers with labels at once; steps are of a model with a decoder")
     if isinstance(pipeline.model, Fused):
         raise UserError("a language model joins this search, so its steps are no probabilities; load the model alone")
+    if pipeline.codec.second is not None:
+        raise UserError("this model reads two sources; its steps cannot be walked yet")
     if pipeline.goes_on and target is not None:
         raise UserError("a language model has no target; give the text as its source, or its tokens as the prefix")
     size = len(pipeline.codec.target)

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from dragoman import checkpoint, inspection
-from dragoman.core.errors import nearest
+from dragoman.core.errors import UserError, nearest
 from dragoman.core.registry import Options
 from dragoman.data.objectives import objectives
 from dragoman.serve import docs_page, inspecting, schema, translate
@@ -88,6 +88,8 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
 def opened(path: str) -> tuple[Codec, Count]:
     """The tokenizers of a model, or of the first of an ensemble, and how they count a source."""
     config, codec = checkpoint.open_codec(members(path)[0])
+    if codec.medium is not None or codec.second is not None:  # a client's text would name a file of the server's
+        raise UserError(f"{path}: reads files, not texts alone, and only texts are served")
     if objectives[config.training.objective.name].goes_on:  # type: ignore[attr-defined]
         return codec, lambda example: len(codec.encode_target(example.source))
     return codec, lambda example: len(codec.encode_source(example))
