@@ -22,10 +22,9 @@ settings.load_profile("dragoman")
 TOGETHER = ("browser", "cli", "serve")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if (folder := item.path.parent.name) in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(folder))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if (folder := item.path.parent.name) in TOGETHER:
+        item.add_marker(pytest.mark.xdist_group(folder))
 
 
 @pytest.fixture(autouse=True, scope="session")

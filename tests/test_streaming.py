@@ -177,6 +177,7 @@ def test_the_number_of_workers_is_asked_for_or_in_the_config_or_that_of_threads(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # other tests may have left threads in this process
     assert how_many(pipeline, 3) == 3
     assert how_many(pipeline, None) == (6 if workers.possible() else 1)
     with pytest.raises(UserError, match="workers is 0; it must be at least 1"):

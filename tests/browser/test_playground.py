@@ -121,7 +121,7 @@ class Playground(NamedTuple):
     models: dict[str, Pipeline]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playground(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     folder = tmp_path_factory.mktemp("playground")
     rows = [pair for seed in range(3) for pair in synthetic.pairs("reverse", 1000, seed, **TASK)]  # type: ignore[arg-type]
