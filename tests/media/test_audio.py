@@ -146,6 +146,7 @@ def test_a_file_is_read_from_an_archive_as_from_a_folder(tmp_path: Path) -> None
         (written(np.array([0.1, np.nan], np.float32), subtype="FLOAT"), "no numbers"),
         (written(np.array([0.1, np.inf], np.float32), subtype="FLOAT"), "no numbers"),
     ],
+    ids=["nothing", "a beginning", "no samples", "not a number", "infinite"],  # a FLOAT file holds the time of day
 )
 def test_what_is_no_sound_is_one_error_with_its_place(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "bad.wav").write_bytes(data)
