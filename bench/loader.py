@@ -86,6 +86,7 @@ class Drawn:
     """In place of a codec: the ids of an example are drawn, as many as its texts say."""
 
     samples = False
+    medium = second = None
 
     def __init__(self, shape: Shape) -> None:
         self.source = self.target = range(shape.vocabulary)

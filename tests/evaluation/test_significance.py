@@ -165,6 +165,6 @@ def test_scores_are_printed_with_their_interval_and_a_percent_sign_for_shares():
     assert format_score("BLEU", 28.3, 27.1, 29.5) == "BLEU 28.3 [27.1, 29.5]"
 
 
-def test_only_bleu_chrf_and_rouge_have_no_percent_sign():
+def test_only_metrics_that_are_no_shares_have_no_percent_sign():
     plain = {name for name in metrics.names if "%" not in format_score(metrics.build(Part(name)).label, 1, 0, 2)}
-    assert plain == {"bleu", "chrf", "rouge1", "rouge2", "rougel"}
+    assert plain == {"bleu", "bleu1", "bleu2", "bleu3", "chrf", "cider", "rouge1", "rouge2", "rougel"}
