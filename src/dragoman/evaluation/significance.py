@@ -81,6 +81,6 @@ def middle(scores: Array, level: float) -> tuple[float, float]:
 
 
 def format_score(label: str, value: float, low: float, high: float) -> str:
-    """`PER 11.8 % [11.2, 12.4]`; BLEU, chrF, CIDEr and ROUGE are no shares of anything, so they have no percent sign."""
+    """`PER 11.8 % [11.2, 12.4]`; BLEU, chrF, CIDEr and ROUGE are no shares of anything, so none has a percent sign."""
     unit = "" if label.startswith(("BLEU", "chrF", "CIDEr", "ROUGE")) else " %"
     return f"{label} {value:.1f}{unit} [{low:.1f}, {high:.1f}]"
