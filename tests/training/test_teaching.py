@@ -80,7 +80,7 @@ def test_what_is_drawn_follows_the_model_s_own_conditionals_without_dropout() ->
             for second in range(V):
                 chance = p[first].item() * q[second].item()
                 share = ((found[:, 1] == first) & (found[:, 2] == second)).double().mean().item()
-                assert abs(share - chance) < 6 * math.sqrt(chance * (1 - chance) / count) + 5e-4  # a rare token may come twice
+                assert abs(share - chance) < 6 * math.sqrt(chance * (1 - chance) / count) + 5e-4
 
 
 def test_no_gradient_goes_through_a_draw_and_the_loss_is_that_of_one_pass_over_the_inputs() -> None:
