@@ -40,6 +40,8 @@ class Example:
     cut: bool = False  # the line was longer than a line may be, and only its beginning is here
     references: tuple[str, ...] = ()  # every accepted target, the first included, where several may be given
     second: str = ""  # the second source of a model that reads two
+    content: bytes | None = None  # of the file that the source stands for, where nobody may name one (a server)
+    second_content: bytes | None = None
 
     @property
     def accepted(self) -> tuple[str, ...]:

@@ -83,7 +83,9 @@ def is_archive(path: Path) -> bool:
 
 
 def content(example: Example, places: Sequence[str] = ()) -> bytes:
-    """The bytes that the source of an example names, or an error that says where it was looked for."""
+    """The bytes that the source of an example brings or names, or an error that says where it was looked for."""
+    if example.content is not None:
+        return example.content
     name = example.source.strip()
     beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
     try:

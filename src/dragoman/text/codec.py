@@ -99,7 +99,7 @@ class Codec:
     def encode_second(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
         if not isinstance(self.second, str):
             assert self.second is not None
-            return self.second.read(replace(example, source=example.second))
+            return self.second.read(replace(example, source=example.second, content=example.second_content))
         text = normalize(example.second, self.normalization)
         return [*(self.source.encode(text) if rng is None else self.source.sample(text, rng)), EOS]
 
