@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import PurePosixPath
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes tests start
 
@@ -18,13 +20,43 @@ settings.register_profile("dragoman", deadline=None, max_examples=30)
 settings.load_profile("dragoman")
 
 
-# Folders whose tests share something that takes seconds to make: each goes to one process of `pytest -n` as a whole.
+# -- which process of `pytest -n` runs what -----------------------------------------------------------------------------
+
+# Folders whose tests share something that takes seconds to make: each is one piece of work. Elsewhere a file is one.
 TOGETHER = ("browser", "cli", "serve")
+# Files whose tests share nothing and take long: each test function is one.
+APART = ("test_learning.py", "test_learning_pairs.py", "test_promises.py")
+# What takes longest begins first, so that no process is left alone with it in the end.
+FIRST = ("serve", "cli", "training", "browser")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if (folder := item.path.parent.name) in TOGETHER:
-        item.add_marker(pytest.mark.xdist_group(folder))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {folder: place for place, folder in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(FIRST)))
+
+
+def work_of(nodeid: str) -> str:
+    """The piece of work that a test belongs to, by its name."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    if path.parent.name in TOGETHER:
+        return path.parent.name
+    return nodeid.partition("[")[0] if path.name in APART else str(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By folder, file or function. (xdist's groups by mark are lost on pytest 9.2, whose items have no `_nodeid`.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWork(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return work_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order above, not by the number of tests
+    return ByWork(config, log)
+
+
+# -- every test --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True, scope="session")

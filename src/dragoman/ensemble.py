@@ -167,9 +167,20 @@ class Fused(nn.Module):
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
-    def encode(self, source: Tensor, lengths: Tensor) -> tuple[Any, Any]:
-        """The source for the model; to the language model nothing came before <s>."""
-        return self.model.encode(source, lengths), self.language_model.encode(source[:, :0], torch.zeros_like(lengths))
+    def encode(self, source: Tensor, lengths: Tensor, *second: Tensor) -> tuple[Any, Any]:
+        """The source, or both, for the model; to the language model, whatever they are, nothing came before <s>."""
+        nothing = lengths.new_zeros(len(lengths), 0)  # (B, 0)
+        memory = self.model.encode(source, lengths, *second)
+        return memory, self.language_model.encode(nothing, torch.zeros_like(lengths))
+
+    @property
+    def second(self) -> Any:
+        return getattr(self.model, "second", None)
+
+    @property
+    def longest_second(self) -> int | None:
+        reach: int | None = self.model.longest_second
+        return reach
 
     @property
     def stride(self) -> int:

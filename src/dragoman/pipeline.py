@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman import checkpoint, ensemble, runtime
+from dragoman import checkpoint, ensemble, runtime, shapes
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints, room
 from dragoman.constraints import rules as constraint_rules
@@ -212,6 +213,22 @@ class Pipeline:
             other.__dict__["engine"] = self.engine  # which knows nothing of the config
         return other
 
+    def with_files(self, places: Sequence[str]) -> Pipeline:
+        """The same with more folders and archives in which the files that sources name are looked for, these first."""
+        if not places:
+            return self
+        media = {"medium": self.codec.medium, "second": self.codec.second}
+        found = {name: _looks_in(medium, places) for name, medium in media.items()}
+        if found == media:
+            raise UserError("the model reads texts, so there are no files to look for; leave --files out")
+        for place in places:
+            if not Path(place).exists():
+                raise DataError("there is no such folder or archive to look for files in", place)
+        other = replace(self, codec=replace(self.codec, **found))
+        if "engine" in self.__dict__:
+            other.__dict__["engine"] = self.engine  # which knows nothing of files
+        return other
+
     def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
         """Which search to run: the one given, or the config's with another beam size where one is asked for."""
         if beam is not None and beam < 1:
@@ -230,7 +247,7 @@ class Pipeline:
         results: list[Prediction | None] = [None] * len(window)
         sources = [self._read(example) for example in window]
         for i, example in enumerate(window):
-            if not example.source.strip() and not self.goes_on:
+            if blank(example) and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self._pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
@@ -299,8 +316,10 @@ class Pipeline:
     def limits(
         self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
     ) -> Limits:
-        """What the results of some sources must keep to, as the config and the wishes have it."""
+        """What the results of some sources of these lengths must keep to, as the config and the wishes have it."""
         options = self.config.generation
+        if self.codec.medium is not None:
+            lengths = torch.tensor([self.states(n) for n in lengths.tolist()], device=lengths.device)
         longest = (lengths * options.ratio).long() + options.extra
         shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
         for i, wish in enumerate(wishes):
@@ -348,7 +367,8 @@ class Pipeline:
     def _example(self, source: str | Example) -> Example:
         """An input with its second source, where the model reads two and both stand in one line."""
         example = source if isinstance(source, Example) else Example(source)
-        if self.codec.second is None or example.second or not example.source.strip():
+        both = bool(example.second) or example.second_content is not None
+        if self.codec.second is None or both or blank(example):
             return example
         first, _, second = example.source.partition("\t")
         if not second.strip():
@@ -361,9 +381,9 @@ class Pipeline:
 
     def _read(self, example: Example) -> Given:
         """What the model reads of an input, as far as it reads."""
-        blank = not example.source.strip()  # which names no file
-        source = [] if blank and self.codec.medium is not None else self.encode(example)
-        second = None if blank or self.codec.second is None else self.codec.encode_second(example)
+        nothing = blank(example)  # which names no file
+        source = [] if nothing and self.codec.medium is not None else self.encode(example)
+        second = None if nothing or self.codec.second is None else self.codec.encode_second(example)
         cut = example.cut or len(source) > self.longest
         if second is not None and len(second) > self.longest_second:
             second, cut = shortened(second, self.longest_second), True
@@ -470,17 +490,27 @@ class Pipeline:
             ids=hypothesis.tokens,
         )
 
-    @property
-    def longest(self) -> int:
-        """The most source tokens that are read; what is longer is cut and flagged."""
-        reach = self.model.longest_source
-        return PATIENCE * self.config.data.max_source if reach is None else reach
+    def states(self, length: int) -> int:
+        """What `generation.ratio` counts of a source of so many positions: tokens, or the states made of a medium's."""
+        return length if self.codec.medium is None else len(self.model.labels(length))
 
-    @property
+    @cached_property
+    def longest(self) -> int:
+        """The most source positions that are read; what is longer is cut and flagged."""
+        return self._positions(self.model, self.model.longest_source, self.codec.medium is None)
+
+    @cached_property
     def longest_second(self) -> int:
         """The same of a second source."""
-        reach = self.model.longest_second
-        return PATIENCE * self.config.data.max_source if reach is None else int(reach)
+        return self._positions(self.model.second, self.model.longest_second, self.codec.second == "text")
+
+    def _positions(self, part: Any, reach: int | None, text: bool) -> int:
+        """How much of a source is read where the encoder's own positions reach so far; of sounds, several frames make
+        one of these."""
+        most = PATIENCE * shapes.longest_source(self.config)
+        if reach is None or text:
+            return most if reach is None else reach
+        return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.labels(n)))
 
     def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
         """Rows of like length, as many as a budget of padded tokens allows."""
@@ -531,12 +561,12 @@ class Pipeline:
                     f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
                 )
             row = self.objective(row.source, row.target, np.random.default_rng(0))
-        both = len(row.source) if self.model.one_sequence else 0
+        both = self.states(len(row.source)) if self.model.one_sequence else 0
         if self.codec.second is not None:
             second = self.codec.encode_second(example)
             row = row._replace(second=second)
-            self._reach("second source", len(second), self.model.longest_second, example)
-        self._reach("source", len(row.source), self.model.longest_source, example)
+            self._reach("second source", len(second), self.model.longest_second and self.longest_second, example)
+        self._reach("source", len(row.source), self.model.longest_source and self.longest, example)
         self._reach("target", len(row.target) + both, self.model.longest_target, example)
         return row
 
@@ -581,6 +611,18 @@ def shortened(ids: Source, longest: int) -> Source:
     if isinstance(ids, list) and ids[-1] == EOS:
         return [*ids[: longest - 1], EOS]
     return ids[:longest]
+
+
+def blank(example: Example) -> bool:
+    """Whether there is nothing to read."""
+    return not example.source.strip() and example.content is None
+
+
+def _looks_in(medium: Any, places: Sequence[str]) -> Any:
+    """A medium that looks in these places first; what is none, a text's, as it is."""
+    if medium is None or isinstance(medium, str):
+        return medium
+    return replace(medium, files=(*places, *medium.files))
 
 
 def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:

@@ -22,6 +22,7 @@ from dragoman.cli import (
     parts,
     predict,
     probe,
+    recipe,
     score,
     serve,
     tokenizer,
@@ -48,6 +49,7 @@ app.command()(inspect.inspect)
 app.command()(compare.compare)
 app.command()(serve.serve)
 app.command()(probe.probe)
+app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(config.app, name="config")

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import EOS, Example
+from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.ensemble import Fused
+from dragoman.inspection.pair import line, opened
 from dragoman.pipeline import NOTHING, Pipeline, Prediction
 from dragoman.search import searches
 from dragoman.search.beam import Beam
@@ -37,7 +38,7 @@ Node = dict[str, Any]
 def tree(pipeline: Pipeline, source: str | Example, reference: str | None = None, *, beam: int = 5) -> dict[str, Any]:
     """What a beam of this size did with a source; with a reference, whether search or model missed it."""
     check(pipeline, reference)
-    example = source if isinstance(source, Example) else Example(source)
+    example = opened(pipeline, source)
     if not example.source.strip() and not pipeline.goes_on:
         raise UserError("the source is blank, so there is nothing to search for; give a text")
     part = pipeline.search_part(beam, beam + 1)  # never greedy search, which has no tree
@@ -52,7 +53,7 @@ def tree(pipeline: Pipeline, source: str | Example, reference: str | None = None
     told = None if reference is None else _reference(pipeline, example, reference, part, places)
     return {
         "view": "beam",
-        "source_text": example.source,
+        "source_text": line(example),
         "beam": beam,
         "rule": part.options.get("length", Part("mean")).name,
         "nodes": nodes,
@@ -144,16 +145,32 @@ def _reference(
     }
 
 
+@torch.inference_mode()
 def _score(pipeline: Pipeline, example: Example, ids: list[int], log_prob: float, part: Part) -> float:
+    """The score that the search would give the reference."""
     search: Any = searches.build(part)
     assert isinstance(search, Beam)
+    batch = collate([pipeline._read(example).row], [0]).to(pipeline.device)
+    weight = pipeline.config.generation.ctc
+    if weight:
+        log_prob = (1 - weight) * log_prob + _heard(pipeline, batch, ids)
     score: float = search.rule(log_prob, len(ids))
     if search.looks:  # a coverage penalty, which needs to know where the model looks for the reference
-        batch = collate([(pipeline.encode(example), [EOS])], [0]).to(pipeline.device)
         weights = next(pipeline.attend(batch, [ids[:-1]]))
         assert weights is not None  # or the search itself would have refused
         score += search.coverage * float(covered(torch.from_numpy(weights).double().sum(0)))
     return score
+
+
+def _heard(pipeline: Pipeline, batch: Batch, ids: list[int]) -> float:
+    """What the encoder alone adds to the score of a sequence, step by step, where it has a say in the search."""
+    total = 0.0
+    silent = torch.zeros(1, 1, len(pipeline.codec.target), device=pipeline.device)  # log p of a decoder without a say
+    for rule in pipeline._heard(pipeline.model.eval().encode(*batch.given)):
+        for t, id in enumerate(ids):
+            history = torch.tensor([[ids[:t]]], dtype=torch.long, device=pipeline.device)
+            total += float(rule(silent, history, torch.zeros(1, dtype=torch.long, device=pipeline.device))[0, 0, id])
+    return total
 
 
 def verdict(reference: Mapping[str, Any], results: Sequence[Mapping[str, Any]], longest: int) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """A source with a target, given or written by the model itself: what the views of a model's insides look at.
 
 source, target or predict(source) ─→ Pair ─one teacher-forced pass→ Predicted
+
+A source may be a text, a file, or two of these; `pieces` names the states that a decoder sees of it, whatever it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,7 +16,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
-from dragoman.pipeline import Pipeline
+from dragoman.pipeline import Given, Pipeline
 
 
 @dataclass(frozen=True)
@@ -22,30 +24,36 @@ class Pair:
     """A source with a target that was given, or that the model wrote itself."""
 
     example: Example
-    source: list[int]  # with </s> as the model reads it
+    read: Given  # what the model reads of the source, </s> included where it reads one
+    pieces: list[str]  # what stands at each of its states
     target: list[int]  # with </s>
     given: bool
     text: str  # of the target
 
+    @property
+    def source(self) -> Any:
+        """Ids, or the numbers of a file."""
+        return self.read.source
+
     def batch(self, pipeline: Pipeline) -> Batch:
-        return collate([(self.source, self.target)], [0]).to(pipeline.device)
+        return collate([self.read.row._replace(target=self.target)], [0]).to(pipeline.device)
 
 
 def pair(pipeline: Pipeline, source: str | Example, target: str | None = None, *, beam: int | None = None) -> Pair:
     """The ids of both sides; the model's own output where no target is given."""
     check(pipeline)
-    example = source if isinstance(source, Example) else Example(source)
+    example = opened(pipeline, source)
     if not example.source.strip():
         raise UserError("the source is blank, so there is nothing to look at; give a text")
-    ids = pipeline.encode(example)
-    reach("source", ids, pipeline.longest)
+    found = read(pipeline, example)
+    pieces = pipeline._pieces(found)
     if target is None:
-        found = pipeline.predict([replace(example, target=None)], beam=beam)[0]
-        said, text = [*found.ids, EOS], found.text
+        best = pipeline.predict([replace(example, target=None)], beam=beam)[0]
+        said, text = [*best.ids, EOS], best.text
     else:
         said, text = pipeline.codec.encode_target(target, source=example.source), target
-    reach("target", said, longest_target(pipeline, ids))
-    return Pair(example, ids, said, target is not None, text)
+    reach("target", said, longest_target(pipeline, len(pieces)))
+    return Pair(example, found, pieces, said, target is not None, text)
 
 
 def check(pipeline: Pipeline) -> None:
@@ -54,21 +62,41 @@ def check(pipeline: Pipeline) -> None:
         raise UserError("several models work here as one; load one of them alone to look inside")
     if pipeline.model.head is not None:
         raise UserError("this model answers with labels and writes no target; look at a model with a decoder")
-    if pipeline.codec.medium is not None or pipeline.codec.second is not None:
-        raise UserError("this model reads more than one text; `predict` with attention shows where it looked")
     if pipeline.goes_on:
         raise UserError("a language model goes on with a text and has no source beside it; look at its steps instead")
 
 
-def longest_target(pipeline: Pipeline, source: Sequence[int]) -> int | None:
-    """The most tokens, </s> included, for which the model has positions beside this source."""
+def opened(pipeline: Pipeline, source: str | Example) -> Example:
+    """A source, with its second where the model reads two and both stand in one line."""
+    return pipeline._example(source)
+
+
+def read(pipeline: Pipeline, example: Example) -> Given:
+    """What the model reads of a source, all of it or an error."""
+    source = pipeline.encode(example)
+    reach("source", source, pipeline.longest)
+    if pipeline.codec.second is None:
+        return Given(source, None, False)
+    second = pipeline.codec.encode_second(example)
+    reach("second source", second, pipeline.longest_second)
+    return Given(source, second, False)
+
+
+def line(example: Example) -> str:
+    """A source as it is given on one line."""
+    return f"{example.source}\t{example.second}" if example.second else example.source
+
+
+def longest_target(pipeline: Pipeline, states: int) -> int | None:
+    """The most tokens, </s> included, for which the model has positions beside the states of a source."""
     longest: int | None = pipeline.model.longest_target
-    return None if longest is None else longest - (len(source) if pipeline.model.one_sequence else 0)
+    return None if longest is None else longest - (states if pipeline.model.one_sequence else 0)
 
 
-def reach(side: str, ids: Sequence[int], longest: int | None) -> None:
-    if longest is not None and len(ids) > longest:
-        raise UserError(f"the {side} has {len(ids):,} tokens, and the model reads {longest:,}; shorten it")
+def reach(side: str, read: Any, longest: int | None) -> None:
+    if longest is not None and len(read) > longest:
+        what = "tokens" if isinstance(read, list) else "positions"
+        raise UserError(f"the {side} has {len(read):,} {what}, and the model reads {longest:,}; shorten it")
 
 
 @torch.inference_mode()

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from dragoman.core.errors import UserError, nearest
-from dragoman.core.interfaces import EOS, Example
+from dragoman.core.interfaces import Example
 from dragoman.data.batching import collate
+from dragoman.inspection.pair import line, opened
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.pipeline import Pipeline
 
@@ -38,7 +39,7 @@ def space(
         raise UserError(f"method is '{method}'; it must be one of {', '.join(FEWEST)}{nearest(method, FEWEST)}")
     if neighbors < 0:
         raise UserError(f"neighbors is {neighbors}; it must be 0 or more")
-    examples = [Example(text) if isinstance(text, str) else text for text in texts]
+    examples = [opened(pipeline, text) for text in texts]
     if len(examples) < FEWEST[method]:
         raise UserError(f"there are {len(examples)} texts; a map by '{method}' needs at least {FEWEST[method]}")
     h = summaries(pipeline, examples)
@@ -49,7 +50,7 @@ def space(
         places = tsne(h) if method == "tsne" else umap(h)
     near = closest(h, neighbors)
     points = [
-        {"text": example.source, "x": float(x), "y": float(y), "near": others}
+        {"text": line(example), "x": float(x), "y": float(y), "near": others}
         for example, (x, y), others in zip(examples, places, near, strict=True)
     ]
     return {"view": "space", "method": method, "explained": explained, "points": points}
@@ -60,12 +61,12 @@ def summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
     """The encoder's one vector for each text, (N, D)."""
     check(pipeline, examples)
     pipeline.model.eval()
-    rows = [shortened(pipeline.encode(example), pipeline.longest) for example in examples]
+    rows = [pipeline._read(example).row for example in examples]
     found = []
     for first in range(0, len(rows), ROWS):
         some = rows[first : first + ROWS]
-        batch = collate([(ids, [EOS]) for ids in some], list(range(len(some)))).to(pipeline.device)
-        memory = pipeline.model.encode(batch.source, batch.source_lengths)
+        batch = collate(some, list(range(len(some)))).to(pipeline.device)
+        memory = pipeline.model.encode(*batch.given)
         found.append(memory.summary.cpu().double().numpy())
     return np.concatenate(found)
 
@@ -79,11 +80,6 @@ def check(pipeline: Pipeline, examples: Sequence[Example]) -> None:
     for number, example in enumerate(examples, 1):
         if not example.source.strip():
             raise UserError(f"text {number} is blank, and nothing has no place on a map; leave it out")
-
-
-def shortened(ids: list[int], longest: int) -> list[int]:
-    """The beginning of a text that is too long, with the end it had."""
-    return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
 
 # -- two of many dimensions --------------------------------------------------------------------------------------------

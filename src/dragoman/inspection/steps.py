@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Example, Step
 from dragoman.data.batching import collate
 from dragoman.ensemble import Fused
 from dragoman.inspection.alignment import entropy
-from dragoman.inspection.pair import longest_target, reach
-from dragoman.pipeline import NOTHING, Pipeline
-from dragoman.search import Limits
+from dragoman.inspection.pair import line, longest_target, opened, reach, read
+from dragoman.pipeline import NOTHING, Given, Pipeline
+from dragoman.search import Limits, Rule
 from dragoman.search.rules import constrained
 
 
@@ -39,19 +40,18 @@ def walk(
 ) -> dict[str, Any]:
     """The steps of a greedy search that begins with the tokens of `prefix`, beside those along a target."""
     check(pipeline, target, prefix, top)
-    example = source if isinstance(source, Example) else Example(source)
+    example = opened(pipeline, source)
     if not example.source.strip() and not pipeline.goes_on:
         raise UserError("the source is blank, so there is nothing to go through; give a text")
-    ids = pipeline.encode(example)
-    reach("source", ids, pipeline.longest)
-    free = _walk(pipeline, example, ids, prefix, top)
+    given = read(pipeline, example)
+    free = _walk(pipeline, example, given, prefix, top)
     forced = None
     if target is not None:
         gold = pipeline.codec.encode_target(target, source=example.source)
-        forced = _walk(pipeline, example, ids, gold, top)
+        forced = _walk(pipeline, example, given, gold, top)
     return {
         "view": "steps",
-        "source_text": example.source,
+        "source_text": line(example),
         "prefix": list(prefix),
         "free": free,
         "forced": forced,
@@ -65,8 +65,6 @@ def check(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: in
         raise UserError("this model answers with labels at once; steps are of a model with a decoder")
     if isinstance(pipeline.model, Fused):
         raise UserError("a language model joins this search, so its steps are no probabilities; load the model alone")
-    if pipeline.codec.second is not None:
-        raise UserError("this model reads two sources; its steps cannot be walked yet")
     if pipeline.goes_on and target is not None:
         raise UserError("a language model has no target; give the text as its source, or its tokens as the prefix")
     size = len(pipeline.codec.target)
@@ -80,15 +78,16 @@ def check(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: in
 
 
 @torch.inference_mode()
-def _walk(pipeline: Pipeline, example: Example, ids: list[int], given: Sequence[int], top: int) -> dict[str, Any]:
+def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[int], top: int) -> dict[str, Any]:
     """Along the given tokens, and on from there until </s> or the limit."""
     pipeline.model.eval()
     beginning = [id for id in given if id != EOS]
-    reach("target", [*beginning, EOS], longest_target(pipeline, ids))
-    lengths = torch.tensor([len(ids)], device=pipeline.device)
+    reach("target", [*beginning, EOS], longest_target(pipeline, len(pipeline._pieces(source))))
+    lengths = torch.tensor([len(source.source)], device=pipeline.device)
     limits = pipeline.limits(lengths, [0], [NOTHING], [example.source], False)
     longest = max(int(limits.longest[0]), len(beginning))
-    step, state = begin(pipeline, ids, longest + 1)
+    step, state, heard = begin(pipeline, source, longest + 1)
+    limits = replace(limits, rules=[*heard, *limits.rules])
     said: list[int] = []
     steps: list[dict[str, Any]] = []
     for t in range(longest + 1):
@@ -102,17 +101,17 @@ def _walk(pipeline: Pipeline, example: Example, ids: list[int], given: Sequence[
         steps.append(_plain(pipeline, log_p[0, 0].double(), chosen, forced, top))
         if chosen == EOS:
             break
-    text = pipeline.codec.decode([*ids, *said] if pipeline.goes_on else said, example.source)
+    text = pipeline.codec.decode([*source.source, *said] if pipeline.goes_on else said, example.source)
     return {"text": text, "log_prob": sum(one["log_prob"] for one in steps), "steps": steps}
 
 
-def begin(pipeline: Pipeline, ids: list[int], room: int) -> tuple[Step, Any]:
-    """The model's step, and its state after the source."""
-    batch, capacity = collate([(ids, [EOS])], [0]).to(pipeline.device), Capacity(1, room)
+def begin(pipeline: Pipeline, source: Given, room: int) -> tuple[Step, Any, list[Rule]]:
+    """The model's step, its state after the source, and what the encoder alone hears, where it has a say."""
+    batch, capacity = collate([source.row], [0]).to(pipeline.device), Capacity(1, room)
     if pipeline.goes_on and not pipeline.model.sees_whole_prefix:
-        return pipeline.go_on, pipeline.prompted(batch, capacity)
-    memory = pipeline.model.encode(batch.source, batch.source_lengths)
-    return pipeline.model.step, pipeline.model.start(memory, capacity)
+        return pipeline.go_on, pipeline.prompted(batch, capacity), []
+    memory = pipeline.model.encode(*batch.given)
+    return pipeline.model.step, pipeline.model.start(memory, capacity), pipeline._heard(memory)
 
 
 def choice(log_p: Tensor, said: Sequence[int], limits: Limits) -> int | None:

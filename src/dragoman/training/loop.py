@@ -116,6 +116,7 @@ def _open(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Gene
     def notice(text: str) -> Report:
         return Report("notice", 0, config.training.steps, text)
 
+    config = preparation.settled(config)
     found, ignored = checkpoint.latest(place.path)
     for folder in (place.path, place.checkpoints):
         ignored += [f"{folder / name}: was never finished" for name in files.sweep(folder)]

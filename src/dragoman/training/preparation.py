@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dragoman import checkpoint
+from dragoman import checkpoint, shapes
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core.errors import DataError, RunError
@@ -59,6 +59,12 @@ def adopt(config: Config, other: Config) -> Config:
     section = other.tokenizer.model_copy(update={"load": config.tokenizer.load})
     data = config.data.model_copy(update={"normalization": other.data.normalization})
     return config.model_copy(update={"tokenizer": section, "data": data})
+
+
+def settled(config: Config) -> Config:
+    """The config with the length of sources that it leaves open, so that the run keeps what it began with."""
+    data = config.data.model_copy(update={"max_source": shapes.longest_source(config)})
+    return config.model_copy(update={"data": data})
 
 
 def open_codec(config: Config) -> tuple[Codec, Config]:
@@ -126,7 +132,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             lambda: one_by_one(pairs(config, path)),
             codec,
             cache,
-            max_source=config.data.max_source,
+            max_source=shapes.longest_source(config),
             max_target=config.data.max_target,
             keep_text=keep_text,
             reading=json.dumps([type(reader_of(path)).__name__, config.columns, config.data.on_error, kind, *archives]),
@@ -171,7 +177,9 @@ def skipped(prepared: Prepared) -> Iterator[str]:
     for name, store in named:
         if store.skipped:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(store.skipped.items()))
-            yield f"{name}: {len(store):,} pairs are used; left out: {reasons}"
+            long = store.skipped.get("source too long", 0)
+            remedy = f" (over {store.max_source:,} positions; data.max_source may allow more)" if long else ""
+            yield f"{name}: {len(store):,} pairs are used; left out: {reasons}{remedy}"
 
 
 def same_data(saved: list[str], prepared: Prepared, where: Path) -> None:

@@ -56,7 +56,7 @@ def frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> dict[st
 def limit(pipeline: Pipeline, example: Example) -> Constraints:
     """At most LONGEST tokens, where the config allows more."""
     options = pipeline.config.generation
-    usual = len(pipeline.encode(example)) * options.ratio + options.extra
+    usual = pipeline.states(len(pipeline.encode(example))) * options.ratio + options.extra
     return Constraints(longest=LONGEST) if usual > LONGEST else NOTHING
 
 

@@ -25,6 +25,16 @@ class Frontend(Protocol):
         """What reads the files that sources name, looked up in `files` too; None: sources are texts."""
         ...
 
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        """Positions that a source may well have; data.max_source is no less where a config does not say it."""
+        ...
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        """The most vectors that training makes of a source of so many positions."""
+        ...
+
     def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]: ...
 
     def labels(self, length: int) -> list[str]:

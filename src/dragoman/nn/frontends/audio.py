@@ -16,7 +16,7 @@ from dragoman.core.registry import Count, Positive, Rate
 from dragoman.media.audio import SHIFT, AudioMedium
 from dragoman.media.frames import Looks
 from dragoman.nn.frontends import frontends
-from dragoman.nn.frontends.frames import Subsampling, looks, subsampled, subsampler, times
+from dragoman.nn.frontends.frames import LONGEST, STACK, Subsampling, looks, subsampled, subsampler, times, vectors
 
 
 @frontends.register("audio")
@@ -40,7 +40,7 @@ class AudioFrontend(nn.Module):
         band_width: Count = 27,  # bins, and at most a third
         subsampling: Subsampling = "conv",
         channels: Positive = 32,  # of conv
-        stack: Positive = 4,  # frames side by side
+        stack: Positive = STACK,  # frames side by side
     ) -> None:
         super().__init__()
         self.d = d
@@ -53,6 +53,14 @@ class AudioFrontend(nn.Module):
         return AudioMedium(
             **own, augments=options.get("augment", True), looks=looks(options, Looks()), files=tuple(files)
         )
+
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        return LONGEST
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        return vectors(options, length, Looks())
 
     def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
         return subsampled(self.net, source, segments)

@@ -22,8 +22,10 @@ from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Positive
 from dragoman.media.clips import ClipMedium
 from dragoman.nn.frontends import frontends
-from dragoman.nn.frontends.image import ImageFrontend
+from dragoman.nn.frontends.image import ImageFrontend, cells
 from dragoman.nn.layers import linear
+
+FRAMES, PIXELS = 16, 64
 
 
 @frontends.register("clips")
@@ -35,9 +37,9 @@ class ClipsFrontend(nn.Module):
         size: int,
         d: int,
         *,
-        frames: Positive = 16,  # at most; of a longer clip, so many evenly spaced
+        frames: Positive = FRAMES,  # at most; of a longer clip, so many evenly spaced
         pool: Literal["linear", "mean", "none"] = "linear",
-        pixels: Positive = 64,  # of each side
+        pixels: Positive = PIXELS,  # of each side
         crop: bool = True,
         augment: bool = True,
         flip: bool = False,  # left would become right, which a motion's name may tell apart
@@ -58,6 +60,14 @@ class ClipsFrontend(nn.Module):
     def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium:
         names = {"pixels": "size", "frames": "frames", "crop": "crop", "augment": "augments", "flip": "flip"}
         return ClipMedium(**{names[key]: value for key, value in options.items() if key in names}, files=tuple(files))
+
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        return int(options.get("frames", FRAMES))
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        return length * (cells(options, PIXELS) ** 2 if options.get("pool") == "none" else 1)
 
     def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
         """(B, n, H · W · 3) bytes → (B, n, D), or (B, n · C, D)"""

@@ -10,6 +10,7 @@ B batch, S frames, F numbers of each, C channels, D width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from dragoman.nn.frontends import frontends
 from dragoman.nn.layers import linear
 
 Subsampling = Literal["conv", "stack"]
+LONGEST = 3000  # frames that an utterance may well have: 30 s, as read speech is cut
+STACK = 4
 
 
 @frontends.register("frames")
@@ -48,7 +51,7 @@ class FramesFrontend(nn.Module):
         band_width: Count = 27,
         subsampling: Subsampling = "conv",
         channels: Positive = 32,  # of conv
-        stack: Positive = 4,  # frames side by side
+        stack: Positive = STACK,  # frames side by side
     ) -> None:
         super().__init__()
         self.d, self.shift = d, shift
@@ -63,6 +66,14 @@ class FramesFrontend(nn.Module):
             **own, augments=options.get("augment", True), looks=looks(options, default), files=tuple(files)
         )
 
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        return LONGEST
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        return vectors(options, length, Looks(band_masks=0))
+
     def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
         return subsampled(self.net, source, segments)
 
@@ -73,6 +84,14 @@ class FramesFrontend(nn.Module):
 def looks(options: Mapping[str, Any], default: Looks) -> Looks:
     """How training looks at frames, from a frontend's options."""
     return Looks(**{name: options.get(name, value) for name, value in vars(default).items()})
+
+
+def vectors(options: Mapping[str, Any], length: int, default: Looks) -> int:
+    """How many vectors are made of so many frames, played at the slowest speed that training plays them at."""
+    speeds = looks(options, default).speeds if options.get("augment", True) else ()
+    slowest = min(speeds, default=1.0)
+    stride = Convolutions.stride if options.get("subsampling", "conv") == "conv" else options.get("stack", STACK)
+    return math.ceil(math.ceil(length / slowest) / stride)
 
 
 def times(length: int, stride: int, shift: float) -> list[str]:

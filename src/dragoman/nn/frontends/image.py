@@ -27,6 +27,7 @@ from dragoman.core.registry import Positive
 from dragoman.media.image import ImageMedium
 from dragoman.nn.frontends import frontends
 
+PIXELS, STAGES, PATCH = 128, 4, 16
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as pretrained weights expect
 
 
@@ -39,7 +40,7 @@ class ImageFrontend(nn.Module):
         size: int,
         d: int,
         *,
-        pixels: Positive = 128,  # of each side
+        pixels: Positive = PIXELS,  # of each side
         crop: bool = True,
         augment: bool = True,
         flip: bool = True,
@@ -47,7 +48,7 @@ class ImageFrontend(nn.Module):
         channels: Positive = 64,  # of the first stage; each further one has twice as many
         block: Literal["basic", "bottleneck"] = "basic",  # of ResNet-18 and 34, or of 50 and deeper
         stages: Annotated[list[Positive], Field(min_length=1)] = [2, 2, 2, 2],  # residual blocks in each
-        patch: Positive = 16,
+        patch: Positive = PATCH,
     ) -> None:
         super().__init__()
         self.d, self.pixels = d, pixels
@@ -72,6 +73,14 @@ class ImageFrontend(nn.Module):
         names = {"pixels": "size", "crop": "crop", "augment": "augments", "flip": "flip"}
         return ImageMedium(**{names[key]: value for key, value in options.items() if key in names}, files=tuple(files))
 
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        return int(options.get("pixels", PIXELS))
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        return cells(options, PIXELS) ** 2
+
     def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
         """(B, H, W · 3) bytes → (B, cells², D)"""
         B, side = source.shape[0], self.pixels
@@ -82,6 +91,14 @@ class ImageFrontend(nn.Module):
 
     def labels(self, length: int) -> list[str]:
         return [f"{row},{column}" for row in range(1, self.cells + 1) for column in range(1, self.cells + 1)]
+
+
+def cells(options: Mapping[str, Any], pixels: int) -> int:
+    """How many vectors a side of the grid has."""
+    side = int(options.get("pixels", pixels))
+    if options.get("grid") == "patches":
+        return side // int(options.get("patch", PATCH))
+    return int(-(-side // 2 ** (len(options.get("stages", [0] * STAGES)) + 1)))
 
 
 class ResNet(nn.Module):

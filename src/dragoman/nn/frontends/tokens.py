@@ -20,6 +20,14 @@ class Tokens(nn.Module):
     def reader(options: Mapping[str, Any], files: Sequence[str]) -> None:
         return None
 
+    @staticmethod
+    def longest(options: Mapping[str, Any]) -> int:
+        return 0
+
+    @staticmethod
+    def most(options: Mapping[str, Any], length: int) -> int:
+        return length
+
     def __init__(self, size: int, d: int, *, scale: bool = True) -> None:
         super().__init__()
         self.d, self.factor = d, math.sqrt(d) if scale else 1.0

@@ -1,0 +1,150 @@
+"""dragoman recipe: ready systems for tasks, from a data set to a score that can be checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.options import Set, console
+
+if TYPE_CHECKING:
+    from dragoman.recipes.recipe import Recipe
+    from dragoman.recipes.running import Setting
+
+app = typer.Typer(help="Ready systems for tasks, with the scores they reach.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A recipe; `dragoman recipe list` shows them.", metavar="NAME")]
+
+
+@app.command("list")
+def show_all() -> None:
+    """Every recipe: its task, the data it reads, its systems."""
+    from rich.table import Column, Table
+
+    from dragoman import recipes
+
+    table = Table("recipe", Column("what", overflow="fold"), "data", "systems", box=None, pad_edge=False)
+    for name in recipes.names():
+        recipe = recipes.open_recipe(name).recipe
+        table.add_row(name, recipe.title, ", ".join(recipe.data), ", ".join(recipe.systems))
+    console().print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """A recipe's page: the task, the data and how to get it, the command, the scores."""
+    from rich.markdown import Markdown
+
+    from dragoman import recipes
+
+    text, out = recipes.open_recipe(name).readme, console()
+    out.print(Markdown(text) if out.is_terminal else text, markup=False)
+
+
+@app.command()
+def run(
+    name: Name,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of the data set, or the one that holds it (nothing is fetched).")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Systems, parts or system/part, separated by commas. Default: all.")] = "",
+    seed: Annotated[str, typer.Option(help="Seeds, separated by commas. Default: the recipe's.")] = "",
+    set: Set = [],
+    run: Annotated[Path | None, typer.Option(help="Where to work. Default: runs/<recipe>.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trainings side by side, each a process.", min=1)] = 1,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the expected scores; exit code 4 if below.")
+    ] = False,
+    example: Annotated[
+        bool, typer.Option("--example", help="A few steps on a hundred made-up pairs, to see the whole way.")
+    ] = False,
+) -> None:
+    """Prepare the data, train, score and show; the same command again goes on where it was stopped."""
+    from dragoman import recipes
+    from dragoman.core.errors import UserError
+    from dragoman.recipes import running
+
+    opened = recipes.open_recipe(name)
+    if (data is None) == (not example):
+        raise UserError(
+            f"recipe run needs --data DIR, the folder with {', '.join(opened.recipe.data)} (or --example, without it)"
+        )
+    chosen = opened.jobs(_words(only), _seeds(seed))
+    where = Path("runs") / (f"{name}-example" if example else name)
+    setting = running.Setting(opened, None if example else data, run or where, set)
+    if jobs > 1 and len(chosen) > 1:
+        running.side_by_side(setting, chosen, jobs)
+    else:
+        for job in chosen:
+            _one(setting, job)
+    found = running.results(setting, chosen)
+    _table(opened.recipe, found)
+    if check:
+        _check(opened.recipe, running.summary(found))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _seeds(text: str) -> list[int]:
+    from dragoman.core.errors import UserError
+
+    if not all(word.isdecimal() for word in _words(text)):
+        raise UserError(f"--seed is '{text}'; it must be whole numbers, separated by commas")
+    return [int(word) for word in _words(text)]
+
+
+def _one(setting: Setting, job: Any) -> None:
+    from dragoman.cli import progress
+    from dragoman.recipes import running
+
+    console(error=True).print(f"{setting.opened.name}: {job.name}", markup=False, style="bold")
+    progress.show(running.train(setting, job))
+    if setting.opened.recipe.systems[job.system].scored and not (setting.folder(job) / "result.json").exists():
+        running.score(setting, job)
+
+
+def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:
+    """One line for each job and test, and one for each baseline of a part."""
+    from rich.table import Column, Table
+
+    labels = {name: figure.label or name for name, figure in recipe.scores.items()}
+    table = Table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters", box=None, pad_edge=False)
+    told: set[str] = set()
+    for one in found:
+        job = "-".join(filter(None, (one["system"], one["part"], f"seed{one['seed']}" if one["seed"] != 1 else "")))
+        for test, scored in one["tests"].items():
+            table.add_row(
+                job, test, _figures(scored["scores"], labels), f"{one['minutes']:.1f}", f"{one['parameters']:,}"
+            )
+        for name, scores in one.get("baselines", {}).items():
+            if (line := f"{one['part']} {name}".strip()) not in told:
+                told.add(line)
+                table.add_row(line, "", _figures(scores, labels), "", "")
+    console().print(table)
+    for message in sorted({message for one in found for message in one["overlap"].values()}):
+        console().print(message, markup=False, soft_wrap=True)
+
+
+def _figures(scores: dict[str, Any], labels: dict[str, str]) -> str:
+    return ", ".join(
+        f"{labels.get(name, name)} {one['value']:.2f}"
+        + (f" ({one['interval'][0]:.1f}–{one['interval'][1]:.1f})" if "interval" in one else "")
+        for name, one in scores.items()
+    )
+
+
+def _check(recipe: Recipe, scores: dict[str, dict[str, float]]) -> None:
+    from dragoman.recipes.recipe import passed
+
+    rows = passed(recipe, scores)
+    for where, name, reached, wanted, good in rows:
+        verdict = "pass" if good else "FAIL"
+        expected = f"expected {wanted.value:g} with a tolerance of {wanted.tolerance:g}"
+        console().print(f"{verdict}  {where}: {name} {reached:.2f}, {expected}", markup=False, soft_wrap=True)
+    if not rows:
+        console().print("nothing was expected of these jobs, so there is nothing to check", markup=False)
+    if not all(good for *_, good in rows):
+        raise typer.Exit(4)

@@ -1,0 +1,196 @@
+"""What a model saw or heard, for pictures of where it looked: the source's own picture, and which states lie where on it.
+
+    image   the pixels after resize and crop      state first + r · columns + c is the cell in row r, column c
+    sound   frames (S, F) as a gray picture,      state first + j covers the share spans[j] of its width
+            loud is dark, low bands at the bottom
+    clip    its frames' pixels                    per_frame states of each frame, one after the other
+
+All of it is JSON: pictures are data URLs. Of two sources the first that is no text is shown; states outside of it are
+the other one's. PNG is written here, by zlib alone: what a model heard can be shown where Pillow is not installed, and
+the pixels are exactly those that were read.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dragoman.core.interfaces import Medium
+from dragoman.ensemble import Ensemble
+from dragoman.media.arrays import ArrayMedium
+from dragoman.media.audio import SHIFT, AudioMedium
+from dragoman.media.clips import ClipMedium
+from dragoman.media.image import ImageMedium
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.pipeline import Given, Pipeline
+
+WIDEST = 2000  # pixels of a picture of sound; what is longer is averaged
+FAINT, LOUD = 2, 98  # percentiles of all numbers that are white and black
+HALF = 0.5  # of a word's largest weight: what has more is where it looked
+
+Picture = dict[str, Any]
+Array = NDArray[np.float64]
+
+# -- from a source -----------------------------------------------------------------------------------------------------
+
+
+def medium(pipeline: Pipeline, read: Given, *, encoded: bool = True) -> Picture | None:
+    """The picture behind the states of a source, or behind the vectors that its encoder reads; None of a text."""
+    model, first = _one(pipeline.model), 0
+    sides = [(pipeline.codec.medium, read.source, model), (pipeline.codec.second, read.second, model.second)]
+    for reader, x, part in sides:
+        if x is None or not len(x):
+            break
+        stride = part.stride if encoded else 1
+        if reader is None or isinstance(reader, str):  # a text
+            first += math.ceil(len(x) / stride)
+            continue
+        found = _drawn(reader, np.asarray(x), part.frontend, stride)
+        if found is not None:
+            return found | {"first": first}
+        first += len(part.frontend.labels(len(x))[::stride])
+    return None
+
+
+def labels(pipeline: Pipeline, read: Given) -> list[str]:
+    """What to call the vectors that the encoders read."""
+    model = _one(pipeline.model)
+    sides = [(pipeline.codec.medium, read.source, model), (pipeline.codec.second, read.second, model.second)]
+    found: list[str] = []
+    for reader, x, part in sides:
+        if x is None:
+            break
+        text = reader is None or isinstance(reader, str)
+        found += pipeline.codec.source_pieces(x) if text else part.frontend.labels(len(x))
+    return found
+
+
+def _one(model: Any) -> Seq2Seq:
+    """A single model; of several that work as one, the first, which the others agree with in what they read."""
+    while not isinstance(model, Seq2Seq):
+        model = model.members[0] if isinstance(model, Ensemble) else model.model
+    return model
+
+
+def _drawn(reader: Medium, x: NDArray[Any], frontend: Any, stride: int) -> Picture | None:
+    """None: the states are no places on a picture that is known here."""
+    if isinstance(reader, AudioMedium | ArrayMedium):
+        return sound(x, frontend.stride * stride, getattr(frontend, "shift", SHIFT))
+    if stride > 1:  # several cells or frames are one state
+        return None
+    if isinstance(reader, ImageMedium):
+        pixels = x.reshape(reader.size, reader.size, 3)
+        return {"kind": "image", "src": data_url(pixels), "rows": frontend.cells, "columns": frontend.cells}
+    if isinstance(reader, ClipMedium):
+        frames = x.reshape(-1, reader.size, reader.size, 3)
+        per_frame = len(frontend.labels(len(frames))) // len(frames)
+        return {"kind": "clip", "frames": [data_url(frame) for frame in frames], "per_frame": per_frame}
+    return None
+
+
+def sound(x: NDArray[Any], stride: int, shift: float) -> Picture:
+    """Frames (S, F), `stride` of them for each state, `shift` seconds from one to the next."""
+    count = math.ceil(len(x) / stride)
+    edges = [min(j * stride / len(x), 1.0) for j in range(count + 1)]
+    spans = [[edges[j], edges[j + 1]] for j in range(count)]
+    seconds = len(x) * shift
+    return {"kind": "sound", "src": data_url(gray(x)), "seconds": seconds, "count": count, "spans": spans}
+
+
+def gray(x: NDArray[Any]) -> NDArray[np.uint8]:
+    """Frames (S, F) as a picture (F, at most WIDEST): time to the right, low bands at the bottom, loud is dark."""
+    starts = np.linspace(0, len(x), min(len(x), WIDEST), endpoint=False).astype(int)
+    sums = np.add.reduceat(x.astype(np.float64), starts, axis=0)
+    means = sums / np.diff([*starts, len(x)])[:, None]
+    faint, loud = np.percentile(means, (FAINT, LOUD))
+    dark = np.clip((means - faint) / ((loud - faint) or 1.0), 0.0, 1.0)
+    return np.asarray((255 * (1 - dark)).round(), np.uint8).T[::-1]
+
+
+# -- as files ----------------------------------------------------------------------------------------------------------
+
+
+def data_url(pixels: NDArray[np.uint8]) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode()}"
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """(H, W) gray or (H, W, 3) pixels; each as its difference from the one at its left, which is shorter than itself."""
+    height, width = pixels.shape[:2]
+    whole = pixels.reshape(height, width, -1)
+    left = np.concatenate([np.zeros_like(whole[:, :1]), whole[:, :-1]], 1)
+    lines = np.concatenate([np.ones((height, 1), np.uint8), (whole - left).reshape(height, -1)], 1)
+    color = 2 if whole.shape[2] == 3 else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+
+
+# -- for whoever draws -------------------------------------------------------------------------------------------------
+
+
+def pictures(found: Mapping[str, Any]) -> list[str]:
+    """The data URLs of an image or of the frames of a clip."""
+    every: list[str] = found["frames"] if found["kind"] == "clip" else [found["src"]]
+    return every
+
+
+def states(found: Mapping[str, Any]) -> slice:
+    """Which of a source's states lie on the picture."""
+    counts = {
+        "image": lambda: found["rows"] * found["columns"],
+        "sound": lambda: found["count"],
+        "clip": lambda: len(found["frames"]) * found["per_frame"],
+    }
+    return slice(found["first"], found["first"] + counts[found["kind"]]())
+
+
+def grids(found: Mapping[str, Any], weights: ArrayLike) -> Array:
+    """The weights (S,) of one word as a grid over each picture, (n, rows, columns)."""
+    a = np.asarray(weights, dtype=float)[states(found)]
+    if found["kind"] == "image":
+        return a.reshape(1, found["rows"], found["columns"])
+    side = math.isqrt(found["per_frame"])
+    return a.reshape(len(found["frames"]), side, side)
+
+
+def shares(found: Mapping[str, Any], weights: Sequence[ArrayLike]) -> list[float | None]:
+    """How much of each word's attention lies on the picture; None where there is nothing beside it."""
+    rows = [np.asarray(row, dtype=float) for row in weights]
+    inside = states(found)
+    whole = all(inside.start == 0 and inside.stop >= len(row) for row in rows)
+    return [None if whole else float(row[inside].sum()) for row in rows]
+
+
+def scaled(a: Array) -> Array:
+    """From 0 to 1, the largest."""
+    peak = float(np.nan_to_num(a).max(initial=0.0))
+    return np.nan_to_num(a) / peak if peak > 0 else np.zeros_like(a)
+
+
+def span(found: Mapping[str, Any], weights: ArrayLike) -> tuple[float, float]:
+    """From where to where a word looked at a sound, as shares of it: around its largest weight, while at least half."""
+    a = scaled(np.asarray(weights, dtype=float)[states(found)])
+    low = high = int(a.argmax())
+    while low > 0 and a[low - 1] >= HALF:
+        low -= 1
+    while high + 1 < len(a) and a[high + 1] >= HALF:
+        high += 1
+    return found["spans"][low][0], found["spans"][high][1]
+
+
+def seconds(found: Mapping[str, Any]) -> Iterator[float]:
+    """Round times for the axis of a sound, four to nine of them."""
+    rough = found["seconds"] / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough)
+    yield from (i * step for i in range(int(found["seconds"] / step + 1e-9) + 1))

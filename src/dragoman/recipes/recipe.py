@@ -1,0 +1,200 @@
+"""What a recipe is: a folder with a recipe.yaml, read and checked.
+
+    data sets ─prepare(sets, part, folder)→ train.tsv, valid.tsv, test.tsv ─each system→ a model ─each score→ a figure
+
+A part is a share of the data with models of its own (a language, a split); most recipes have one. A job is one
+training: a system, a part and a seed. `expect` says what a job's scores should be, by system, by system/part, or, where
+a system is named and there are several parts, for the mean over them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from dragoman.core import yaml
+from dragoman.core.errors import ConfigError, DataError, UserError, nearest
+from dragoman.core.registry import Options, Part, Positive
+from dragoman.evaluation.metrics import metrics
+
+Spelling = Literal["as it is", "spacy words", "moses words", "code tokens"]
+
+
+def _figure(value: Any) -> Any:
+    """A bare metric is one that reads the texts as they are."""
+    return value if isinstance(value, dict) and "metric" in value else {"metric": value}
+
+
+class Figure(Options):
+    """One score: a metric, and how texts are written before it looks at them (spelling.py)."""
+
+    metric: Annotated[Part, metrics]
+    text: Spelling = "as it is"
+    lowercase: bool = False
+    label: str | None = None  # in tables; default: its name
+    inverse: bool = False  # 100 less the metric: an error rate of exact match
+
+
+def _system(value: Any) -> Any:
+    return {"config": value} if isinstance(value, str) else value
+
+
+class System(Options):
+    """A config of the folder, and what it is trained on."""
+
+    config: str
+    after: str | None = None  # begin with the weights and tokenizers of this system, trained before
+    train: str = "train.tsv"
+    valid: str | None = "valid.tsv"
+    scored: bool = True  # false: a step on the way
+
+
+class Expected(Options):
+    """A score, and how far below it (above, for an error rate) a run may end."""
+
+    value: float
+    tolerance: Annotated[float, Field(ge=0.0)]
+
+
+class Recipe(Options):
+    """A recipe.yaml."""
+
+    title: str
+    task: str
+    data: Annotated[
+        list[str], Field(min_length=1)
+    ]  # folders as the data's README names them; [] would train on nothing
+    parts: Annotated[list[str], Field(min_length=1)] = [""]
+    systems: dict[str, Annotated[System, BeforeValidator(_system)]]
+    tests: Annotated[list[str], Field(min_length=1)] = [
+        "test"
+    ]  # NAME.tsv, and NAME.groups, a word for each line, if any
+    scores: dict[str, Annotated[Figure, BeforeValidator(_figure)]]  # the first is the one that matters
+    beam: Positive | None = None  # default: as the config has it
+    seeds: Annotated[list[int], Field(min_length=1)] = [1]
+    expect: dict[str, dict[str, Expected]] = {}
+    extras: list[str] = []  # what has to be installed besides
+
+    def problems(self) -> Iterator[str]:
+        for name, system in self.systems.items():
+            if system.after is not None and system.after not in self.systems:
+                yield f"systems.{name}.after is '{system.after}', which is no system of this recipe"
+        known = {*self.systems, *(f"{system}/{part}" for system in self.systems for part in self.parts)}
+        for key, scores in self.expect.items():
+            if key not in known:
+                yield f"expect: '{key}' is no system, and no system/part, of this recipe"
+            tests = {f"{test}.{score}" for test in self.tests for score in self.scores}
+            for score in scores:
+                if score not in self.scores and score not in tests:
+                    yield f"expect.{key}: there is no score '{score}'"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    system: str
+    part: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.system, self.part, f"seed{self.seed}" if self.seed != 1 else "")))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A recipe and its folder."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+
+    def config(self, system: str) -> Path:
+        return self.folder / self.recipe.systems[system].config
+
+    @property
+    def readme(self) -> str:
+        return (self.folder / "README.md").read_text(encoding="utf-8")
+
+    @property
+    def code(self) -> Any:
+        """prepare.py: `prepare`, `example`, and perhaps `baselines` and `answer`."""
+        return importlib.import_module(f"dragoman.recipes.{self.folder.name}.prepare")
+
+    def jobs(self, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Job]:
+        """The trainings asked for: by system, by part or by system/part; those that others build on come first."""
+        recipe = self.recipe
+        every = [
+            (system, part, {system, part, f"{system}/{part}"}) for part in recipe.parts for system in recipe.systems
+        ]
+        allowed = sorted({name for *_, known in every for name in known if name})
+        for name in only:
+            if name not in allowed:
+                known = f"it has: {', '.join(allowed)}"
+                raise UserError(f"--only: the recipe '{self.name}' has no '{name}'{nearest(name, allowed)}; {known}")
+        wanted = [(system, part) for system, part, known in every if not only or known & {*only}]
+        for system, part in list(wanted):
+            before = recipe.systems[system].after
+            if before is not None and (before, part) not in wanted:
+                wanted.insert(wanted.index((system, part)), (before, part))
+        return [Job(system, part, seed) for seed in (seeds or recipe.seeds) for system, part in wanted]
+
+    def sets(self, place: Path) -> dict[str, Path]:
+        """The folder of each data set: `place` holds them by name, or is the only one."""
+        names = self.recipe.data
+        if len(names) == 1 and not (place / names[0]).is_dir():
+            found = {names[0]: place}
+        else:
+            found = {name: place / name for name in names}
+        for name, folder in found.items():
+            if not folder.is_dir():
+                raise DataError(
+                    f"there is no folder with the data set '{name}'; --data names it, or the folder that holds it "
+                    f"(`dragoman recipe show {self.name}` says how to get it)",
+                    folder,
+                )
+        return found
+
+
+def names() -> list[str]:
+    """Every recipe there is."""
+    root = Path(str(resources.files("dragoman.recipes")))
+    return sorted(file.parent.name.replace("_", "-") for file in root.glob("*/recipe.yaml"))
+
+
+def open_recipe(name: str) -> Opened:
+    known = names()
+    if name not in known:
+        raise UserError(f"there is no recipe '{name}'{nearest(name, known)}; `dragoman recipe list` shows them all")
+    folder = Path(str(resources.files("dragoman.recipes"))) / name.replace("-", "_")
+    where = folder / "recipe.yaml"
+    try:
+        recipe = Recipe.model_validate(yaml.read(where))
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise ConfigError(where, found) from None
+    if found := list(recipe.problems()):
+        raise ConfigError(where, found)
+    return Opened(name, recipe, folder)
+
+
+def passed(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float, Expected, bool]]:
+    """Each expectation that there are scores for: where, which score, what was reached and expected, whether it was."""
+    rows = []
+    for where, expected in recipe.expect.items():
+        for name, wanted in expected.items():
+            if name not in scores.get(where, {}):
+                continue
+            figure = recipe.scores[name.rpartition(".")[2]]
+            higher = metrics.build(figure.metric).higher_is_better != figure.inverse
+            reached = scores[where][name]
+            good = reached >= wanted.value - wanted.tolerance if higher else reached <= wanted.value + wanted.tolerance
+            rows.append((where, name, reached, wanted, good))
+    return rows

@@ -1,0 +1,289 @@
+"""Run a recipe: prepare the data, look it over, train each system, score it, and compare with what is expected.
+
+    OUT/data[/PART]/{train,valid,test}.tsv       written once
+    OUT/JOB/                                     a run folder; the same command again goes on where it was stopped
+    OUT/JOB/result.json                          scores with intervals, parameters, minutes, machine, overlap
+    OUT/JOB/TEST.output.tsv                      source, output and reference of every test item
+
+Nothing is fetched: data is read where the user points. Jobs may run side by side as processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from dragoman import config as configs
+from dragoman import pipeline, training
+from dragoman.config import Config
+from dragoman.core import files
+from dragoman.core.errors import RunError
+from dragoman.core.interfaces import Example
+from dragoman.data.check import check
+from dragoman.data.readers import read_pairs, read_sources
+from dragoman.evaluation.metrics import metrics
+from dragoman.evaluation.significance import interval
+from dragoman.pipeline import Pipeline
+from dragoman.recipes.recipe import Figure, Job, Opened
+from dragoman.recipes.spelling import spelled
+from dragoman.training import Report
+
+# What --example changes: a look at the whole way, on a hundred pairs.
+QUICK = (
+    *(
+        "training.steps=4",
+        "training.epochs=null",
+        "training.validate_every=4",
+        "training.save_every=4",
+        "training.average=1",
+    ),
+    *(
+        "training.schedule.warmup=1",
+        "training.batch_sentences=8",
+        "training.precision=float32",
+        "training.accumulate=1",
+    ),
+    *("training.replay=0", "training.validate_examples=4", "training.patience=null", "runtime.device=cpu"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How jobs of a recipe are run."""
+
+    opened: Opened
+    data: Path | None  # None: made-up data
+    out: Path
+    sets: Sequence[str] = ()
+
+    def folder(self, job: Job) -> Path:
+        return self.out / job.name
+
+    def prepared(self, part: str) -> Path:
+        return self.out / "data" / part if part else self.out / "data"
+
+
+def prepare(setting: Setting, part: str) -> Path:
+    """The files of a part, written where they are not there yet."""
+    folder = setting.prepared(part)
+    done = folder / "prepared"
+    if not done.exists():
+        place = setting.data
+        if place is None:
+            place = setting.out / "example"
+            for name in setting.opened.recipe.data:
+                files.make_folder(place / name)
+            setting.opened.code.example({name: place / name for name in setting.opened.recipe.data}, random.Random(1))
+        files.make_folder(folder)
+        setting.opened.code.prepare(setting.opened.sets(place), part, folder)
+        files.write(done, b"")
+    return folder
+
+
+def config_of(setting: Setting, job: Job) -> Config:
+    """A system's config, with the data, the seed and what the user sets."""
+    system = setting.opened.recipe.systems[job.system]
+    data = prepare(setting, job.part)
+    sets = [f"name={job.name}", f"seed={job.seed}", f"data.train={data / system.train}"]
+    if system.valid is not None and (data / system.valid).exists():
+        sets.append(f"data.valid={data / system.valid}")
+    if system.after is not None:
+        sets.append(f"training.start_from={setting.folder(replace(job, system=system.after))}")
+    file, sets = setting.opened.config(job.system), [*sets, *setting.sets]
+    if setting.data is not None:
+        return configs.load(file, None, sets).config
+    schedule = configs.load(file, None, sets).config.training.schedule.options
+    warmup = ["training.schedule.warmup=1"] if "warmup" in schedule else []
+    return configs.load(file, None, [*sets, *QUICK, *warmup]).config
+
+
+def overlap(setting: Setting, job: Job, config: Config) -> dict[str, str]:
+    """What the doctor says of what the test items share with the training pairs."""
+    data = setting.prepared(job.part)
+    found: dict[str, str] = {}
+    for test in setting.opened.recipe.tests if "target" in config.columns else ():
+        report = check(
+            [corpus.path for corpus in config.data.train],
+            test=str(data / f"{test}.tsv"),
+            columns=config.columns,
+            fast=True,
+        )
+        found |= {f"{test}: {one.code}": one.message for one in report.findings if one.code.startswith("overlap")}
+    return found
+
+
+def train(setting: Setting, job: Job) -> Iterator[Report]:
+    """Train one job; one that is finished only says so."""
+    return training.run(config_of(setting, job), setting.folder(job))
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+
+def score(setting: Setting, job: Job) -> dict[str, Any]:
+    """Decode the tests of a trained job, score them, and write result.json beside the model."""
+    recipe, folder = setting.opened.recipe, setting.folder(job)
+    config = config_of(setting, job)
+    model = pipeline.load(folder)
+    result: dict[str, Any] = {
+        "recipe": setting.opened.name,
+        "system": job.system,
+        "part": job.part,
+        "seed": job.seed,
+        "parameters": sum(p.numel() for p in model.model.parameters()),
+        **_spent(folder),
+        "machine": json.loads((folder / "env.json").read_text(encoding="utf-8")),
+        "overlap": overlap(setting, job, config),
+        "tests": {},
+    }
+    for test in recipe.tests:
+        path = setting.prepared(job.part) / f"{test}.tsv"
+        if model.goes_on:
+            result["tests"][test] = _surprise(model, path)
+            continue
+        examples = list(read_pairs(str(path), columns=config.columns, extra_targets=True))
+        texts = answers(setting, model, examples)
+        rows = ((one.source, text, *one.accepted) for one, text in zip(examples, texts, strict=True))
+        files.write(folder / f"{test}.output.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
+        result["tests"][test] = _scores(recipe.scores, texts, examples, groups(path))
+        if test == recipe.tests[0]:
+            result["baselines"] = baselines(setting, job, examples)
+    files.write(folder / "result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    return result
+
+
+def answers(setting: Setting, model: Pipeline, examples: Sequence[Example]) -> list[str]:
+    """What the model says; a recipe may ask it in a way of its own (`answer`)."""
+    own: Callable[[Pipeline, Sequence[Example]], list[str]] | None = getattr(setting.opened.code, "answer", None)
+    if own is not None:
+        return own(model, examples)
+    return [found.text for found in model.predict(examples, beam=setting.opened.recipe.beam)]
+
+
+def groups(test: Path) -> list[str] | None:
+    """The group of each test item (a language, a kind of generalization), where there are any."""
+    path = test.with_suffix(".groups")
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else None
+
+
+def baselines(setting: Setting, job: Job, examples: Sequence[Example]) -> dict[str, Any]:
+    """The scores of what needs no model (the most frequent answer, the first sentence), where a recipe has it."""
+    own = getattr(setting.opened.code, "baselines", None)
+    if own is None:
+        return {}
+    said: dict[str, list[str]] = own(setting.prepared(job.part), job.part)
+    return {
+        name: _scores(setting.opened.recipe.scores, texts, examples, None)["scores"] for name, texts in said.items()
+    }
+
+
+def _scores(
+    figures: dict[str, Figure], texts: Sequence[str], examples: Sequence[Example], kinds: Sequence[str] | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"n": len(texts), "scores": {}}
+    for name, figure in figures.items():
+        metric = metrics.build(figure.metric)
+        said = [spelled(text, figure.text, figure.lowercase) for text in texts]
+        wanted = [[spelled(text, figure.text, figure.lowercase) for text in one.accepted] for one in examples]
+        stats = metric.statistics(said, wanted)
+
+        def scaled(value: float, inverse: bool = figure.inverse) -> float:
+            return round(100.0 - value if inverse else value, 4)
+
+        low, high = sorted(map(scaled, interval(metric, stats)))
+        found["scores"][name] = {
+            "value": scaled(float(metric.score(stats.sum(0)))),
+            "interval": [low, high],
+            "signature": metric.signature,
+        }
+        if kinds is not None:
+            each = {
+                kind: scaled(float(metric.score(stats[[k == kind for k in kinds]].sum(0)))) for kind in sorted({*kinds})
+            }
+            found.setdefault("groups", {})[name] = each
+            found["scores"][f"{name}, mean of groups"] = {"value": round(mean(each.values()), 4)}
+    return found
+
+
+def _surprise(model: Pipeline, path: Path) -> dict[str, Any]:
+    """Bits per character of a text under a language model, </s> of each line counted as one."""
+    from math import log
+
+    texts = [one.source for one in read_sources(str(path)) if one.source.strip()]
+    nats, characters = -sum(model.score(texts)), sum(len(text) + 1 for text in texts)
+    return {"n": len(texts), "scores": {"bits per character": {"value": round(nats / log(2) / characters, 4)}}}
+
+
+def _spent(folder: Path) -> dict[str, Any]:
+    """Steps and minutes of training, validations not counted, as the run recorded them."""
+    last: dict[str, Any] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n"):
+        if '"train"' in line:
+            last = json.loads(line)
+    return {"steps": last.get("step"), "minutes": round(last.get("seconds", 0.0) / 60, 2)}
+
+
+# -- several jobs ------------------------------------------------------------------------------------------------------
+
+
+def results(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """What finished jobs left, in order."""
+    paths = [setting.folder(job) / "result.json" for job in jobs if setting.opened.recipe.systems[job.system].scored]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The means of the scores over seeds: by system/part, and by system over its parts; TEST.score for any test."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for one in found:
+        keys = {one["system"], f"{one['system']}/{one['part']}"} if one["part"] else {one["system"]}
+        for i, (test, scored) in enumerate(one["tests"].items()):
+            for name, score in scored["scores"].items():
+                for key in keys:
+                    for label in (f"{test}.{name}", *([name] if i == 0 else [])):
+                        values.setdefault(key, {}).setdefault(label, []).append(score["value"])
+    return {key: {name: mean(every) for name, every in scores.items()} for key, scores in values.items()}
+
+
+def side_by_side(setting: Setting, jobs: Sequence[Job], count: int) -> None:
+    """Each job in a process of its own, so many at a time; a system that builds on another waits for it."""
+    after = {name: system.after for name, system in setting.opened.recipe.systems.items()}
+    for part in {job.part for job in jobs}:
+        prepare(setting, part)
+    for wave in (
+        [job for job in jobs if after[job.system] is None],
+        [job for job in jobs if after[job.system] is not None],
+    ):
+        with ThreadPoolExecutor(count) as pool:
+            codes = list(pool.map(lambda job: _process(setting, job), wave))
+        failed = [job.name for job, code in zip(wave, codes, strict=True) if code]
+        if failed:
+            raise RunError(f"these jobs failed: {', '.join(failed)}; {setting.out}/JOB.log says why")
+
+
+def _process(setting: Setting, job: Job) -> int:
+    only = f"{job.system}/{job.part}" if job.part else job.system
+    where = ["--data", str(setting.data)] if setting.data is not None else ["--example"]
+    command = [
+        sys.executable,
+        "-m",
+        "dragoman",
+        "recipe",
+        "run",
+        setting.opened.name,
+        *where,
+        "--run",
+        str(setting.out),
+    ]
+    command += ["--only", only, "--seed", str(job.seed), *(f"--set={value}" for value in setting.sets)]
+    files.make_folder(setting.out)
+    with (setting.out / f"{job.name}.log").open("ab") as log:
+        return subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False).returncode
