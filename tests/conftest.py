@@ -20,14 +20,14 @@ settings.register_profile("dragoman", deadline=None, max_examples=30)
 settings.load_profile("dragoman")
 
 
-# -- which process of `pytest -n` runs what -----------------------------------------------------------------------------
+# -- which process of `pytest -n` runs what ----------------------------------------------------------------------------
 
 # Folders whose tests share something that takes seconds to make: each is one piece of work. Elsewhere a file is one.
 TOGETHER = ("browser", "cli", "serve")
-# Files whose tests share nothing and take long: each test function is one.
-APART = ("test_learning.py", "test_learning_pairs.py", "test_promises.py")
+# Files whose tests share nothing and take long: each test is one.
+APART = ("test_learning.py", "test_learning_pairs.py")
 # What takes longest begins first, so that no process is left alone with it in the end.
-FIRST = ("serve", "cli", "training", "browser")
+FIRST = ("serve", "cli", "training", "browser", "nn")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,12 +40,12 @@ def work_of(nodeid: str) -> str:
     path = PurePosixPath(nodeid.partition("::")[0])
     if path.parent.name in TOGETHER:
         return path.parent.name
-    return nodeid.partition("[")[0] if path.name in APART else str(path)
+    return nodeid if path.name in APART else str(path)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By folder, file or function. (xdist's groups by mark are lost on pytest 9.2, whose items have no `_nodeid`.)"""
+    """By folder, file or test. (xdist's groups by mark are lost on pytest 9.2, whose items have no `_nodeid`.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByWork(LoadScopeScheduling):

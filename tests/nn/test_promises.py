@@ -491,15 +491,15 @@ def test_a_batch_equals_its_rows_for_a_decoder(part: Part) -> None:
 
 
 @EVERY_DECODER
-@pytest.mark.parametrize("hypotheses", [1, K])
-@pytest.mark.parametrize("room", [T, T + 3])
-def test_step_by_step_equals_all_at_once(part: Part, hypotheses: int, room: int) -> None:
-    decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, hypotheses, T, D_IN)
-    at_once = torch.stack([decoder(y[:, k], memory).o for k in range(hypotheses)], 1)  # (B, K, T, D)
-    state = decoder.start(memory, Capacity(hypotheses, room))
-    for t in range(T):
-        output, state = decoder.step(y[:, :, t], state)
-        close(output.o, at_once[:, :, t])
+def test_step_by_step_equals_all_at_once(part: Part) -> None:
+    """For one hypothesis and for more, with just enough room and with too much."""
+    decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, K, T, D_IN)
+    at_once = torch.stack([decoder(y[:, k], memory).o for k in range(K)], 1)  # (B, K, T, D)
+    for hypotheses, room in product((1, K), (T, T + 3)):
+        state = decoder.start(memory, Capacity(hypotheses, room))
+        for t in range(T):
+            output, state = decoder.step(y[:, :hypotheses, t], state)
+            close(output.o, at_once[:, :hypotheses, t])
 
 
 @EVERY_DECODER
@@ -546,20 +546,21 @@ def test_every_tensor_of_a_state_leads_with_sentence_and_hypothesis(part: Part) 
 
 
 @EVERY_DECODER
-@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1], [1, 1, 0, 2]])
-def test_sentences_can_be_selected_between_steps(part: Part, rows: list[int]) -> None:
+def test_sentences_can_be_selected_between_steps(part: Part) -> None:
     """Selecting rows, then stepping, is stepping, then selecting; and both are what forward says of those rows."""
     decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, K, T, D_IN)
     at_once = torch.stack([decoder(y[:, k], memory).o for k in range(K)], 1)
-    state, index = decoder.start(memory, Capacity(K, T)), torch.tensor(rows)
+    begun = decoder.start(memory, Capacity(K, T))
     for t in range(2):
-        _, state = decoder.step(y[:, :, t], state)
-    selected = tree.select(state, index)
-    for t in range(2, T):
-        output, selected = decoder.step(y[rows][:, :, t], selected)
-        later, state = decoder.step(y[:, :, t], state)
-        close(output.o, at_once[rows][:, :, t])
-        close(output.o, later.o[rows])
+        _, begun = decoder.step(y[:, :, t], begun)
+    for rows in ([0, 1, 2], [2, 0], [1], [1, 1, 0, 2]):
+        state = tree.map(torch.clone, begun)
+        selected = tree.select(state, torch.tensor(rows))
+        for t in range(2, T):
+            output, selected = decoder.step(y[rows][:, :, t], selected)
+            later, state = decoder.step(y[:, :, t], state)
+            close(output.o, at_once[rows][:, :, t])
+            close(output.o, later.o[rows])
 
 
 @EVERY_DECODER

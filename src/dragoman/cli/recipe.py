@@ -66,13 +66,13 @@ def run(
     from dragoman.recipes import running
 
     opened = recipes.open_recipe(name)
-    if (data is None) == (not example):
+    if opened.recipe.data and (data is None) == (not example):
         raise UserError(
             f"recipe run needs --data DIR, the folder with {', '.join(opened.recipe.data)} (or --example, without it)"
         )
     chosen = opened.jobs(_words(only), _seeds(seed))
     where = Path("runs") / (f"{name}-example" if example else name)
-    setting = running.Setting(opened, None if example else data, run or where, set)
+    setting = running.Setting(opened, data, run or where, example, set)
     if jobs > 1 and len(chosen) > 1:
         running.side_by_side(setting, chosen, jobs)
     else:

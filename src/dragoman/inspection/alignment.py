@@ -7,10 +7,14 @@
     entropy   −Σ_j a_tj log a_tj, the mean over the rows t                  the mean over those of a target word
 
 A head is named kind.layer.number: cross.1.2 looks from target to source, encoder.1.2 from source to source, decoder.1.2
-from target to what was read before. Where source and target are one sequence, one head does all three, and each of its
-names switches it off. No model file knows of this: weights are watched, contexts are changed by hooks.
+from target to what was read before; second.1.2 is of a second source. Where source and target are one sequence, one head
+does all three, and each of its names switches it off. No model file knows of this: weights are watched, contexts are
+changed by hooks.
 
-T target tokens with </s>, S source tokens with </s>, H heads.
+A source that is no text has states all the same: the cells of an image, spans of a sound. `medium` says where they lie
+on its picture (medium.py).
+
+T target tokens with </s>, S source tokens with </s>, or states of another source, H heads.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import SPECIALS, UNK, Example
-from dragoman.inspection.pair import Pair, forced, pair
+from dragoman.inspection.medium import medium
+from dragoman.inspection.pair import Pair, forced, line, opened, pair
 from dragoman.nn.attention import Attention, Look, MultiHead, Seen, watching
 from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
@@ -59,16 +64,16 @@ class Map(NamedTuple):
 
 
 def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
-    """What was seen of every attention of encoder and decoder, layer by layer: cross, encoder, decoder."""
-    found: dict[str, list[tuple[nn.Module, Tensor]]] = {"cross": [], "encoder": [], "decoder": []}
+    """What was seen of every attention of encoders and decoder, layer by layer: cross, encoder, second, decoder."""
+    found: dict[str, list[tuple[nn.Module, Tensor]]] = {"cross": [], "encoder": [], "second": [], "decoder": []}
     for name, module in model.named_modules():
         side = name.split(".")[0]
-        if module not in seen or side not in ("encoder", "decoder"):  # a pointer's weights are in `soft`
+        if module not in seen or side not in ("encoder", "second", "decoder"):  # a pointer's weights are in `soft`
             continue
         calls = [a if a.dim() == 4 else a[:, None] for a in seen[module]]  # (1, H, T, S); an RNN looks step by step
         a = torch.cat(calls, 2)[0]
-        if side == "encoder":
-            found["encoder"].append((module, a))
+        if side != "decoder":
+            found[side].append((module, a))
         elif isinstance(module, Attention) or name.endswith("cross_attention"):
             found["cross"].append((module, a))
         elif model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
@@ -131,11 +136,11 @@ def look(
     if off:
         with switched_off(_named(heads(every), off)):
             without = _log_probs(forced(pipeline, mine))
-    pieces = pipeline.codec.source_pieces(mine.source), pipeline.codec.target_pieces(mine.target)
+    pieces = mine.pieces, pipeline.codec.target_pieces(mine.target)
     soft = None if found.output.attention is None else found.output.attention[0]
     return {
         "view": "alignment",
-        "source_text": mine.example.source,
+        "source_text": line(mine.example),
         "target_text": mine.text,
         "given": mine.given,
         "source": pieces[0],
@@ -144,11 +149,40 @@ def look(
         "log_probs": log_probs,
         "log_prob": sum(log_probs),
         "soft": None if soft is None else _numbers(soft),
-        "maps": [_plain(one) for one in every],
+        "maps": [_plain(one) | _own_tokens(pipeline, mine, one.kind) for one in every],
         "words": None if soft is None else words(pipeline, mine, soft),
+        "medium": medium(pipeline, mine.read),
         "off": list(dict.fromkeys(off)),
         "log_prob_off": None if without is None else sum(without),
         "log_probs_off": without,
+    }
+
+
+def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) -> dict[str, Any]:
+    """The same view of what `look` cannot look into: a model that answers with labels or goes on with a text, or
+    several as one. It shows what a prediction shows.
+    """
+    example = opened(pipeline, source)
+    found = pipeline.predict([example], beam=beam, attention=True)[0]
+    soft = None if found.attention is None else _numbers(torch.from_numpy(found.attention))
+    target = [*found.tokens, "</s>"][: None if soft is None else len(soft)]
+    return {
+        "view": "alignment",
+        "source_text": line(example),
+        "target_text": found.text,
+        "given": False,
+        "source": found.source_tokens,
+        "target": target,
+        "inputs": ["<s>", *target[:-1]],
+        "log_probs": found.log_probs,
+        "log_prob": found.log_prob,
+        "soft": soft,
+        "maps": [],
+        "words": None,
+        "medium": medium(pipeline, pipeline._read(example)),
+        "off": [],
+        "log_prob_off": None,
+        "log_probs_off": None,
     }
 
 
@@ -167,7 +201,7 @@ def effects(pipeline: Pipeline, source: str | Example, target: str | None = None
 def _watched(pipeline: Pipeline, mine: Pair) -> tuple[Predicted, list[Map]]:
     with watching() as seen:
         found = forced(pipeline, mine)
-    every = maps(pipeline.model, seen, len(mine.source))
+    every = maps(pipeline.model, seen, len(mine.pieces))
     if not every and found.output.attention is None:
         raise UserError("this model has no attention to look at; its steps and its beam can be looked at")
     size = sum(one.weights.numel() for one in every)
@@ -197,6 +231,14 @@ def _plain(one: Map) -> dict[str, Any]:
     return {"kind": one.kind, "layer": one.layer, "heads": each}
 
 
+def _own_tokens(pipeline: Pipeline, mine: Pair, kind: str) -> dict[str, list[str]]:
+    """What a map within one of two sources stands on, which is not all of the source's axis."""
+    if mine.read.second is None or kind not in ("encoder", "second") or pipeline.model.one_sequence:
+        return {}
+    first = len(pipeline._pieces(mine.read._replace(second=None)))
+    return {"tokens": mine.pieces[:first] if kind == "encoder" else mine.pieces[first:]}
+
+
 def entropy(a: Tensor) -> Tensor:
     """−Σ a log a of each row, in nats."""
     nats: Tensor = torch.special.entr(a.double()).sum(-1)
@@ -212,19 +254,23 @@ def _numbers(a: Tensor) -> list[list[float]]:
 
 
 def words(pipeline: Pipeline, mine: Pair, soft: Tensor) -> dict[str, Any] | None:
-    """The map between whole words; None where all pieces are words already."""
+    """The map between whole words; None where all pieces are words already. States that are no pieces stay as they
+    are."""
     codec, options = pipeline.codec, pipeline.config.tokenizer
+    pieced = codec.medium is None and codec.second is None and pipeline.model.stride == 1
     whole = [part.name in WHOLE for part in (options.source, options.target or options.source)]
-    if all(whole):
+    if whole[1] and (whole[0] or not pieced):
         return None
-    columns, rows = groups(codec.source, mine.source, whole[0]), groups(codec.target, mine.target, whole[1])
+    columns = [(j, j + 1) for j in range(len(mine.pieces))]
+    names = mine.pieces
+    if pieced:
+        columns = groups(codec.source, mine.source, whole[0])
+        names = [spelled(codec.source, mine.source[start:end]) for start, end in columns]
+    rows = groups(codec.target, mine.target, whole[1])
     a = torch.stack([soft[:, start:end].sum(1) for start, end in columns], 1)  # (T, words)
     a = torch.stack([a[start:end].mean(0) for start, end in rows])
-    return {
-        "source": [spelled(codec.source, mine.source[start:end]) for start, end in columns],
-        "target": [spelled(codec.target, mine.target[start:end]) for start, end in rows],
-        "soft": _numbers(a),
-    }
+    said = [spelled(codec.target, mine.target[start:end]) for start, end in rows]
+    return {"source": names, "target": said, "soft": _numbers(a)}
 
 
 def groups(tokenizer: Tokenizer, ids: Sequence[int], whole: bool) -> list[tuple[int, int]]:

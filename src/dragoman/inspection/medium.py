@@ -43,13 +43,10 @@ Array = NDArray[np.float64]
 
 def medium(pipeline: Pipeline, read: Given, *, encoded: bool = True) -> Picture | None:
     """The picture behind the states of a source, or behind the vectors that its encoder reads; None of a text."""
-    model, first = _one(pipeline.model), 0
-    sides = [(pipeline.codec.medium, read.source, model), (pipeline.codec.second, read.second, model.second)]
-    for reader, x, part in sides:
-        if x is None or not len(x):
-            break
+    first = 0
+    for reader, x, part in _sides(pipeline, read):
         stride = part.stride if encoded else 1
-        if reader is None or isinstance(reader, str):  # a text
+        if reader is None:
             first += math.ceil(len(x) / stride)
             continue
         found = _drawn(reader, np.asarray(x), part.frontend, stride)
@@ -61,15 +58,18 @@ def medium(pipeline: Pipeline, read: Given, *, encoded: bool = True) -> Picture 
 
 def labels(pipeline: Pipeline, read: Given) -> list[str]:
     """What to call the vectors that the encoders read."""
-    model = _one(pipeline.model)
-    sides = [(pipeline.codec.medium, read.source, model), (pipeline.codec.second, read.second, model.second)]
     found: list[str] = []
-    for reader, x, part in sides:
-        if x is None:
-            break
-        text = reader is None or isinstance(reader, str)
-        found += pipeline.codec.source_pieces(x) if text else part.frontend.labels(len(x))
+    for reader, x, part in _sides(pipeline, read):
+        found += pipeline.codec.source_pieces(x) if reader is None else part.frontend.labels(len(x))
     return found
+
+
+def _sides(pipeline: Pipeline, read: Given) -> Iterator[tuple[Medium | None, Any, Any]]:
+    """Each source: what reads it, where it is no text; what was read; the frontend and encoder that get it."""
+    model, codec = _one(pipeline.model), pipeline.codec
+    yield codec.medium, read.source, model
+    if read.second is not None:
+        yield None if isinstance(codec.second, str) else codec.second, read.second, model.second
 
 
 def _one(model: Any) -> Seq2Seq:

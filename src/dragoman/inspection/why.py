@@ -1,8 +1,9 @@
 """Why attention: how far what a model says depends on each source position, and how long one step waits for another.
 
-    gradients     g_tj = ‖∂ log p(y_t | y_<t, x) / ∂ x_j‖, x_j the embedded source token; its mean by the distance
-                  S − j + t, the recurrent steps between reading x_j and saying y_t (j, t from 1) where the source is
-                  read from left to right: without attention the gradient vanishes along it
+    gradients     g_tj = ‖∂ log p(y_t | y_<t, x) / ∂ x_j‖, x_j the embedded source token, or what a frontend makes of
+                  a cell of an image, of a moment of a sound; its mean by the distance S − j + t, the recurrent steps
+                  between reading x_j and saying y_t (j, t from 1) where the source is read from left to right: without
+                  attention the gradient vanishes along it
     by position   how often the most probable token after the reference's beginning is the reference's, by the place of
                   the source that stands beside it, j = ⌈t S / T⌉: what is far back is forgotten first
     sequential    how many layers must run one after the other, counted while they run: a layer over all positions is
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import BOS, EOS, UNK, Capacity, Example
+from dragoman.core.interfaces import BOS, EOS, SPECIALS, UNK, Capacity, Example, Segments
 from dragoman.data.batching import collate
-from dragoman.inspection.pair import check, longest_target, pair, reach
+from dragoman.data.objectives import Row
+from dragoman.inspection.medium import labels, medium
+from dragoman.inspection.pair import check, line, longest_target, pair, reach, read
+from dragoman.media.image import ImageMedium
 from dragoman.nn.blocks import Block
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.losses import token_log_probs
@@ -45,29 +49,37 @@ def gradients(pipeline: Pipeline, source: str | Example, target: str | None = No
     batch, model = mine.batch(pipeline), pipeline.model.eval()
     embedded: list[Tensor] = []
 
-    def from_here(_: nn.Module, __: Any, x: Tensor) -> Tensor:
-        embedded.append(x.detach().requires_grad_())
-        return embedded[0]
+    def from_here(_: nn.Module, given: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        embedded.append(given[0].detach().requires_grad_())
+        return embedded[-1], given[1]
 
-    hook = model.frontend.register_forward_hook(from_here)
-    try:
+    with ExitStack() as hooks:
+        for part in (model, *([] if model.second is None else [model.second])):
+            hooks.callback(part.encoder.register_forward_pre_hook(from_here).remove)
         # cuDNN's recurrent layers have no gradient outside training.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             found = model(batch)
             log_p = token_log_probs(found.logits, found.gold)[0]  # (T,)
-            rows = [torch.autograd.grad(one, embedded[0], retain_graph=True)[0][0] for one in log_p]  # (S, D) each
-    finally:
-        hook.remove()
-    norms: list[list[float]] = torch.stack(rows).double().norm(dim=-1).tolist()  # (T, S)
+            rows = [
+                torch.cat([x[0].double().norm(dim=-1) for x in torch.autograd.grad(one, embedded, retain_graph=True)])
+                for one in log_p
+            ]  # (S,) each, of both sources
+    norms: list[list[float]] = torch.stack(rows).tolist()  # (T, S)
     return {
         "view": "why",
-        "source_text": mine.example.source,
+        "source_text": line(mine.example),
         "target_text": mine.text,
-        "source": pipeline.codec.source_pieces(mine.source),
+        "source": labels(pipeline, mine.read),
         "target": pipeline.codec.target_pieces(mine.target),
         "norms": norms,
-        "by_distance": by_distance(norms),
+        "by_distance": by_distance(norms) if follows(pipeline) else [],
+        "medium": medium(pipeline, mine.read, encoded=False),
     }
+
+
+def follows(pipeline: Pipeline) -> bool:
+    """Whether the source has one order, in which it may be read: an image has none, and two sources have two."""
+    return pipeline.codec.second is None and not isinstance(pipeline.codec.medium, ImageMedium)
 
 
 def by_distance(norms: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -86,27 +98,29 @@ def by_distance(norms: Sequence[Sequence[float]]) -> list[list[float]]:
 def by_position(pipeline: Pipeline, examples: Iterable[Example]) -> dict[str, Any]:
     """How often the next token of a reference is the most probable one, by source position; </s> is not counted."""
     check(pipeline)
-    rows = []
+    if not follows(pipeline):
+        raise UserError("an image, or two sources, have no order that a target follows; look at texts or sounds")
+    rows: list[tuple[int, Row]] = []
     for example in examples:
         if example.source.strip() and example.target:
-            source, target = (
-                pipeline.encode(example),
+            given, target = (
+                read(pipeline, example),
                 pipeline.codec.encode_target(example.target, source=example.source),
             )
-            reach("source", source, pipeline.longest)
-            reach("target", target, longest_target(pipeline, source))
-            rows.append((source, target))
+            pieces = pipeline._pieces(given)
+            reach("target", target, longest_target(pipeline, len(pieces)))
+            rows.append((len(pieces) - (pieces[-1] == SPECIALS[EOS]), given.row._replace(target=target)))
     if not rows:
         raise DataError("there is no pair to look at; a pair is a source and a target")
-    rows.sort(key=lambda row: max(map(len, row)))
+    rows.sort(key=lambda row: max(row[0], len(row[1].target)))
     count, right = defaultdict[int, int](int), defaultdict[int, int](int)
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
-        batch = collate(some, list(range(len(some)))).to(pipeline.device)
+        batch = collate([row for _, row in some], list(range(len(some)))).to(pipeline.device)
         found = pipeline.model.eval()(batch)
         hits = (found.logits.argmax(-1) == found.gold).tolist()
-        for (source, target), row in zip(some, hits, strict=True):
-            S, T = len(source) - (source[-1] == EOS), len(target) - 1
+        for (S, pair), row in zip(some, hits, strict=True):
+            T = len(pair.target) - 1
             for t, hit in enumerate(row[:T], 1):
                 j = math.ceil(t * S / T)
                 count[j], right[j] = count[j] + 1, right[j] + hit
@@ -124,7 +138,10 @@ def sequential(pipeline: Pipeline) -> dict[str, Any]:
         raise UserError("several models work here as one; load one of them alone to count its steps")
     long = min(LONG, model.longest_source or LONG, model.longest_target or LONG)
     lengths = (long // 2, long)
-    rows = [_row("encoder", "the source", lengths, [_reading(pipeline, n) for n in lengths])]
+    rows = [_row("encoder", "the source", lengths, [_reading(pipeline, n, model) for n in lengths])]
+    if model.second is not None:
+        steps = [_reading(pipeline, n, model.second) for n in lengths]
+        rows.append(_row("second encoder", "the second source", lengths, steps))
     if model.head is None:
         rows.append(_row("decoder in training", "the target", lengths, [_forced(pipeline, n) for n in lengths]))
         rows.append(_row("decoder in search", "the target", lengths, [_searching(pipeline, n) for n in lengths]))
@@ -170,16 +187,19 @@ def counting(part: nn.Module) -> Iterator[Count]:
         yield count
 
 
-def _memory(pipeline: Pipeline, length: int) -> Any:
-    """The encoder's memory of a source of so many tokens; what they are does not matter."""
-    ids = torch.full((1, length), UNK, device=pipeline.device)
-    return pipeline.model.eval().encode(ids, torch.tensor([length], device=pipeline.device))
+def _memory(pipeline: Pipeline, length: int, part: Any = None) -> Any:
+    """An encoder's memory of so many tokens, or of what else it reads; what they are does not matter."""
+    part = pipeline.model.eval() if part is None else part
+    x = torch.zeros(1, length, part.frontend.d, device=pipeline.device)
+    memory = part.encoder(x, Segments(torch.tensor([length], device=pipeline.device)))
+    memory.source = torch.full((1, length), UNK, device=pipeline.device)
+    return memory
 
 
 @torch.inference_mode()
-def _reading(pipeline: Pipeline, length: int) -> int:
-    with counting(pipeline.model.encoder) as count:
-        _memory(pipeline, length)
+def _reading(pipeline: Pipeline, length: int, part: Any) -> int:
+    with counting(part.encoder) as count:
+        _memory(pipeline, length, part)
     return count.steps
 
 

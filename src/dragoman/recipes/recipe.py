@@ -67,9 +67,7 @@ class Recipe(Options):
 
     title: str
     task: str
-    data: Annotated[
-        list[str], Field(min_length=1)
-    ]  # folders as the data's README names them; [] would train on nothing
+    data: list[str] = []  # the folders of data sets; none: prepare makes the data up
     parts: Annotated[list[str], Field(min_length=1)] = [""]
     systems: dict[str, Annotated[System, BeforeValidator(_system)]]
     tests: Annotated[list[str], Field(min_length=1)] = [

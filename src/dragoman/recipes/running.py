@@ -38,20 +38,18 @@ from dragoman.training import Report
 
 # What --example changes: a look at the whole way, on a hundred pairs.
 QUICK = (
-    *(
-        "training.steps=4",
-        "training.epochs=null",
-        "training.validate_every=4",
-        "training.save_every=4",
-        "training.average=1",
-    ),
-    *(
-        "training.schedule.warmup=1",
-        "training.batch_sentences=8",
-        "training.precision=float32",
-        "training.accumulate=1",
-    ),
-    *("training.replay=0", "training.validate_examples=4", "training.patience=null", "runtime.device=cpu"),
+    "training.steps=4",
+    "training.epochs=null",
+    "training.validate_every=4",
+    "training.save_every=4",
+    "training.average=1",
+    "training.batch_sentences=8",
+    "training.accumulate=1",
+    "training.precision=float32",
+    "training.patience=null",
+    "training.validate_examples=4",
+    "training.replay=0",
+    "runtime.device=cpu",
 )
 
 
@@ -60,8 +58,9 @@ class Setting:
     """How jobs of a recipe are run."""
 
     opened: Opened
-    data: Path | None  # None: made-up data
+    data: Path | None  # None where nothing is pointed to
     out: Path
+    example: bool = False  # on made-up data, a few steps
     sets: Sequence[str] = ()
 
     def folder(self, job: Job) -> Path:
@@ -76,16 +75,23 @@ def prepare(setting: Setting, part: str) -> Path:
     folder = setting.prepared(part)
     done = folder / "prepared"
     if not done.exists():
-        place = setting.data
-        if place is None:
-            place = setting.out / "example"
-            for name in setting.opened.recipe.data:
-                files.make_folder(place / name)
-            setting.opened.code.example({name: place / name for name in setting.opened.recipe.data}, random.Random(1))
         files.make_folder(folder)
-        setting.opened.code.prepare(setting.opened.sets(place), part, folder)
+        setting.opened.code.prepare(_made_up(setting) if setting.example else _pointed_to(setting), part, folder)
         files.write(done, b"")
     return folder
+
+
+def _pointed_to(setting: Setting) -> dict[str, Path]:
+    return {} if setting.data is None else setting.opened.sets(setting.data)
+
+
+def _made_up(setting: Setting) -> dict[str, Path]:
+    """Folders with a hundred items each, in the form of the recipe's data sets."""
+    sets = {name: setting.out / "example" / name for name in setting.opened.recipe.data}
+    for folder in sets.values():
+        files.make_folder(folder)
+    setting.opened.code.example(sets, random.Random(1))
+    return sets
 
 
 def config_of(setting: Setting, job: Job) -> Config:
@@ -98,7 +104,7 @@ def config_of(setting: Setting, job: Job) -> Config:
     if system.after is not None:
         sets.append(f"training.start_from={setting.folder(replace(job, system=system.after))}")
     file, sets = setting.opened.config(job.system), [*sets, *setting.sets]
-    if setting.data is not None:
+    if not setting.example:
         return configs.load(file, None, sets).config
     schedule = configs.load(file, None, sets).config.training.schedule.options
     warmup = ["training.schedule.warmup=1"] if "warmup" in schedule else []
@@ -150,7 +156,7 @@ def score(setting: Setting, job: Job) -> dict[str, Any]:
             result["tests"][test] = _surprise(model, path)
             continue
         examples = list(read_pairs(str(path), columns=config.columns, extra_targets=True))
-        texts = answers(setting, model, examples)
+        texts = answers(setting, model, examples, job.system)
         rows = ((one.source, text, *one.accepted) for one, text in zip(examples, texts, strict=True))
         files.write(folder / f"{test}.output.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
         result["tests"][test] = _scores(recipe.scores, texts, examples, groups(path))
@@ -160,11 +166,11 @@ def score(setting: Setting, job: Job) -> dict[str, Any]:
     return result
 
 
-def answers(setting: Setting, model: Pipeline, examples: Sequence[Example]) -> list[str]:
-    """What the model says; a recipe may ask it in a way of its own (`answer`)."""
-    own: Callable[[Pipeline, Sequence[Example]], list[str]] | None = getattr(setting.opened.code, "answer", None)
+def answers(setting: Setting, model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
+    """What the model says; a recipe may ask it in a way of its own (`answer`, which knows the system)."""
+    own: Callable[[Pipeline, Sequence[Example], str], list[str]] | None = getattr(setting.opened.code, "answer", None)
     if own is not None:
-        return own(model, examples)
+        return own(model, examples, system)
     return [found.text for found in model.predict(examples, beam=setting.opened.recipe.beam)]
 
 
@@ -271,7 +277,7 @@ def side_by_side(setting: Setting, jobs: Sequence[Job], count: int) -> None:
 
 def _process(setting: Setting, job: Job) -> int:
     only = f"{job.system}/{job.part}" if job.part else job.system
-    where = ["--data", str(setting.data)] if setting.data is not None else ["--example"]
+    where = ["--data", str(setting.data)] if setting.data is not None else ["--example"] * setting.example
     command = [
         sys.executable,
         "-m",
