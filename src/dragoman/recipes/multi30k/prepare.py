@@ -1,0 +1,33 @@
+"""Multi30k: descriptions of pictures in English and their translations, as files of lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from dragoman.recipes import tables
+
+FILES = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+
+
+def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    write_pairs(sets["multi30k"], "en", "de", folder)
+
+
+def write_pairs(data: Path, source: str, target: str, folder: Path) -> None:
+    """Both sides of each split, line by line."""
+    for name, file in FILES.items():
+        sides = (tables.lines(data / f"{file}.{language}") for language in (source, target))
+        tables.write(folder / f"{name}.tsv", zip(*sides, strict=True))
+
+
+def example(sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Sentences of four words in two invented languages."""
+    words = {"a": ("ein", "kein"), "dog": ("Hund",), "boat": ("Boot",), "runs": ("läuft",), "sleeps": ("schläft",)}
+    for file, count in {"train": 100, "val": 10, "test_2016_flickr": 10}.items():
+        english = [rng.choices(list(words), k=4) for _ in range(count)]
+        german = [[rng.choice(words[word]) for word in line] for line in english]
+        for language, side in {"en": english, "de": german}.items():
+            end = ".gz" if file == "train" else ""
+            tables.write_set(sets["multi30k"] / f"{file}.{language}{end}", ([" ".join(line) + "."] for line in side))
