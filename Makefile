@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/dragoman demo
 
 test: $(VENV)/.dev lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2
 
 # Soaks, sweeps and trainings that take longer; their last results are in docs/results.md.
 test-long: $(VENV)/.dev

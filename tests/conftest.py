@@ -25,9 +25,9 @@ settings.load_profile("dragoman")
 # Folders whose tests share something that takes seconds to make: each is one piece of work. Elsewhere a file is one.
 TOGETHER = ("browser", "cli", "serve")
 # Files whose tests share nothing and take long: each test is one.
-APART = ("test_learning.py", "test_learning_pairs.py")
+APART = ("test_every_recipe.py", "test_learning.py", "test_learning_pairs.py")
 # What takes longest begins first, so that no process is left alone with it in the end.
-FIRST = ("serve", "cli", "training", "browser", "nn")
+FIRST = ("serve", "cli", "training", "recipes", "browser", "tests", "nn")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

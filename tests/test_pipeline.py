@@ -77,9 +77,9 @@ def opened(name: str) -> Pipeline:
 
 
 def some_sources(seed: int) -> list[str]:
-    """Blank, of one token, of 200, and of lengths between."""
+    """Blank, of one token, of 100, and of lengths between."""
     rng = random.Random(seed)
-    lengths = [1, 200, 1, 2, 150, *(rng.randrange(1, 30) for _ in range(8))]
+    lengths = [1, 100, 1, 2, 70, *(rng.randrange(1, 30) for _ in range(8))]
     texts = ["".join(rng.choice(LETTERS + " ") for _ in range(n - 1)) + rng.choice(LETTERS) for n in lengths]
     return [*texts[:6], "", *texts[6:], "   ", "\t"]
 
@@ -105,7 +105,7 @@ def test_a_source_alone_or_in_any_batch_in_any_order_has_the_same_result(model: 
         "the model must say different things for this to mean much"
     )
     order = list(range(len(sources)))
-    for seed in range(3):
+    for seed in range(2):
         random.Random(seed).shuffle(order)
         together = p.predict([sources[i] for i in order], beam=beam, nbest=nbest)
         for i, prediction in zip(order, together, strict=True):
@@ -310,7 +310,7 @@ ODD = st.one_of(
 
 
 @given(sources=st.lists(ODD, max_size=10))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_as_many_results_as_sources_in_order_whatever_they_hold(sources: list[str]) -> None:
     p = opened("rnn")
     results = p.predict(sources, beam=1)

@@ -47,14 +47,20 @@ def train(
 
 def _draw_predictions() -> None:
     """Let a Prediction show itself in a notebook; the pipeline itself knows no pictures."""
-    from dragoman.pipeline import Prediction
+    from dragoman.pipeline import Given, Pipeline, Prediction
 
     def drawn(self: Prediction) -> str:
         from dragoman.inspection.notebook import html
 
         return html(self)
 
+    def picture(pipeline: Pipeline, read: Given) -> dict[str, Any] | None:
+        from dragoman.inspection.medium import medium
+
+        return medium(pipeline, read)
+
     Prediction._repr_html_ = drawn  # type: ignore[attr-defined]
+    Pipeline.draws = picture
 
 
 def __getattr__(name: str) -> Any:

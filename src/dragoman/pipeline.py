@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +68,7 @@ class Prediction:
     cut: bool = False  # the source was too long and only its beginning was read
     alternatives: list[Prediction] = field(default_factory=list)
     attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
+    medium: dict[str, Any] | None = field(default=None, repr=False)  # with it, the picture of a source that is no text
     trace: list[dict[str, Any]] | None = None  # what the beam kept and dropped at each step, on request
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens as numbers
 
@@ -121,6 +122,8 @@ class Pipeline:
     path: Path | None = None
     precision: str = "float32"  # of searching
     fast: bool = False  # through an engine where there is one; it copies the weights, so they must not change any more
+
+    draws: ClassVar[Callable[[Pipeline, Given], dict[str, Any] | None] | None] = None  # set by what knows pictures
 
     @cached_property
     def engine(self) -> Engine | None:
@@ -261,7 +264,7 @@ class Pipeline:
                     best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", pieces, sources[i].cut)]
                 results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
             if asked.attention and batch is not None:
-                self._look(batch, results, rows)
+                self._look(batch, results, rows, sources)
         yield from (result for result in results if result is not None)
 
     def _searched(
@@ -403,7 +406,7 @@ class Pipeline:
         pieces = self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
         return pieces if part.stride == 1 else grouped(pieces, part.stride)
 
-    def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int]) -> None:
+    def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int], sources: list[Given]) -> None:
         """Add to the results of a batch where the model looked for each of their tokens."""
         if self.model.head is not None:
             maps: Iterable[np.ndarray | None] = self._pooled(batch)
@@ -414,7 +417,8 @@ class Pipeline:
         for i, weights in zip(rows, maps, strict=True):
             found = results[i]
             assert found is not None
-            results[i] = replace(found, attention=weights)
+            picture = None if self.draws is None else self.draws(sources[i])
+            results[i] = replace(found, attention=weights, medium=picture)
 
     # -- other shapes of models --------------------------------------------------------------------------------------
 

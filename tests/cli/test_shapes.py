@@ -17,7 +17,7 @@ import torch
 from dragoman.checkpoint import resolve
 from dragoman.cli.main import main
 
-from .conftest import Done, process
+from .conftest import Done
 
 WORDS = ["the", "a", "dog", "cat", "bird", "sees", "likes", "eats", "big", "red"]
 NOUNS = {"dog", "cat", "bird"}
@@ -80,9 +80,7 @@ def losses(run: Path) -> list[float]:
 
 def test_a_language_model_is_trained_on_texts_scores_them_and_goes_on(folder: Path, say: Callable[..., str]) -> None:
     lm = ["model.encoder=none", "model.decoder.source=prefix", "training.objective=lm"]
-    done = process(*train("lm", "data.train=texts.txt", "data.valid=texts.txt", *lm), cwd=folder)
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
+    say(*train("lm", "data.train=texts.txt", "data.valid=texts.txt", *lm))
     found = losses(folder / "runs/lm")
     assert found[-1] < found[0]
     scores = [float(line) for line in say("score", "runs/lm", "texts.txt").split()]

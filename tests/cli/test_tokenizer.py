@@ -1,18 +1,24 @@
-"""dragoman tokenizer explain, as a user runs it: on a text file, on models, and on what is neither."""
+"""dragoman tokenizer explain, as a user runs it: on a text file, on models, and on what is neither.
+
+The first test starts a process; the others run the command in this one, which has imported torch.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dragoman import checkpoint
 from dragoman import config as configs
+from dragoman.cli.main import main
 from dragoman.text import codec as codecs
 
-from .conftest import process
+from .conftest import Done, process
 
 WORDS = "low low low low low\nlower lower\nnewest newest newest newest newest newest\nwidest widest widest\n"
 
@@ -35,6 +41,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def explain(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """`dragoman tokenizer explain ARGS`, with `words.txt` where it runs."""
+    (tmp_path / "words.txt").write_text(WORDS)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["dragoman", "tokenizer", "explain", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
 def test_a_text_file_shows_its_merges_in_order_and_words_merge_by_merge(tmp_path: Path) -> None:
     (tmp_path / "words.txt.gz").write_bytes(gzip.compress(WORDS.encode()))
     done = process("tokenizer", "explain", "words.txt.gz", "lowest", "[red]", "--merges", "3", cwd=tmp_path)
@@ -53,20 +75,19 @@ def test_a_text_file_shows_its_merges_in_order_and_words_merge_by_merge(tmp_path
     assert other.split("\n")[0] == "[red] → [red]"
 
 
-def test_limits_and_json(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text(WORDS)
-    done = process("tokenizer", "explain", "words.txt", "newest", "--size", "14", "--json", cwd=tmp_path)
+def test_limits_and_json(explain: Callable[..., Done]) -> None:
+    done = explain("words.txt", "newest", "--size", "14", "--json")
     value = json.loads(done.out)
     assert (value["size"], [merge["size"] for merge in value["merges"]]) == (12, [13, 14])
     assert value["splits"][0]["reading"] == "new<est>"
     assert value["splits"][0]["steps"][-1] == {"symbols": [*"new", "est", "</w>"], "pair": ["es", "t"], "number": 2}
-    shorter = process("tokenizer", "explain", "words.txt", "--ratio", "1.5", "--json", cwd=tmp_path)
+    shorter = explain("words.txt", "--ratio", "1.5", "--json")
     ratios = [merge["ratio"] for merge in json.loads(shorter.out)["merges"]]
     assert ratios[-2] < 1.5 <= ratios[-1]
 
 
-def test_a_bpe_model_shows_the_merges_that_lead_to_its_pieces(model: Path) -> None:
-    done = process("tokenizer", "explain", model, "lowest", "widest é", "--json", cwd=model.parent)
+def test_a_bpe_model_shows_the_merges_that_lead_to_its_pieces(model: Path, explain: Callable[..., Done]) -> None:
+    done = explain(model, "lowest", "widest é", "--json")
     assert done.code == 0, done.err
     value = json.loads(done.out)
     assert (value["side"], value["tokenizer"]) == ("source", "bpe")
@@ -78,8 +99,8 @@ def test_a_bpe_model_shows_the_merges_that_lead_to_its_pieces(model: Path) -> No
     assert value["splits"][0]["steps"][-1]["symbols"] == value["splits"][0]["pieces"]
 
 
-def test_a_unigram_model_shows_the_probability_of_each_piece(model: Path) -> None:
-    done = process("tokenizer", "explain", model, "lowest", "--side", "target", cwd=model.parent)
+def test_a_unigram_model_shows_the_probability_of_each_piece(model: Path, explain: Callable[..., Done]) -> None:
+    done = explain(model, "lowest", "--side", "target")
     assert done.code == 0, done.err
     head, word = done.out.split("\n\n")
     assert head.startswith("target tokenizer: unigram")
@@ -90,8 +111,9 @@ def test_a_unigram_model_shows_the_probability_of_each_piece(model: Path) -> Non
     assert scores == {piece: pytest.approx(learned[piece], abs=1e-3) for piece in scores}
 
 
-def test_what_cannot_be_explained_is_one_sentence_and_exit_code_2(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text(WORDS)
+def test_what_cannot_be_explained_is_one_sentence_and_exit_code_2(
+    model: Path, tmp_path: Path, explain: Callable[..., Done]
+) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "folder").mkdir()
     for args, reason in {
@@ -103,7 +125,7 @@ def test_what_cannot_be_explained_is_one_sentence_and_exit_code_2(model: Path, t
         (str(model), "low", "--side", "both"): "source, target",
         (str(model),): "which words",
     }.items():
-        done = process("tokenizer", "explain", *args, cwd=tmp_path)
+        done = explain(*args)
         assert (done.code, done.out) == (2, "")
         assert reason in " ".join(done.err.split())
         assert done.err.count("\n") == 1

@@ -1,15 +1,17 @@
 """Small models for looking inside, each saved as a model folder and opened as users open one.
 
 Their weights are random but large, so that they say something definite, attend to some places more than to others, and
-come to an end now and then. `transformer` splits words into subwords; the others read characters.
+come to an end now and then. `transformer` splits words into subwords; the others read characters. `MEDIA` are models
+that see or hear: each with a source of its own, a file in the folder it is built in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from dragoman import checkpoint
 from dragoman import config as configs
 from dragoman.core.interfaces import EOS
 from dragoman.core.registry import Part
+from dragoman.data import scenes
 from dragoman.pipeline import Pipeline
 from dragoman.text import codec as codecs
 
@@ -130,3 +133,138 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """An encoder with a head that says one of the labels a, b and c."""
     folder = tmp_path_factory.mktemp("models") / "classifier"
     return save_and_load(folder, TRANSFORMER, None, head="classifier", objective="labels")
+
+
+# -- models that see or hear -------------------------------------------------------------------------------------------
+
+CAPTIONS = ["a red square at the top", "a blue bar below", "the green pole moves left", "what color is it ?"]
+IMAGE = {"name": "image", "pixels": 32, "channels": 4, "stages": [1, 1]}  # 4 × 4 cells
+QUIET = {"name": "identity", "dropout": 0.0}
+LOOKING = {**RNN, "order": "before", "score": "additive"}
+
+
+class Seen(NamedTuple):
+    """A model that sees or hears, and a source for it."""
+
+    pipeline: Pipeline
+    source: str
+
+
+def picture(seed: int = 0, pixels: int = 40) -> Any:
+    """(H, W, 3) bytes of two things on dark ground."""
+    rng = np.random.default_rng(seed)
+    things = [scenes.put("square", "red", seed % 4, rng), scenes.put("bar", "blue", (seed + 1) % 4, rng)]
+    return scenes.draw(things, pixels, rng)
+
+
+def tone(folder: Path) -> str:
+    """0.31 seconds of a tone that rises, at another rate than models read."""
+    soundfile = pytest.importorskip("soundfile")
+    t = np.arange(int(0.31 * 11_025)) / 11_025
+    soundfile.write(folder / "tone.wav", 0.3 * np.sin(2 * np.pi * (300 + 4000 * t) * t), 11_025)
+    return str(folder / "tone.wav")
+
+
+def photo(folder: Path) -> str:
+    (folder / "photo.png").write_bytes(scenes.png(picture()))
+    return str(folder / "photo.png")
+
+
+def question(folder: Path) -> str:
+    return f"what color is it ?\t{photo(folder)}"
+
+
+def frames(folder: Path) -> str:
+    np.save(folder / "frames.npy", np.random.default_rng(0).normal(size=(23, 5)).astype(np.float32))
+    return str(folder / "frames.npy")
+
+
+def clip(folder: Path) -> str:
+    (folder / "moving").mkdir()
+    for i in range(3):
+        (folder / "moving" / f"{i}.png").write_bytes(scenes.png(picture(i)))
+    return str(folder / "moving")
+
+
+# name → (a source, what its model is made of)
+MEDIA: dict[str, tuple[Callable[[Path], str], dict[str, Any]]] = {
+    "soft": (photo, {"frontend": IMAGE, "encoder": QUIET, "decoder": LOOKING}),
+    "hard": (photo, {"frontend": IMAGE, "encoder": QUIET, "decoder": LOOKING | {"normalizer": "hard"}}),
+    "patches": (
+        photo,
+        {
+            "frontend": {"name": "image", "pixels": 24, "grid": "patches", "patch": 8},
+            "encoder": TRANSFORMER,
+            "decoder": TRANSFORMER,
+        },
+    ),
+    "speech": (
+        tone,
+        {
+            "frontend": {"name": "audio", "rate": 8000, "bins": 16, "channels": 4, "features": "torch"},
+            "encoder": RNN,
+            "decoder": LOOKING,
+            "ctc": True,
+        },
+    ),
+    "frames": (
+        frames,
+        {
+            "frontend": {"name": "frames", "numbers": 5, "subsampling": "stack", "stack": 3, "shift": 0.02},
+            "encoder": {"name": "pyramid", "layers": 1, "cell": "gru", "dropout": 0.0},
+            "decoder": LOOKING,
+        },
+    ),
+    "clip": (
+        clip,
+        {"frontend": IMAGE | {"name": "clips", "frames": 6}, "encoder": RNN, "decoder": LOOKING},
+    ),
+    "cells": (
+        clip,
+        {"frontend": IMAGE | {"name": "clips", "frames": 6, "pool": "none"}, "encoder": QUIET, "decoder": LOOKING},
+    ),
+    "asked": (
+        question,
+        {"encoder": TRANSFORMER, "second": {"frontend": IMAGE, "encoder": TRANSFORMER}, "decoder": LOOKING},
+    ),
+}
+
+
+def seeing(folder: Path, kind: str, seed: int = 0) -> Seen:
+    """A model of `MEDIA` through a model folder, and its source."""
+    source, parts = MEDIA[kind]
+    heard = 0.4 if parts.get("ctc") else 0.0
+    value: dict[str, Any] = {
+        "data": {"train": "nowhere.tsv"},
+        "tokenizer": {"source": "words"},
+        "model": {"width": 16, "tie": "none", **parts},
+        "training": {"ctc": heard},
+        "generation": {"ratio": 0.0, "shortest": 4, "extra": 7, "ctc": heard},
+    }
+    if parts.get("second"):
+        value["data"]["columns"] = ["source", "second", "target"]
+    config = configs.validate(value, "a test")
+    media, words = (configs.medium(config), configs.second(config)), Part("words")
+    codec = codecs.learn(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
+    torch.manual_seed(seed)
+    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.mul_(1.0 if "frontend" in name else 2.0)
+        model.output.bias[EOS] += 0.5
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(folder / kind, config, checkpoint.unique_weights(model), codec, {})
+    return Seen(dragoman.load(folder / kind, "cpu"), source(folder))
+
+
+@pytest.fixture(scope="session")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Seen]:
+    """Any of `MEDIA`, each built once."""
+    built: dict[str, Seen] = {}
+
+    def found(kind: str) -> Seen:
+        if kind not in built:
+            built[kind] = seeing(tmp_path_factory.mktemp(kind), kind)
+        return built[kind]
+
+    return found

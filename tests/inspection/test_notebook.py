@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
 import dragoman
 from dragoman.inspection.notebook import html
@@ -45,3 +46,33 @@ def test_alternatives_are_listed_and_a_prediction_without_attention_has_no_pictu
 def test_the_package_gives_predictions_their_picture():
     assert dragoman.Prediction is Prediction
     assert prediction()._repr_html_() == html(prediction())
+
+
+def test_a_prediction_of_a_model_that_sees_draws_its_picture_for_each_word(media):
+    model, source = media("soft")
+    found = model.predict([source], attention=True)[0]
+    root = ElementTree.fromstring(found._repr_html_())
+    images, words = list(root.iter(f"{SVG}image")), len(found.tokens) + 1
+    assert [image.get("href") for image in images] == [found.medium["src"]]  # once; the others are the same again
+    name = images[0].get("id")
+    assert [use.get("href") for use in root.iter(f"{SVG}use")] == [f"#{name}"] * (words - 1)
+    veils = np.array([float(rect.get("fill-opacity")) for rect in root.iter(f"{SVG}rect")]).reshape(words, 16)
+    np.testing.assert_array_equal(veils.argmin(1), found.attention.argmax(1))
+    titles = [title.text for title in root.iter(f"{SVG}title")]
+    row, column = divmod(int(found.attention[0].argmax()), 4)
+    assert titles[0].endswith(f"looks mostly at row {row + 1}, column {column + 1}")
+    assert found.medium["src"] not in repr(found)
+
+
+@pytest.mark.parametrize(("kind", "pictures", "each"), [("speech", 1, 8), ("cells", 3, 48), ("asked", 1, 16)])
+def test_sounds_clips_and_two_sources_draw_themselves_too(media, kind, pictures, each):
+    model, source = media(kind)
+    found = model.predict([source], attention=True)[0]
+    root = ElementTree.fromstring(html(found))
+    assert len(list(root.iter(f"{SVG}image"))) == pictures
+    assert len(list(root.iter(f"{SVG}rect"))) == each * (len(found.tokens) + 1)
+
+
+def test_without_attention_no_picture_is_made(media):
+    model, source = media("soft")
+    assert model.predict([source])[0].medium is None

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 from rich.console import Console
 
-from dragoman.inspection.terminal import GLYPHS, SHADES, heat_map, visible
+from dragoman.inspection.terminal import GLYPHS, SHADES, grid_maps, heat_map, visible
 
 # Characters that have broken terminals before: controls, direction marks, wide and combining ones, joiners, surrogates.
 NASTY = "\x1b\x00\x07\r\n\t\x7f\x9b\u202e\u200d\u200b\u2028\ufeff\ufe0f\ud800\u0301\u093e\u1161日ｶ한e  🇩👍🏽\U000e0001"
@@ -173,3 +173,31 @@ def test_weights_that_do_not_fit_the_tokens_are_refused():
 def test_empty_sides_do_not_fail():
     assert heat_map(np.zeros((0, 2)), ["a", "b"], [], color=False, width=80).plain.startswith(" a b\n")
     assert heat_map(np.zeros((1, 0)), [], ["x"], color=True, width=80).plain
+
+
+# -- grids -------------------------------------------------------------------------------------------------------------
+
+FACE = {"kind": "image", "src": "", "rows": 2, "columns": 3, "first": 0}
+
+
+def test_each_word_has_a_grid_of_shares_of_its_largest_weight():
+    weights = [[0.2, 0, 0, 0, 0, 0.1], [0, 0, 0, 0.01, 0, 0]]
+    drawn = grid_maps(FACE, weights, ["▁dog", "▁ran"], color=False, width=80).plain.split("\n")
+    assert drawn[:3] == ["dog     ran", "██    │       │ ", "    ▒▒│ ██    │ "]
+    assert drawn[-1].endswith("██ the most of each word")
+
+
+def test_as_many_grids_stand_side_by_side_as_fit():
+    words, weights = ["a", "b", "c"], [[1.0, 0, 0, 0, 0, 0]] * 3
+    for width, rows in [(80, 1), (16, 2), (8, 3), (1, 3)]:
+        drawn = grid_maps(FACE, weights, words, color=False, width=width).plain.split("\n")
+        assert sum(line.startswith("██") for line in drawn) == rows
+        assert all(cell_len(line) <= max(width, 8) for line in drawn[:-1])
+
+
+def test_frames_of_a_clip_stand_in_a_row_and_a_word_that_is_too_long_is_cut():
+    clip = {"kind": "clip", "frames": ["", ""], "per_frame": 4, "first": 1}
+    drawn = grid_maps(clip, [[0.5, 0, 0, 0, 0.1, 0, 0.5, 0, 0]], ["x" * 30], color=False, width=80).plain.split("\n")
+    assert drawn[0] == f"{'x' * 9}…"
+    assert drawn[1:3] == ["        ██│ ", "  ··      │ "]
+    assert grid_maps(clip, [[0.0] * 9], ["x"], color=True, width=80).plain

@@ -64,16 +64,60 @@ def test_a_frame_is_25_ms_every_10_ms() -> None:
     assert medium.frames(tone(500, 0.01)).shape == (1, 80)  # filled up with silence
 
 
+def assert_heard_alike(kaldi: np.ndarray, ours: np.ndarray) -> None:
+    """To 1e-4; below a thousandth of a frame's loudest bin the rounding of Kaldi's float32 shows."""
+    assert kaldi.shape == ours.shape
+    counts = kaldi > kaldi.max(1, keepdims=True) + np.log(1e-3)
+    assert counts.mean() > 0.4
+    assert np.abs(kaldi - ours)[counts].max() < 1e-4
+    assert np.abs(kaldi - ours).max() < 0.05
+
+
 @pytest.mark.parametrize(("rate", "bins"), [(8000, 23), (8000, 40), (16_000, 80), (22_050, 80)])
 def test_kaldi_and_torch_hear_the_same(rate: int, bins: int) -> None:
     samples = babble(rate=rate)
-    kaldi = audio._kaldi(samples, rate, bins)
-    ours = log_mel(torch.from_numpy(samples), rate, bins).numpy()
-    # Below that share of a frame's loudest bin the rounding of Kaldi's float32 shows.
-    counts = kaldi > kaldi.max(1, keepdims=True) + np.log(1e-3)
-    assert counts.mean() > 0.7
-    assert np.abs(kaldi - ours)[counts].max() < 1e-4
-    assert np.abs(kaldi - ours).max() < 0.05
+    assert_heard_alike(audio._kaldi(samples, rate, bins), log_mel(torch.from_numpy(samples), rate, bins).numpy())
+
+
+@pytest.mark.parametrize(
+    ("rate", "count"),
+    [
+        (8000, 200),
+        (8000, 201),
+        (8000, 279),
+        (8000, 4097),
+        (11_025, 5001),
+        (16_000, 400),
+        (16_000, 559),
+        (16_000, 12_345),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_both_hear_the_same_in_files_of_odd_and_of_the_shortest_lengths(rate: int, count: int, channels: int) -> None:
+    sides = np.stack([babble(count / rate + 0.01, rate)[:count] for _ in range(channels)], 1)
+    samples = waveform(written(sides, rate, subtype="FLOAT"), rate)
+    assert samples == pytest.approx(sides.mean(1), abs=1e-6)
+    assert_heard_alike(audio._kaldi(samples, rate, 23), log_mel(torch.from_numpy(samples), rate, 23).numpy())
+
+
+@pytest.mark.parametrize("count", [1, 2, 57, 199])
+def test_both_fill_up_the_same_silence_after_less_than_a_frame(count: int) -> None:
+    samples = tone(700, 0.1, 8000)[40 : 40 + count]
+    kaldi, ours = (
+        AudioMedium(8000, 23, False, features).frames(samples).astype(float) for features in ("kaldi", "torch")
+    )
+    assert kaldi.shape == (1, 23)
+    assert ours == pytest.approx(kaldi, abs=0.02)  # float16, and the quiet bins count here
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the GPU's path needs a GPU")
+@pytest.mark.parametrize(("rate", "bins", "seconds"), [(8000, 23, 0.3333), (16_000, 80, 1.0), (16_000, 80, 0.025)])
+def test_a_gpu_hears_what_kaldi_hears_on_a_cpu(rate: int, bins: int, seconds: float) -> None:
+    samples = babble(seconds, rate)
+    ours = log_mel(torch.from_numpy(samples).cuda(), rate, bins)
+    assert ours.is_cuda
+    assert_heard_alike(audio._kaldi(samples, rate, bins), ours.cpu().numpy())
+    assert_heard_alike(audio._kaldi(samples, rate, bins), audio._torch(samples, rate, bins))
 
 
 def test_torch_hears_many_waveforms_at_once_as_one_by_one() -> None:

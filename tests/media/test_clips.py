@@ -12,6 +12,7 @@ from PIL import Image
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
+from dragoman.media import clips
 from dragoman.media.clips import ClipMedium, by_number, spread
 
 SIZE = 4
@@ -99,11 +100,11 @@ def test_gray_frames_and_a_single_picture_are_clips_too(tmp_path: Path) -> None:
     [
         ("nothing", "no file 'nothing'"),
         ("empty", "no frames"),
-        ("text.txt", "no folder, archive or array"),
+        ("text.txt", "no folder, archive, array or picture of frames"),
         ("floats.npy", "float64"),
         ("flat.npy", "shape"),
         ("none.npy", "shape"),
-        ("objects.npy", "array of frames"),
+        ("objects.npy", "not an array that can be read"),
         ("broken", "not an image"),
     ],
 )
@@ -120,6 +121,111 @@ def test_what_is_no_clip_is_an_error_that_names_it_and_its_line(tmp_path: Path, 
         ClipMedium(SIZE).read(Example(name, file=str(tmp_path / "train.tsv"), line=3))
     assert error.value.line == 3
     assert name in str(error.value)
+
+
+# -- bytes in place of a name ------------------------------------------------------------------------------------------
+
+
+def moving(form: str, every: np.ndarray) -> bytes:
+    """A picture that moves: gray frames, which no palette changes."""
+    first, *others = [Image.fromarray(frame[..., 1]) for frame in every]
+    data = io.BytesIO()
+    lossless = {"lossless": True} if form == "webp" else {}
+    first.save(data, form, save_all=True, append_images=others, duration=40, loop=0, **lossless)
+    return data.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("form", ["clip.zip", "clip.npz", "clip.npy"])
+@pytest.mark.parametrize("most", [16, 3])
+def test_bytes_are_the_clip_of_the_file_that_they_are_of(tmp_path: Path, form: str, most: int) -> None:
+    write(tmp_path, form)
+    expected = frames()[[0, 5, 10]] if most == 3 else frames()
+    found = ClipMedium(SIZE, most).read(Example("sent", content=(tmp_path / form).read_bytes()))
+    assert found.tolist() == expected.reshape(len(expected), -1).tolist()
+
+
+@pytest.mark.parametrize("form", ["gif", "png", "webp"])
+@pytest.mark.parametrize("most", [16, 3])
+def test_a_picture_that_moves_is_a_clip_from_a_file_and_from_bytes(tmp_path: Path, form: str, most: int) -> None:
+    every = np.repeat(frames()[..., 1:2], 3, -1)
+    (tmp_path / f"clip.{form}").write_bytes(moving(form, every))
+    expected = (every[[0, 5, 10]] if most == 3 else every).astype(int)
+    medium = ClipMedium(SIZE, most, files=(str(tmp_path),))
+    named = medium.read(Example(f"clip.{form}"))
+    given = medium.read(Example("", content=(tmp_path / f"clip.{form}").read_bytes()))
+    assert given.tolist() == named.tolist()
+    assert np.abs(named.reshape(expected.shape) - expected).max() <= 1  # WebP keeps colors in another form
+
+
+def test_bytes_of_one_picture_are_a_clip_of_one_frame() -> None:
+    found = ClipMedium(SIZE).read(Example("photo", content=png(frames()[3])))
+    assert found.tolist() == [frames()[3].ravel().tolist()]
+
+
+def test_an_archive_of_one_folder_is_a_clip_as_its_files_are(tmp_path: Path) -> None:
+    files = {f"clip/{i}.png": png(frame) for i, frame in enumerate(frames())}
+    files |= {"__MACOSX/clip/._0.png": b"no picture", "clip/notes.txt": b"none"}
+    (tmp_path / "clip.zip").write_bytes(zipped(files))
+    medium = ClipMedium(SIZE, files=(str(tmp_path),))
+    expected = frames().reshape(11, -1).tolist()
+    assert medium.read(Example("clip.zip")).tolist() == expected
+    assert medium.read(Example("sent", content=zipped(files))).tolist() == expected
+    files["another/0.png"] = png(frames()[0])
+    with pytest.raises(DataError, match="has no frames in it"):  # which of the two is meant?
+        medium.read(Example("sent", content=zipped(files)))
+
+
+def test_a_name_among_bytes_is_no_name_of_a_file_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "folder")
+    with pytest.raises(DataError, match="no frames"):
+        ClipMedium(SIZE).read(Example("clip", content=zipped({"a.txt": b""})))
+    found = ClipMedium(SIZE).read(Example("clip", content=png(frames()[3])))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no folder, archive, array or picture"),
+        (b"no clip at all", "no folder, archive, array or picture"),
+        (zipped({"notes.txt": b"no frame"}), "no frames in it"),
+        (zipped({"0.png": png(frames()[0])})[:60], "not an archive that can be read"),
+        (zipped({"0.png": b"no picture"}), "not an image"),
+        (moving("gif", frames())[:40], "no folder, archive, array or picture"),
+        (b"\x93NUMPY and nothing more", "not an array"),
+    ],
+    ids=["nothing", "text", "no frames", "cut zip", "bad frame", "cut gif", "cut array"],
+)
+def test_bytes_that_are_no_clip_are_one_error(data: bytes, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        ClipMedium(SIZE).read(Example("sent", content=data))
+
+
+def test_bytes_that_would_become_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = io.BytesIO()
+    np.save(frame, np.zeros((512, 512, 3), np.uint8))
+    bomb, medium = zipped({f"{i}.npy": frame.getvalue() for i in range(8)}), ClipMedium(SIZE)
+    assert len(bomb) < 10_000
+    assert medium.read(Example("sent", content=bomb)).shape == (8, 3 * SIZE**2)
+    monkeypatch.setattr(clips, "INFLATED", 7 * len(frame.getvalue()))
+    with pytest.raises(DataError, match="more than 5,505,920 bytes"):
+        medium.read(Example("sent", content=bomb))
+    assert len(ClipMedium(SIZE, 7).read(Example("sent", content=bomb))) == 7  # what is not looked at is not inflated
+    monkeypatch.setattr(clips, "MEMBERS", 7)
+    with pytest.raises(DataError, match="8 members"):
+        medium.read(Example("sent", content=bomb))
+    monkeypatch.setattr(clips, "MOVING", 11 * SIZE**2 - 1)
+    with pytest.raises(DataError, match="11 × 4 × 4 pixels"):
+        medium.read(Example("sent", content=moving("gif", frames())))
 
 
 def test_every_frame_of_a_clip_is_looked_at_in_the_same_way() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,3 +94,35 @@ def test_the_options_of_a_frontend_reach_its_reader() -> None:
     options = frontends.parse({"name": "frames", "numbers": 7, "deltas": 2, "normalize": False}).options
     looks = Looks([0.9, 1.0, 1.1], band_masks=0)
     assert frames.reader(options, []) == ArrayMedium(7, 2, normalize=False, looks=looks, files=())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "audio", "bins": F},
+        {"name": "audio", "bins": F, "speeds": [0.7, 1.3]},
+        {"name": "audio", "bins": F, "subsampling": "stack", "augment": False},
+        {"name": "frames", "numbers": F, "subsampling": "stack", "stack": 3, "speeds": []},
+        {"name": "frames", "numbers": F},
+        {"name": "image"},
+        {"name": "image", "pixels": 40, "stages": [1, 1]},
+        {"name": "image", "grid": "patches", "pixels": 64},
+        {"name": "clips"},
+        {"name": "clips", "pool": "none", "pixels": 32, "stages": [1]},
+        {"name": "clips", "pool": "none", "grid": "patches", "patch": 8},
+    ],
+    ids=lambda value: " ".join(map(str, value.values())),
+)
+def test_the_most_vectors_of_a_source_are_those_of_the_slowest_look_at_it(value: dict[str, Any]) -> None:
+    """Counted from the options alone, and by reading looks with the net itself."""
+    part, kind = frontends.parse(value), frontends[value["name"]]
+    medium: Any = kind.reader(part.options, ())  # type: ignore[attr-defined]
+    made: Any = frontends.build(part, medium.width, D).eval()
+    n = 37 if value["name"] in ("audio", "frames") else kind.longest(part.options)  # type: ignore[attr-defined]
+    x = np.repeat(medium.blank(), n, 0)[:n]
+    looks = [medium.augment(x, np.random.default_rng(seed)) for seed in range(12)] if medium.augments else [x]
+    longest = max(looks, key=len)
+    with torch.no_grad():
+        vectors, segments = made.read(torch.from_numpy(longest)[None], Segments(torch.tensor([len(longest)])))
+    assert vectors.shape[1] == int(segments.lengths) == kind.most(part.options, n)  # type: ignore[attr-defined]
+    assert kind.longest(part.options) >= n  # type: ignore[attr-defined]

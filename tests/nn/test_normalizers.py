@@ -197,6 +197,32 @@ def test_choice_times_advantage_has_the_gradient_of_the_expected_loss() -> None:
     assert truth.abs().min() > 10 / math.sqrt(n)
 
 
+def test_a_share_of_hard_looks_is_soft_and_chooses_nothing() -> None:
+    torch.manual_seed(0)
+    e, n = torch.tensor([0.0, 1.0, -0.5]), 20_000
+    a, extras = normalizer_of("hard", soft=0.3).train()(e.expand(n, 1, 3), None, torch.zeros(n, 1, D))
+    softly = (a < 1).all(-1)[:, 0]
+    assert softly.float().mean().item() == pytest.approx(0.3, abs=0.015)
+    torch.testing.assert_close(a[softly], e.softmax(-1).expand(int(softly.sum()), 1, 3))
+    assert (extras["choice"][softly] == 0).all()
+    assert (extras["choice"][~softly] < 0).all()
+
+
+def test_the_gradient_of_looks_that_are_soft_or_drawn_is_that_of_their_mean() -> None:
+    """L(a) = (v·a)²: its mean over both ways of looking, draws enumerated, against the estimator over many draws."""
+    torch.manual_seed(0)
+    e = torch.tensor([0.2, -0.7, 1.1], dtype=torch.float64, requires_grad=True)
+    v, share, n = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64), 0.4, 400_000
+    p = e.softmax(-1)
+    truth = share * (v @ p) ** 2 + (1 - share) * (p * v**2).sum()
+    [wanted] = torch.autograd.grad(truth, e)
+    a, extras = normalizer_of("hard", soft=share).train()(e.expand(n, 1, 3), None, torch.zeros(n, 1, D))
+    loss = (a.double() @ v)[:, 0] ** 2
+    estimate = (loss + loss.detach() * extras["choice"][:, 0]).mean()
+    [found] = torch.autograd.grad(estimate, e)
+    torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.0)
+
+
 def test_hard_attention_takes_the_best_key_it_may_see_in_evaluation() -> None:
     e, mask = torch.tensor([[0.1, 2.0, 0.3, 9.0]]), torch.tensor([[True, True, True, False]])
     a, extras = normalizer_of("hard")(e, mask, torch.zeros(1, D))

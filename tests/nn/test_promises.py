@@ -243,7 +243,8 @@ def cases(registry: Any, spaces: dict[str, tuple[Space, Rules]]) -> list[Any]:
 
 EVERY_FRONTEND = pytest.mark.parametrize("part", cases(frontends, FRONTENDS))
 EVERY_ENCODER = pytest.mark.parametrize("part", cases(encoders, ENCODERS))
-EVERY_DECODER = pytest.mark.parametrize("part", cases(decoders, DECODERS))
+DECODER_CASES = cases(decoders, DECODERS)
+EVERY_DECODER = pytest.mark.parametrize("part", DECODER_CASES)
 
 
 def name_of(part: Part, option: str) -> str:
@@ -610,7 +611,7 @@ def test_watching_changes_nothing_and_weights_are_weights(part: Part) -> None:
             assert a.masked_select(~memory.mask[:, None].expand_as(a)).abs().sum() == 0
 
 
-@pytest.mark.parametrize("part", [case for case in cases(decoders, DECODERS) if sees_a_set(case.values[0])])
+@pytest.mark.parametrize("part", [case for case in DECODER_CASES if sees_a_set(case.values[0])])
 def test_the_source_is_a_set_to_an_attention_decoder(part: Part) -> None:
     """SPEC C7: permuting the memory's states with their mask changes no output."""
     decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, T, D_IN)

@@ -6,7 +6,7 @@ import torch
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.runtime.loops import Loops, built, hurry, widened
+from dragoman.runtime.loops import Loops, built, hurry, rounded, widened
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = [
@@ -14,6 +14,8 @@ OPTIONS = [
     {"order": "after", "input_feeding": True, "score": Part("general"), "layers": 2},
     {"order": "before", "score": Part("coverage")},
     {"order": "bottom", "score": Part("dot"), "layers": 2},
+    {"order": "before", "score": Part("additive"), "cell": "gru", "gate": True, "doubly_stochastic": 0.7},
+    {"order": "after", "input_feeding": True, "score": Part("general"), "gate": True, "doubly_stochastic": 0.7},
 ]
 
 
@@ -43,6 +45,16 @@ def test_more_rows_steps_and_positions_change_nothing(options):
     for name, extra in wanted.extras.items():
         torch.testing.assert_close(found.extras[name][:3, : y.shape[1]], extra)
     assert found.o.isfinite().all()
+
+
+def test_shapes_are_never_cut_and_a_long_source_adds_no_steps():
+    for T in range(1, 80):
+        for S in range(1, 700):
+            steps, positions = rounded(T, S)
+            assert steps >= T
+            assert positions >= S
+            assert steps < max(2 * T, T + 8) + 8
+    assert len({rounded(T, S) for T in range(1, 65) for S in range(T // 2, 2 * T)}) <= 16  # of texts
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")

@@ -157,7 +157,7 @@ NARROW = {
 
 
 @given(**NARROW)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: str, shortest: int) -> None:
     """The k + 1 best extensions of each beginning are enough: k others, should one be </s>."""
     part, formula = ALPHAS[rule]
@@ -168,7 +168,7 @@ def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: 
 
 
 @given(**NARROW)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_an_exact_stop_changes_nothing(seed: int, size: int, rule: str, shortest: int) -> None:
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 2, 4], shortest)
@@ -213,7 +213,7 @@ def test_an_exact_stop_knows_that_a_negative_alpha_prefers_to_end_now() -> None:
 
 
 @given(**NARROW)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_shrinking_beam_loses_a_place_with_each_that_ends(seed: int, size: int, rule: str, shortest: int) -> None:
     """Here the k best extensions of each beginning are enough: what is not among the k best is never kept."""
     part, formula = ALPHAS[rule]

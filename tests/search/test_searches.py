@@ -248,7 +248,7 @@ def test_what_finished_before_nothing_was_allowed_stays() -> None:
     rule=st.sampled_from(sorted(RULES)),
     shortest=st.integers(0, 2),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_result_is_the_same_alone_in_any_batch_and_in_any_order(
     seed: int, rows: list[int], size: int, rule: str, shortest: int
 ) -> None:

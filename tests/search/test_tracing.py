@@ -41,7 +41,7 @@ SEARCHES = {
 
 
 @given(**SEARCHES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: int, rule: str, ending: str) -> None:
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 1, 3, 2])
@@ -71,7 +71,7 @@ def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: in
 
 
 @given(**SEARCHES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_results_follow_from_the_trace_alone(seed: int, size: int, rule: str, ending: str) -> None:
     tables = competing(seed, [4, 1, 3, 2])
     found, traces = traced(tables, beam(size=size, length=ALPHAS[rule][0], ending=ending, stop="exact"))

@@ -71,6 +71,52 @@ def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **
     return folder
 
 
+IMAGE = {"name": "image", "pixels": 32, "channels": 8, "stages": [1, 1]}
+READER = {"name": "rnn", "cell": "gru"}
+QUIET = {"name": "identity"}
+MEDIA: dict[str, dict[str, Any]] = {
+    "captions": {"frontend": IMAGE, "encoder": QUIET},
+    "questions": {"encoder": READER, "second": {"frontend": IMAGE, "encoder": QUIET}},
+    "speech": {"frontend": {"name": "audio", "rate": 8000, "bins": 24, "channels": 8}, "encoder": READER},
+    "features": {"frontend": {"name": "frames", "numbers": 5}, "encoder": READER},
+    "clips": {
+        "frontend": {"name": "clips", "frames": 4, "pixels": 16, "channels": 8, "stages": [1]},
+        "encoder": READER,
+    },
+}
+SAYS = ["a red square at the left", "is it blue ?"]
+
+
+def save_medium(folder: Path, model: dict[str, Any]) -> None:
+    """A model of something else than text, with random weights."""
+    columns = ["source", "second", "target"] if "second" in model else ["source", "target"]
+    value = {
+        "data": {"train": "nowhere.tsv", "columns": columns, "max_source": 100},
+        "tokenizer": {"source": "words"},
+        "model": {"width": 16, "tie": "none", "decoder": READER | {"order": "before"}, **model},
+        "generation": {"ratio": 0.0, "extra": 6},
+    }
+    config = configs.validate(value, "a test")
+    words, medium, second = config.tokenizer.source, configs.medium(config), configs.second(config)
+    codec = codecs.learn(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
+    built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    with torch.no_grad():
+        for p in built.parameters():
+            p.mul_(1.5)
+        built.output.bias[[PAD, BOS, UNK]] = -1e4
+    checkpoint.save(folder, config, checkpoint.unique_weights(built), codec, {})
+
+
+@pytest.fixture(scope="session")
+def media_models(models: Path) -> Path:
+    """Beside the models of texts, one of each kind of medium, and one of a question and an image."""
+    pytest.importorskip("PIL")
+    torch.manual_seed(11)
+    for name, model in MEDIA.items():
+        save_medium(models / name, model)
+    return models
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`small` answers at once, `tagged` knows two languages, `endless` goes on for a minute, and so does `plodding`.

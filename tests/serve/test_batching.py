@@ -151,7 +151,7 @@ def batcher(**settings: Any) -> Batcher:
     workers = Workers(Serving(workers=1, **settings), {"m": "nowhere"})
     workers.models = {"m": {"search": {"beam": 1, "draws": False}}}
     workers.every[0].ready.set()
-    return Batcher(workers.serving, workers, {"m": lambda example: len(example.source)})
+    return Batcher(workers.serving, workers, {"m": lambda item: len(item["source"])})
 
 
 async def admit(queue: Batcher, *texts: str, **options: Any) -> Any:

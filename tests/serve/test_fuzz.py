@@ -6,6 +6,8 @@ the real server; what it would not think of follows by hand.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,11 +26,11 @@ POSTS = ("/v1/predict", "/v1/inspect/steps", "/translate")
 
 
 @pytest.fixture(scope="module")
-def fuzzed(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def fuzzed(start: Callable[..., Any], media_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of its own with models that end soon, and a key; in the end, the same workers must still be there."""
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text(f"# for the test\n{KEY}\n")
-    server = start("small", "tagged", "--workers", "1", "--set", "deadline_s=10", "--key-file", str(keys))
+    server = start("small", "tagged", "captions", "--workers", "1", "--set", "deadline_s=10", "--key-file", str(keys))
     server.client.headers["X-API-Key"] = KEY
     before = server.workers()
     yield server
@@ -50,13 +52,37 @@ def is_a_sentence(status: int, body: Any, path: str) -> bool:
     return set(error) == {"code", "message", "field"} and len(error["message"]) > 10
 
 
+def picture() -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (9, 7), "red").save(file, "png")
+    return file.getvalue()
+
+
+def has_medium(value: Any) -> bool:
+    """Whether a request brings the bytes of a file; every second one becomes an image, and inputs have one source."""
+    if isinstance(value, dict) and isinstance(value.get("data"), str):
+        if len(value["data"]) % 2:
+            value["data"] = base64.b64encode(picture()).decode()
+        return True
+    if isinstance(value, dict):
+        value.pop("second", None)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return any(list(map(has_medium, inside)))  # all of them, not until the first
+
+
 def sensible(case: Any) -> Any:
     """A case for a model and for languages that are there; names that are not would be all that is ever refused."""
     if isinstance(case.body, dict):
+        model = "captions" if has_medium(case.body) else "small"
         there = (
-            {"source": "auto", "target": "small", "format": "text"} if case.path == "/translate" else {"model": "small"}
+            {"source": "auto", "target": "small", "format": "text"} if case.path == "/translate" else {"model": model}
         )
         case.body = case.body | there
+    elif "model" in (case.path_parameters or {}):  # a file as the body
+        case.path_parameters["model"] = "captions"
+        case.body = picture()
     return case
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors.torch import load_file
 
 from dragoman import config as configs
 from dragoman import pipeline, training
@@ -110,6 +112,34 @@ def test_combinations_never_seen_are_described(tmp_path: Path) -> None:
     wrong = [pair for pair in zip(texts, accepted, strict=True) if pair[0] not in pair[1]]
     print(*wrong[:5], sep="\n")
     assert len(wrong) <= 3  # of 60
+
+
+# -- hard attention ----------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_of_hard_attention_moves_and_comes_back_with_a_checkpoint(tmp_path: Path) -> None:
+    drawings(tmp_path)
+    (tmp_path / "train.tsv").write_text("".join(f"{i}.png\tword{i} a\tword{i} b\n" for i in range(3)))
+    decoder = {"cell": "gru", "order": "before", "normalizer": Part("hard"), "dropout": 0.0}
+    config = config_of(tmp_path, training={"steps": 4, "save_every": 2, "schedule": "constant"})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"decoder": Part("rnn", decoder)})})
+
+    def weights(run: str, step: int) -> dict[str, Any]:
+        return load_file(tmp_path / run / "checkpoints" / f"step-{step}" / "model.safetensors")
+
+    for _ in training.run(config, tmp_path / "whole"):
+        pass
+    reports = training.run(config, tmp_path / "halves")
+    next(report for report in reports if report.kind == "saved")
+    reports.close()  # type: ignore[attr-defined]
+    for _ in training.run(config, tmp_path / "halves"):
+        pass
+    whole, halves = weights("whole", 4), weights("halves", 4)
+    assert whole.keys() == halves.keys()
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+    baselines = [float(weights("whole", step)["baseline"]) for step in (2, 4)]
+    assert baselines[0] != baselines[1]
+    assert all(-10 < baseline < 0 for baseline in baselines)  # the mean log p of a token
 
 
 # -- several captions of an image --------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dragoman.training import preparation
 from dragoman.training.trainer import within
 
 DEADLINE = 60.0
+SLACK = 20.0  # seconds that a busy machine may add to a timeout; far from the 600 of a run that asks for none
 
 PROGRAM = """
 import os, sys
@@ -313,7 +314,7 @@ def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny
     began = time.monotonic()
     left = [rank for rank in range(3) if rank != lost]
     assert three.wait(*left) == [2, 2], [three.said(rank) for rank in left]
-    assert time.monotonic() - began < timeout + 5
+    assert time.monotonic() - began < timeout + SLACK
     for rank in left:
         said = three.said(rank)
         assert "Traceback" not in said
@@ -323,7 +324,7 @@ def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny
         else:
             assert found, said
             assert int(found[1]) == lost
-            assert 0.5 < float(found[2]) < timeout + 5
+            assert 0.5 < float(found[2]) < timeout + SLACK
 
 
 def test_an_error_of_one_rank_is_told_by_all(tiny, world, tmp_path):
@@ -345,9 +346,9 @@ def test_a_rank_that_lives_but_does_not_come_is_named_too(tiny, world, tmp_path)
     both.until(lambda: reached(tmp_path / "run") >= 7)
     began = time.monotonic()
     assert both.wait(0) == [2], both.said(0)
-    assert time.monotonic() - began < 3 + 5
+    assert time.monotonic() - began < 3 + SLACK
     assert "rank 1 gave signs of life but did not come" in both.said(0)
-    assert both.wait(1, seconds=5) == [2]  # it hears of it, although it sleeps
+    assert both.wait(1, seconds=SLACK) == [2]  # it hears of it, although it sleeps
     assert "rank 1 gave signs of life but did not come" in both.said(1)
 
 

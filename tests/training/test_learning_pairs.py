@@ -1,6 +1,7 @@
 """Parts learn, and not only fit together: encoders and attention decoders copy and reverse strings of up to 8 letters.
 
-A few pairs in which every encoder and every decoder stands once run with the other tests; all pairs in the long ones.
+A few pairs in which every encoder and every family of decoders stands run with the other tests, on up to 6 letters:
+decoders that find their source in one vector came to 80 % there in as many steps. All pairs are in the long ones.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "conv": {"name": "conv", "layers": 3, "score": "scaled_dot", "dropout": 0.0},
     "attention": {"name": "attention", "dropout": 0.0},
 }
-STEPS, RATE = 600, 4e-3
-LONGER = {"hard": 2500, "attention": 1200}  # to find out by chance where to look, or without an idea of what was said
+STEPS, RATE = 400, 4e-3
+LONGER = {"hard": 1700, "attention": 800}  # to find out by chance where to look, or without an idea of what was said
 SLOWER = {"conv": 2e-3}
 LACKING = {  # what a pair cannot know, or cannot find out in a few minutes
     ("identity", "attention", "reverse"): "nobody in it knows how long the source is, so nobody knows where to begin",
@@ -63,11 +64,11 @@ LACKING = {  # what a pair cannot know, or cannot find out in a few minutes
 }
 
 
-def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rate: float) -> float:
+def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rate: float, longest: int) -> float:
     """Train on random strings; the share of new ones (never a target in training) that come out right."""
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
-    size = {"symbols": 8, "max_length": 8}
+    size = {"symbols": 8, "max_length": longest}
     rows = [pair for part in range(10) for pair in synthetic.pairs(task, 2000, seed * 100 + part, **size)]
     synthetic.write(folder / "train.tsv", rows)
     value = {
@@ -78,7 +79,7 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
         "model": {"width": 64, "encoder": ENCODERS[encoder], "decoder": DECODERS[decoder]},
         "training": {
             "steps": steps,
-            "batch_tokens": 600,
+            "batch_tokens": 75 * longest,
             "optimizer": {"name": "adam", "rate": rate},
             "schedule": {"name": "linear", "warmup": 50},
             "label_smoothing": 0.0,
@@ -95,9 +96,9 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
     return 1 - len(wrong) / len(unseen)
 
 
-def learns(encoder: str, decoder: str, task: str, folder: Path, longer: float = 1.0) -> float:
+def learns(encoder: str, decoder: str, task: str, folder: Path, longest: int, longer: int = 1) -> float:
     steps, rate = LONGER.get(decoder, STEPS), SLOWER.get(decoder, SLOWER.get(encoder, RATE))
-    return trained(encoder, decoder, task, folder, int(longer * steps), rate)
+    return trained(encoder, decoder, task, folder, longer * steps, rate, longest)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def learns(encoder: str, decoder: str, task: str, folder: Path, longer: float = 
     ],
 )
 def test_a_pair_of_parts_learns(encoder: str, decoder: str, task: str, tmp_path: Path) -> None:
-    assert learns(encoder, decoder, task, tmp_path) >= 0.99
+    assert learns(encoder, decoder, task, tmp_path, longest=6) >= 0.99
 
 
 @pytest.mark.long
@@ -122,4 +123,4 @@ def test_a_pair_of_parts_learns(encoder: str, decoder: str, task: str, tmp_path:
 def test_every_pair_of_parts_learns(encoder: str, decoder: str, task: str, tmp_path: Path) -> None:
     if (encoder, decoder, task) in LACKING:
         pytest.skip(LACKING[encoder, decoder, task])
-    assert learns(encoder, decoder, task, tmp_path, longer=2.0) >= 0.99
+    assert learns(encoder, decoder, task, tmp_path, longest=8, longer=3) >= 0.99

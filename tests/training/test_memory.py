@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import weakref
@@ -24,6 +25,7 @@ from dragoman.nn.seq2seq import Loss, Seq2Seq
 from dragoman.training.update import gradient, out_of_memory, split
 
 CPU = torch.device("cpu")
+ABORTED = -signal.SIGABRT  # by the C++ runtime, where a thread of torch finds no memory to begin with
 FAMILIES = {
     "rnn": {"encoder": Part("rnn", {"dropout": 0.0}), "decoder": Part("rnn", {"order": "before", "dropout": 0.0})},
     "transformer": {
@@ -204,9 +206,9 @@ for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYT
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_whatever_part_of_torch_runs_out_of_memory_is_recognized():
     """The allocator, oneDNN and the standard library each have their own words for it."""
-    megabytes = [0, *range(2, 50, 4), 1000]
+    megabytes = [0, *range(2, 50, 8), 1000]
     command = [sys.executable, "-c", f"MEGABYTES = {megabytes}\n{SQUEEZE}"]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout.splitlines()
     # A child may also be ended by the C++ runtime, where a thread finds no memory to begin with; it says nothing then.
     words = {(kind, int(size)): word for kind, size, word in (line.split(" ", 2) for line in lines)}
     assert set(words.values()) == {"split", "fine"}
@@ -227,18 +229,12 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
         "model.encoder.dropout=0.0",
         "model.decoder.dropout=0.0",
     ]
-    for megabytes in (
-        200,
-        170,
-        140,
-        115,
-        95,
-        80,
-    ):  # how much is too little depends on what the process has mapped already
+    # How much is too little depends on what the process has mapped already.
+    for megabytes in (200, 170, 140, 115, 95, 80):
         run = tmp_path / f"run-{megabytes}"
         command = shell(made.command(run, *sets), memory=megabytes << 20)
-        assert command.wait() == 0, command.said
-        if "split" in (run / "train.log").read_text():
+        assert command.wait() in (0, ABORTED), command.said
+        if command.wait() == 0 and "split" in (run / "train.log").read_text():
             break
     assert "split" in (run / "train.log").read_text()
     limit = json.loads((checkpoint.steps(run)[-1] / "training.json").read_text())["limit"]
@@ -256,11 +252,14 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_a_pair_too_long_for_the_machine_ends_with_a_sentence(tiny, shell, tmp_path):
-    made, run = tiny("rnn", pairs=30), tmp_path / "run"
+    made = tiny("rnn", pairs=30)
     line = "abcdefgh" * 500
     (made.folder / "train.tsv").write_text(f"{line}\t{line}\n" * 4)
     sets = ["data.valid=null", "data.max_source=5000", "data.max_target=5000"]
-    command = shell(made.command(run, *sets), memory=100 << 20)
+    for megabytes in (100, 110, 120):
+        command = shell(made.command(tmp_path / f"run-{megabytes}", *sets), memory=megabytes << 20)
+        if command.wait() != ABORTED:
+            break
     assert command.wait() == 2, command.said
     assert re.search(r"a single pair of 4,0\d\d tokens", command.said)
     assert "Traceback" not in command.said

@@ -144,8 +144,9 @@ def test_engines_decline_and_ensembles_refuse_two_sources(asked: tuple[Path, pip
 
 def test_clips_of_combinations_never_seen_are_described(tmp_path: Path) -> None:
     scenes.write(tmp_path, "clips", {"train": 700, "test": 60}, seed=2, pixels=24)
-    # Without dropout the decoder learns from its own words which directions it never said of a red bar: 8 to 83 %.
-    decoder = DECODER | {"gate": False, "dropout": 0.5}
+    # Without dropout the decoder learns from its own words which directions it never said of a red bar: 8 to 83 % are
+    # passed; with 0.5 of it 82 to 94 %, with 0.7 89 to 99 % (three seeds each).
+    decoder = DECODER | {"gate": False, "dropout": 0.7}
     model = {"width": 64, "frontend": CLIPS, "encoder": READER, "decoder": decoder}
     found = config(tmp_path, ["source", "target", "-"], model, steps=350, batch_sentences=24)
     assert share(taught(found, tmp_path / "run"), tmp_path) >= 0.95

@@ -6,6 +6,7 @@ import io
 import secrets
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ import soundfile
 import torch
 
 from dragoman import config as configs
-from dragoman import pipeline, training
-from dragoman.core.errors import DataError
+from dragoman import pipeline, shapes, training
+from dragoman.core import yaml
+from dragoman.core.errors import ConfigError, DataError
 from dragoman.core.interfaces import Example
 from dragoman.pipeline import Pipeline
 from dragoman.search.ctc import best_path
+from dragoman.text import codec as codecs
+from dragoman.training import preparation
 
 Heard = tuple[Pipeline, Path, list[tuple[str, str]]]
 PITCHES = dict(zip("abcdef", (300, 500, 800, 1300, 2100, 3400), strict=True))
@@ -130,3 +134,152 @@ def test_a_clip_that_cannot_be_read_is_one_error(heard: Heard) -> None:
     (folder / "noise.wav").write_bytes(b"no sound at all")
     with pytest.raises(DataError, match="not a sound"):
         model.predict([str(folder / "noise.wav")])
+
+
+# -- a language model beside it ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spelled(heard: Heard) -> Path:
+    """A language model of the words, in the letters that the speech model writes."""
+    _, folder, pairs = heard
+    (folder / "words.txt").write_text("".join(f"{word}\n" for _, word in pairs))
+    sets = [f"data.train={folder}/words.txt", "data.columns=[source]", f"tokenizer.load={folder}/run"]
+    sets += ["model.encoder=none", "model.decoder={name: rnn, source: prefix, dropout: 0.0}", "model.tie=all"]
+    sets += ["training.objective=lm", "training.steps=30", "training.schedule=constant", "model.width=16"]
+    sets += ["runtime.device=cpu", "runtime.threads=1"]
+    for _ in training.run(configs.load(None, None, sets).config, folder / "lm"):
+        pass
+    return folder / "lm"
+
+
+def test_a_language_model_joins_what_is_heard(heard: Heard, spelled: Path) -> None:
+    """Each score is (1 − μ) (log p + λ log p_LM) + μ log p_CTC, summed by hand over a result that the search found."""
+    model, folder, pairs = heard
+    lm, weight, ctc = pipeline.load(spelled, "cpu"), 0.4, model.config.generation.ctc
+    fused = pipeline.load_fused(folder / "run", spelled, weight, "cpu")
+    sources = [str(folder / name) for name, _ in pairs[:6]]
+    assert lm.codec.medium is None
+    for source, found in zip(sources, fused.predict(sources, beam=4), strict=True):
+        assert found.ended == "end"
+        said, spoken = model.score([(source, found.text)])[0], lm.score([found.text])[0]
+        assert model.codec.medium is not None
+        frames = torch.from_numpy(model.codec.medium.read(Example(source)))
+        with torch.no_grad():
+            log_p, lengths = model.model.hear(model.model.encode(frames[None], torch.tensor([len(frames)])))
+        target = torch.tensor([found.ids])
+        ctc_loss = torch.nn.functional.ctc_loss(
+            log_p.transpose(0, 1), target, lengths, torch.tensor([len(found.ids)]), reduction="sum"
+        )
+        wanted = (1 - ctc) * (said + weight * spoken) - ctc * float(ctc_loss)
+        assert found.log_prob == pytest.approx(wanted, abs=1e-3)
+    alone = pipeline.load_fused(folder / "run", spelled, 0.0, "cpu").predict(sources)
+    assert [p.text for p in alone] == [p.text for p in model.predict(sources)]
+
+
+# -- how long a source may be, and what is counted ---------------------------------------------------------------------
+
+
+def untaught(**changes: Any) -> Pipeline:
+    """A model of sounds that has learned nothing, with learned positions in its encoder where asked."""
+    value: dict[str, Any] = {
+        "data": {"train": "nowhere.tsv"},
+        "tokenizer": {"source": "characters"},
+        "model": {
+            "width": 16,
+            "frontend": {"name": "audio", "rate": 8000, "bins": 8, "channels": 2, "augment": False},
+            "encoder": {"name": "rnn", "cell": "gru"},
+            "decoder": {"name": "rnn", "cell": "gru"},
+        },
+        "runtime": {"device": "cpu"},
+    }
+    for key, change in changes.items():
+        value[key] = value.get(key, {}) | change
+    config = configs.validate(value, "untaught")
+    medium = configs.medium(config)
+    part = config.tokenizer.source
+    codec = codecs.learn(part, part, False, "nfc", [], ["abc"], [], medium)
+    torch.manual_seed(0)
+    model = configs.build_model(config, codec.source_size, len(codec.target))
+    return Pipeline(model.eval(), codec, config, torch.device("cpu"))
+
+
+def positions(length: int, **frontend: Any) -> dict[str, Any]:
+    encoder = {"name": "transformer", "layers": 1, "heads": 2, "position": {"name": "learned", "length": length}}
+    return untaught().config.model.model_dump() | {
+        "encoder": encoder,
+        "frontend": {"name": "audio", "rate": 8000, "bins": 8, "channels": 2, **frontend},
+    }
+
+
+def clip(folder: Path, frames: int) -> str:
+    """The name of a sound of so many frames."""
+    samples = np.random.default_rng(frames).normal(0, 0.1, 200 + 80 * (frames - 1))
+    soundfile.write(folder / f"{frames}.wav", samples, 8000)
+    return str(folder / f"{frames}.wav")
+
+
+@pytest.mark.parametrize("encoder", [{"name": "rnn", "cell": "gru"}, {"name": "pyramid", "layers": 1}])
+def test_the_length_of_a_result_goes_by_the_states_and_not_by_the_frames(
+    tmp_path: Path, encoder: dict[str, Any]
+) -> None:
+    parts = untaught().config.model.model_dump() | {"encoder": encoder}
+    model = untaught(model=parts, generation={"ratio": 0.5, "extra": 1})
+    with torch.no_grad():
+        model.model.output.bias[2] = -1e4  # </s>: nothing ends by itself
+    for frames in (41, 80, 3):
+        states = -(-frames // (4 if encoder["name"] == "rnn" else 8))
+        assert model.states(frames) == states
+        found = model.predict([clip(tmp_path, frames)], beam=1)[0]
+        assert (found.ended, len(found.tokens)) == ("length", int(0.5 * states) + 1)
+
+
+def test_positions_of_the_encoder_are_counted_behind_the_frontend(tmp_path: Path) -> None:
+    model = untaught(model=positions(10, augment=False), data={"train": "nowhere.tsv", "max_source": 40})
+    assert model.longest == 40
+    fits, longer = clip(tmp_path, 40), clip(tmp_path, 41)
+    assert [p.cut for p in model.predict([fits, longer])] == [False, True]
+    assert len(model.score([(fits, "ab")])) == 1
+    with pytest.raises(DataError, match="the source has 41"):
+        model.score([(longer, "ab")])
+
+
+@pytest.mark.parametrize(
+    ("frontend", "limit", "needed"),
+    [
+        ({"augment": False}, 40, 10),
+        ({"augment": False}, 41, 11),
+        ({}, 40, 12),  # played at 0.9 of its speed it has 45 frames
+        ({"speeds": [0.5, 1.0]}, 40, 20),
+        ({"augment": False, "subsampling": "stack", "stack": 3}, 40, 14),
+    ],
+)
+def test_positions_must_reach_as_far_as_the_longest_look(frontend: dict[str, Any], limit: int, needed: int) -> None:
+    data = {"train": "nowhere.tsv", "max_source": limit}
+    untaught(model=positions(needed, **frontend), data=data)
+    with pytest.raises(ConfigError, match=rf"data\.max_source is {limit}, but .*raise its length to {needed}"):
+        untaught(model=positions(needed - 1, **frontend), data=data)
+
+
+def test_half_a_minute_of_sound_is_kept_where_nobody_says_how_long_a_source_may_be(tmp_path: Path) -> None:
+    open_end, said = untaught().config, untaught(data={"train": "nowhere.tsv", "max_source": 256}).config
+    assert (shapes.longest_source(open_end), shapes.longest_source(said)) == (3000, 256)
+    kept = preparation.settled(open_end)
+    again = configs.validate(yaml.parse(kept.text(), "saved"), "saved")
+    assert (kept.data.max_source, shapes.longest_source(again)) == (3000, 3000)
+    text = configs.validate({"data": {"train": "nowhere.tsv"}}, "text")
+    assert (shapes.longest_source(text), preparation.settled(text).plain()) == (256, text.plain())
+    image = {"frontend": {"name": "image", "pixels": 320}, "encoder": "identity", "decoder": "rnn"}
+    assert shapes.longest_source(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image")) == 320
+
+
+def test_a_training_says_what_was_too_long_and_the_remedy(tmp_path: Path) -> None:
+    lines = [f"{clip(tmp_path, frames)}\tab\n" for frames in (300, 310, 2990, 3001)]
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    data = {"train": str(tmp_path / "train.tsv"), "cache": str(tmp_path / "cache")}
+    config = untaught(data=data, training={"steps": 1, "schedule": "constant", "save_every": 9}).config
+    said = [report.message for report in training.run(config, tmp_path / "run") if report.kind == "notice"]
+    wanted = "3 pairs are used; left out: 1 source too long (over 3,000 positions; data.max_source may allow more)"
+    assert any(wanted in message for message in said)
+    assert "already finished" in [report.message for report in training.run(config, tmp_path / "run")][-1]
+    assert pipeline.load(tmp_path / "run", "cpu").longest == 4 * 3000

@@ -15,6 +15,7 @@ from dragoman.cli.options import (
     Model,
     OnError,
     Pairs,
+    Places,
     Plain,
     Precision,
     Workers,
@@ -44,6 +45,7 @@ def evaluate(
     precision: Precision = None,
     plain: Plain = False,
     modules: Imports = [],
+    files: Places = [],
 ) -> None:
     """Decode every source and compare with the targets; columns after the target are further references."""
     import_all(modules)
@@ -53,7 +55,7 @@ def evaluate(
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
 
-    opened = pipeline.load(model, device, precision=precision, plain=plain)
+    opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
     choice(on_error, ("stop", "skip"), "--on-error")
     if opened.goes_on:
         raise UserError("a language model has no targets to compare with; `dragoman score` gives its perplexity")

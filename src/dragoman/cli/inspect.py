@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from dragoman.cli.options import (
     Device,
     Imports,
     Model,
+    Places,
     SourceLang,
     TargetLang,
     choice,
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dragoman.core.interfaces import Example
+    from dragoman.inspection.figure import Look
     from dragoman.inspection.picture import Panel
     from dragoman.pipeline import Pipeline
 
+    Opened = Mapping[str, Pipeline]  # by the name that the user gave; one, or two to be shown beside each other
+
 OF_TEXTS = ("alignment", "beam", "steps", "why")  # one for each source
 OF_MODELS = ("space", "positions", "sequential", "replay")  # one for all
-MAPS = ("soft", "cross", "encoder", "decoder")
+MAPS = ("soft", "cross", "encoder", "second", "decoder")
 
 Views = Annotated[
     str,
@@ -47,20 +51,27 @@ Picture = Annotated[Path | None, typer.Option(help="Draw the alignments into thi
 def inspect(
     model: Model,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Sources to look at; default: one line of the standard input each.")
+        list[str] | None,
+        typer.Argument(
+            help="Sources to look at: texts, or names of files where the model reads such; two sources with a tab "
+            "between them. Default: one line of the standard input each.",
+            show_default=False,
+        ),
     ] = None,
     target: Annotated[
         list[str], typer.Option(help="A target to look at beside the model's own output; once for each source.")
     ] = [],
     view: Views = "",
+    beside: Annotated[str | None, typer.Option(help="A second model, to show beside the first.")] = None,
     beam: Beam = None,
     html: Annotated[Path | None, typer.Option(help="Write the views as a page into this file.")] = None,
     png: Picture = None,
     svg: Picture = None,
     pdf: Picture = None,
     maps: Annotated[
-        str, typer.Option(help="What a picture shows: soft, or every head of cross, encoder or decoder attention.")
+        str, typer.Option(help="What a picture shows: soft, or every head of cross, encoder, second or decoder.")
     ] = "soft",
+    files: Places = [],
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     device: Device = "auto",
@@ -69,24 +80,22 @@ def inspect(
     """Show which source tokens the model attended to, what its beam kept and dropped, and what it nearly said."""
     import_all(modules)
     from dragoman import pipeline
-    from dragoman.core.errors import UserError
     from dragoman.core.interfaces import Example
     from dragoman.data.readers import read_sources
 
     views = [choice(name.strip(), (*OF_TEXTS, *OF_MODELS), "--view") for name in view.split(",") if name.strip()]
     choice(maps, MAPS, "--maps")
-    opened = pipeline.load(model, device, plain=True)
+    names = [model] if beside is None or beside == model else [model, beside]
+    opened = {name: pipeline.load(name, device, plain=True).with_files(files) for name in names}
     wants_texts = not views or any(name in (*OF_TEXTS, "space") for name in views)
-    given = [Example(text) for text in texts] if texts else read_sources("-") if wants_texts else []
-    sources = list(warn_untagged(opened, tagged_with(given, source_lang, target_lang)))
-    if target and len(target) != len(sources):
-        raise UserError(f"there are {len(sources)} sources and {len(target)} targets; give one for each, or none")
-    targets: Sequence[str | None] = target or [None] * len(sources)
-    asked = list(zip(sources, targets, strict=True))
+    given: Iterable[Example] = [Example(text) for text in texts] if texts else read_sources("-") if wants_texts else []
+    if opened[model].codec.second is not None:
+        given = (opened[model]._example(example) for example in given)
+    asked = with_targets(list(warn_untagged(opened[model], tagged_with(given, source_lang, target_lang))), target)
     pictures = [path for path in (png, svg, pdf) if path is not None]
     if html is not None:
         found = list(every(opened, asked, views or OF_TEXTS, beam, skip=not views))
-        write_page(found, html, f"dragoman inspect {model}")
+        write_page(found, html, f"dragoman inspect {' --beside '.join(names)}")
     if html is None or views:
         for source, data in every(opened, asked, views or ["alignment"], beam, skip=False, blank=True):
             show(console(), source, data)
@@ -94,8 +103,17 @@ def inspect(
         draw([data for _, data in every(opened, asked, ["alignment"], beam, skip=True)], pictures, maps)
 
 
+def with_targets(sources: Sequence[Example], targets: Sequence[str]) -> list[tuple[Example, str | None]]:
+    from dragoman.core.errors import UserError
+
+    if targets and len(targets) != len(sources):
+        raise UserError(f"there are {len(sources)} sources and {len(targets)} targets; give one for each, or none")
+    each: Sequence[str | None] = targets or [None] * len(sources)
+    return list(zip(sources, each, strict=True))
+
+
 def every(
-    pipeline: Pipeline,
+    opened: Opened,
     asked: Sequence[tuple[Example, str | None]],
     views: Sequence[str],
     beam: int | None,
@@ -104,29 +122,51 @@ def every(
     blank: bool = False,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each view of each source, and of the model; what a model cannot show is left out with a word, or is an error."""
-    from dragoman.core.errors import UserError
-
     for source, target in asked:
         if not source.source.strip():
             if blank:
                 yield source.source, {"view": "blank"}
             continue
         for name in (name for name in views if name in OF_TEXTS):
-            try:
-                yield source.source, of_text(pipeline, name, source, target, beam)
-            except UserError as error:
-                if not skip:
-                    raise
-                console(error=True).print(f"{name} is left out: {error}", markup=False, soft_wrap=True)
+            found = {key: shown(one, name, source, target, beam, skip) for key, one in opened.items()}
+            yield from ((source.source, data) for data in together(found))
     for name in (name for name in views if name in OF_MODELS):
-        yield "", of_model(pipeline, name, [source for source, _ in asked])
+        sources = [source for source, _ in asked]
+        yield from (("", data) for data in together({key: of_model(p, name, sources) for key, p in opened.items()}))
+
+
+def shown(
+    pipeline: Pipeline, name: str, source: Example, target: str | None, beam: int | None, skip: bool
+) -> dict[str, Any] | None:
+    """A view; None where the model cannot show it and that is no error."""
+    from dragoman.core.errors import DataError, UserError
+
+    try:
+        return of_text(pipeline, name, source, target, beam)
+    except DataError:  # a file that is missing or damaged, which no other view would show
+        raise
+    except UserError as error:
+        if not skip:
+            raise
+        console(error=True).print(f"{name} is left out: {error}", markup=False, soft_wrap=True)
+        return None
+
+
+def together(found: Mapping[str, dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
+    """The view of one model as it is, those of two as one."""
+    views = {model: data for model, data in found.items() if data is not None}
+    if len(found) == 1:
+        yield from views.values()
+    elif views:
+        text = next(iter(views.values())).get("source_text")
+        yield {"view": "beside", "source_text": text, "models": list(views), "views": list(views.values())}
 
 
 def of_text(pipeline: Pipeline, name: str, source: Example, target: str | None, beam: int | None) -> dict[str, Any]:
     from dragoman.inspection import alignment, beam_tree, steps, why
 
     if name == "alignment" and target is None and not writes_alone(pipeline):
-        return said(pipeline, source, beam)
+        return alignment.said(pipeline, source, beam=beam)
     if name == "alignment":
         return alignment.look(pipeline, source, target, beam=beam)
     if name == "beam":
@@ -137,35 +177,10 @@ def of_text(pipeline: Pipeline, name: str, source: Example, target: str | None, 
 
 
 def writes_alone(pipeline: Pipeline) -> bool:
-    """Whether this is one model that writes targets for texts, so that its layers can be looked into."""
+    """Whether this is one model that writes targets, so that its layers can be looked into."""
     from dragoman.nn.seq2seq import Seq2Seq
 
-    of_texts = pipeline.codec.medium is None and pipeline.codec.second is None
-    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.goes_on and of_texts
-
-
-def said(pipeline: Pipeline, source: Example, beam: int | None) -> dict[str, Any]:
-    """What a prediction shows of a model that answers with labels or goes on with a text, or of several as one."""
-    found = pipeline.predict([source], beam=beam, attention=True)[0]
-    soft = None if found.attention is None else found.attention.tolist()
-    target = [*found.tokens, "</s>"][: len(soft) if soft is not None else None]
-    return {
-        "view": "alignment",
-        "source_text": source.source,
-        "target_text": found.text,
-        "given": False,
-        "source": found.source_tokens,
-        "target": target,
-        "inputs": ["<s>", *target[:-1]],
-        "log_probs": found.log_probs,
-        "log_prob": found.log_prob,
-        "soft": soft,
-        "maps": [],
-        "words": None,
-        "off": [],
-        "log_prob_off": None,
-        "log_probs_off": None,
-    }
+    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.goes_on
 
 
 def of_model(pipeline: Pipeline, name: str, sources: Sequence[Example]) -> dict[str, Any]:
@@ -191,7 +206,12 @@ def show(out: Console, source: str, data: Mapping[str, Any]) -> None:
         out.print(f"{source} → \nnothing to look at: the source is blank", markup=False)
         return
     kind, width = data["view"], out.width
-    if kind == "alignment":
+    if kind == "beside":
+        for model, one in zip(data["models"], data["views"], strict=True):
+            out.print(f"{model}:", markup=False)
+            show(out, source, one)
+            out.print()
+    elif kind == "alignment":
         show_alignment(out, data)
     elif kind == "beam":
         out.print(beam_lines(data, width=width), end="")
@@ -199,7 +219,7 @@ def show(out: Console, source: str, data: Mapping[str, Any]) -> None:
         out.print(step_lines(data, width=width), end="")
     elif kind == "why":
         out.print(f"‖∂ log p / ∂ source‖, the largest is {largest(data['norms']):.3g}:", markup=False)
-        show_map(out, scaled(data["norms"]), data["source"], data["target"])
+        show_looks(out, data, scaled(data["norms"]), data["target"])
     elif kind == "positions":
         out.print(data["what"], markup=False, soft_wrap=True)
         names = [str(i) for i in range(len(data["matrix"]))]
@@ -222,13 +242,34 @@ def show_alignment(out: Console, data: Mapping[str, Any]) -> None:
     if data["soft"] is None:
         out.print("this model has no attention to show")
     else:
-        show_map(out, data["soft"], data["source"], data["target"])
+        show_looks(out, data, data["soft"], data["target"])
 
 
-def show_map(out: Console, weights: Any, source: Sequence[str], target: Sequence[str]) -> None:
+def show_looks(
+    out: Console, data: Mapping[str, Any], weights: Sequence[Sequence[float]], target: Sequence[str]
+) -> None:
+    """Grids where the source is an image; a map of all that is not, with times where it is a sound."""
+    from dragoman.inspection import places
+    from dragoman.inspection.terminal import EACH, grid_maps
+
+    medium, source = data["medium"], data["source"]
+    if medium is None:
+        show_map(out, weights, source, target)
+        return
+    if medium["kind"] == "sound" or medium.get("per_frame") == 1:  # whose states stand in a row already
+        names = [label.removesuffix(" s") for label in source]
+        show_map(out, [places.scaled(row) for row in weights], names, target, EACH)
+        return
+    out.print(grid_maps(medium, weights, target, color=out.color_system is not None, width=out.width))
+    others = places.outside(medium, len(source))
+    if others:
+        show_map(out, [[row[j] for j in others] for row in weights], [source[j] for j in others], target)
+
+
+def show_map(out: Console, weights: Any, source: Sequence[str], target: Sequence[str], most: str = "1") -> None:
     from dragoman.inspection.terminal import heat_map
 
-    out.print(heat_map(weights, source, target, color=out.color_system is not None, width=out.width))
+    out.print(heat_map(weights, source, target, color=out.color_system is not None, width=out.width, most=most))
 
 
 def largest(rows: Sequence[Sequence[float]]) -> float:
@@ -257,24 +298,49 @@ def write_page(found: Sequence[tuple[str, dict[str, Any]]], path: Path, title: s
 
 
 def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -> None:
-    """The alignments as pictures; nothing is drawn where nothing was looked at."""
+    """The alignments as pictures, over images and sounds where there are such; nothing where nothing was looked at."""
+    from dragoman.inspection.figure import looks
     from dragoman.inspection.picture import alignment
 
-    panels = [panel for data in found for panel in panels_of(data, maps)]
+    views = [one for data in found for one in named(data)]
+    over = [look for name, data in views for look in looks_of(name, data)] if maps == "soft" else []
+    panels = [panel for name, data in views for panel in panels_of(name, data, maps)]
     for path in paths if panels else ():
-        alignment(path, panels)
+        if over:
+            looks(path, over)
+        else:
+            alignment(path, panels)
         console(error=True).print(f"wrote {path}", markup=False)
 
 
-def panels_of(data: Mapping[str, Any], maps: str) -> Iterator[Panel]:
+def named(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each view with what to write before its title: the model's name, where there are two."""
+    if data["view"] == "beside":
+        yield from ((f"{model}: ", one) for model, one in zip(data["models"], data["views"], strict=True))
+    else:
+        yield "", data
+
+
+def looks_of(name: str, data: Mapping[str, Any]) -> Iterator[Look]:
+    from dragoman.inspection.figure import Look
+
+    if data["medium"] is not None and data["soft"] is not None:
+        heard = data["medium"]["kind"] == "sound"
+        unit = data if heard else data["words"] or data  # a panel for each word, and not for each of its letters
+        yield Look(data["medium"], unit["soft"], unit["target"], f"{name}{data['source_text']} → {data['target_text']}")
+
+
+def panels_of(name: str, data: Mapping[str, Any], maps: str) -> Iterator[Panel]:
     from dragoman.inspection.picture import Panel
 
     if maps == "soft":
         if data["soft"] is not None:
-            title = f"{data['source_text']} → {data['target_text']}"
+            title = f"{name}{data['source_text']} → {data['target_text']}"
             yield Panel(data["soft"], data["source"], data["target"], title)
         return
-    rows, columns = ("source", "source") if maps == "encoder" else ("target", "source" if maps == "cross" else "inputs")
     for one in (one for one in data["maps"] if one["kind"] == maps):
+        own = one.get("tokens", data["source"])
+        axes = {"cross": (data["source"], data["target"]), "decoder": (data["inputs"], data["target"])}
+        columns, rows = axes.get(maps, (own, own))
         for i, head in enumerate(one["heads"], 1):
-            yield Panel(head["weights"], data[columns], data[rows], f"layer {one['layer']}, head {i}")
+            yield Panel(head["weights"], columns, rows, f"{name}layer {one['layer']}, head {i}")

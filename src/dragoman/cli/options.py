@@ -40,6 +40,10 @@ Precision = Annotated[
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="The model's own equations, without the fast paths.")]
 OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line that cannot be read.")]
+Places = Annotated[
+    list[str],
+    typer.Option("--files", help="A folder or archive with the images or sounds that sources name. Repeatable."),
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, whole or not at all.")]
 
 

@@ -1,4 +1,10 @@
-"""dragoman predict: N lines in, N lines out, in order."""
+"""dragoman predict: N lines in, N lines out, in order.
+
+    a file of lines   one source on each; where the model reads a medium, the name of a file on each
+    media files       each is one input: photo.jpg, clip.wav, utterance.npy, a folder of frames
+
+What is a medium's own file and what a list of them goes by its name: lists end with .txt, .tsv or .jsonl (.gz too).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +28,7 @@ from dragoman.cli.options import (
     Model,
     OnError,
     Output,
+    Places,
     Plain,
     Precision,
     SourceLang,
@@ -43,11 +50,24 @@ if TYPE_CHECKING:
 
 
 REDRAW = 0.2  # seconds between two states of the bar
+LISTS = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
+
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE|-",
+        help="One source on each line, or .jsonl; - is the standard input. To a model of images or sounds, such files "
+        "themselves, or one with their names on its lines (.txt, .tsv, .jsonl).",
+    ),
+]
+Second = Annotated[
+    str, typer.Option(help="The other source, for a model of two: what is asked about the media files, say.")
+]
 
 
 def predict(
     model: Model,
-    file: Annotated[str, typer.Argument(help="One source on each line, or .jsonl; - is the standard input.")] = "-",
+    files: Files = ["-"],
     beam: Beam = None,
     nbest: Annotated[int, typer.Option(help="Results for each source; more than 1 needs --format tsv or jsonl.")] = 1,
     format: Annotated[str, typer.Option(help="text, tsv (line, rank, score, text) or jsonl.")] = "text",
@@ -92,6 +112,8 @@ def predict(
     unknown: searching.Unknown = None,
     trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
     attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
+    places: Places = [],
+    second: Second = "",
 ) -> None:
     """Turn every source into its best result. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError
@@ -111,7 +133,9 @@ def predict(
     opened = (
         pipeline.load(model, device, **how) if lm is None else pipeline.load_fused(model, lm, lm_weight, device, **how)
     )
-    opened = opened.with_generation(no_repeat=no_repeat, repetition=repetition, unknown=unknown, mbr=mbr)
+    opened = opened.with_files(places).with_generation(
+        no_repeat=no_repeat, repetition=repetition, unknown=unknown, mbr=mbr
+    )
     options = {
         "alpha": alpha, "coverage": coverage, "ending": ending, "stop": stop, "groups": groups, "strength": strength,
         "samples": samples, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -128,8 +152,9 @@ def predict(
         "attention": attention,
     }
     tally, out = Tally(), console(error=True)
-    given = Input(file, on_error, tally)
-    tagged = warn_untagged(opened, tagged_with(given, source_lang, target_lang))
+    media = media_inputs(opened, files, second)
+    given = Input(files[0], on_error, tally) if media is None else Media(media)
+    tagged = warn_untagged(opened, tagged_with(given, source_lang, target_lang, opened.codec.second is not None))
     shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
     count = 0 if given.interactive else streaming.how_many(opened, workers)
     with (
@@ -139,6 +164,52 @@ def predict(
         write((line for i, p in enumerate(shown, 1) for line in render(i, p, format)), output)
     for notice in tally.notices():
         out.print(notice, markup=False, soft_wrap=True)
+
+
+def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Example] | None:
+    """The inputs that media files are, one each; None where the one file given holds lines."""
+    from dragoman.core.errors import UserError
+    from dragoman.core.interfaces import Example
+
+    reads = opened.codec.medium is not None or (opened.codec.second or "text") != "text"
+    named = [file for file in files if reads and is_medium(file)]
+    if not named:
+        if len(files) > 1:
+            raise UserError(f"there are {len(files)} files, and only media files are several inputs; give one of lines")
+        if second:
+            raise UserError("--second goes with a media file; in a file of lines both sources stand on one, with a tab")
+        return None
+    if len(named) < len(files):
+        raise UserError("some files are media and some hold lines; give one of lines, or media files alone")
+    if opened.codec.second is None:
+        if second:
+            raise UserError("--second is given, and the model reads one source; leave it out")
+        return [Example(file) for file in named]
+    if not second.strip():
+        raise UserError("the model reads two sources, and found one; give the other with --second")
+    if opened.codec.medium is None:  # the files are what is asked about
+        return [Example(second, second=file) for file in named]
+    return [Example(file, second=second) for file in named]
+
+
+def is_medium(file: str) -> bool:
+    """Whether a name is that of an image, a sound or a clip, and not of a list or a stream of them."""
+    if not file.strip() or file == "-" or file.lower().endswith(LISTS):
+        return False
+    return os.path.isfile(file) or os.path.isdir(file) or not os.path.exists(file)  # a pipe brings lines
+
+
+class Media:
+    """Media files, each an input of its own."""
+
+    interactive = False
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples, self.expected = examples, float(len(examples))
+        self.file = f"{len(examples):,} files"
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
 
 
 class Input:
@@ -200,11 +271,12 @@ def _predictions(
             cut += prediction.cut
             yield prediction
     if cut:
-        text = f"too long, so only the first {opened.longest:,} tokens were read: {cut:,} of the sources"
+        what = "tokens" if opened.codec.medium is None else "positions"
+        text = f"too long, so only the first {opened.longest:,} {what} were read: {cut:,} of the sources"
         console(error=True).print(text, markup=False)
 
 
-def counted(results: Iterable[Prediction], given: Input, out: Console) -> Generator[Prediction, None, None]:
+def counted(results: Iterable[Prediction], given: Input | Media, out: Console) -> Generator[Prediction, None, None]:
     """The same results; a bar shows how many there are, how fast they come, and how long the rest will take."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -235,12 +307,15 @@ def counted(results: Iterable[Prediction], given: Input, out: Console) -> Genera
             draw(done, time.monotonic() - began)
 
 
-def tagged_with(sources: Iterable[Example], source_lang: str | None, target_lang: str | None) -> Iterator[Example]:
+def tagged_with(
+    sources: Iterable[Example], source_lang: str | None, target_lang: str | None, two: bool = False
+) -> Iterator[Example]:
+    """The same in the languages asked for; tabs, which part the sources of a model of two, are a warning elsewhere."""
     from dataclasses import replace
 
     tabs = 0
     for source in sources:
-        tabs += "\t" in source.source
+        tabs += "\t" in source.source and not two
         yield replace(
             source, source_lang=source.source_lang or source_lang, target_lang=source.target_lang or target_lang
         )

@@ -24,7 +24,8 @@ def show_all() -> None:
 
     from dragoman import recipes
 
-    table = Table("recipe", Column("what", overflow="fold"), "data", "systems", box=None, pad_edge=False)
+    whole = [Column("recipe", no_wrap=True), *(Column(name, overflow="fold") for name in ("what", "data", "systems"))]
+    table = Table(*whole, box=None, pad_edge=False)
     for name in recipes.names():
         recipe = recipes.open_recipe(name).recipe
         table.add_row(name, recipe.title, ", ".join(recipe.data), ", ".join(recipe.systems))

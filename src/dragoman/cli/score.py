@@ -15,6 +15,7 @@ from dragoman.cli.options import (
     OnError,
     Output,
     Pairs,
+    Places,
     Plain,
     Precision,
     Workers,
@@ -39,13 +40,14 @@ def score(
     plain: Plain = False,
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
     modules: Imports = [],
+    files: Places = [],
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     import_all(modules)
     from dragoman import pipeline, streaming
     from dragoman.data.readers import read_pairs
 
-    opened = pipeline.load(model, device, precision=precision, plain=plain)
+    opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
     choice(on_error, ("stop", "skip"), "--on-error")
     named = columns_of(columns, opened)
     examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]

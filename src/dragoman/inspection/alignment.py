@@ -7,9 +7,9 @@
     entropy   −Σ_j a_tj log a_tj, the mean over the rows t                  the mean over those of a target word
 
 A head is named kind.layer.number: cross.1.2 looks from target to source, encoder.1.2 from source to source, decoder.1.2
-from target to what was read before; second.1.2 is of a second source. Where source and target are one sequence, one head
-does all three, and each of its names switches it off. No model file knows of this: weights are watched, contexts are
-changed by hooks.
+from target to what was read before; second.1.2 is of a second source. Where source and target are one sequence, one
+head does all three, and each of its names switches it off. No model file knows of this: weights are watched, contexts
+are changed by hooks.
 
 A source that is no text has states all the same: the cells of an image, spans of a sound. `medium` says where they lie
 on its picture (medium.py).

@@ -1,4 +1,4 @@
-"""What a model saw or heard, for pictures of where it looked: the source's own picture, and which states lie where on it.
+"""What a model saw or heard, for pictures of where it looked: the source's own picture, and which states lie where.
 
     image   the pixels after resize and crop      state first + r · columns + c is the cell in row r, column c
     sound   frames (S, F) as a gray picture,      state first + j covers the share spans[j] of its width
@@ -7,7 +7,7 @@
 
 All of it is JSON: pictures are data URLs. Of two sources the first that is no text is shown; states outside of it are
 the other one's. PNG is written here, by zlib alone: what a model heard can be shown where Pillow is not installed, and
-the pixels are exactly those that were read.
+the pixels are exactly those that were read. Who draws finds the way from weights to places in places.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dragoman.core.interfaces import Medium
 from dragoman.ensemble import Ensemble
@@ -33,10 +33,8 @@ from dragoman.pipeline import Given, Pipeline
 
 WIDEST = 2000  # pixels of a picture of sound; what is longer is averaged
 FAINT, LOUD = 2, 98  # percentiles of all numbers that are white and black
-HALF = 0.5  # of a word's largest weight: what has more is where it looked
 
 Picture = dict[str, Any]
-Array = NDArray[np.float64]
 
 # -- from a source -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ def data_url(pixels: NDArray[np.uint8]) -> str:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """(H, W) gray or (H, W, 3) pixels; each as its difference from the one at its left, which is shorter than itself."""
+    """(H, W) gray or (H, W, 3) pixels, each as its difference from the one at its left, which packs better."""
     height, width = pixels.shape[:2]
     whole = pixels.reshape(height, width, -1)
     left = np.concatenate([np.zeros_like(whole[:, :1]), whole[:, :-1]], 1)
@@ -133,64 +131,3 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )
-
-
-# -- for whoever draws -------------------------------------------------------------------------------------------------
-
-
-def pictures(found: Mapping[str, Any]) -> list[str]:
-    """The data URLs of an image or of the frames of a clip."""
-    every: list[str] = found["frames"] if found["kind"] == "clip" else [found["src"]]
-    return every
-
-
-def states(found: Mapping[str, Any]) -> slice:
-    """Which of a source's states lie on the picture."""
-    counts = {
-        "image": lambda: found["rows"] * found["columns"],
-        "sound": lambda: found["count"],
-        "clip": lambda: len(found["frames"]) * found["per_frame"],
-    }
-    return slice(found["first"], found["first"] + counts[found["kind"]]())
-
-
-def grids(found: Mapping[str, Any], weights: ArrayLike) -> Array:
-    """The weights (S,) of one word as a grid over each picture, (n, rows, columns)."""
-    a = np.asarray(weights, dtype=float)[states(found)]
-    if found["kind"] == "image":
-        return a.reshape(1, found["rows"], found["columns"])
-    side = math.isqrt(found["per_frame"])
-    return a.reshape(len(found["frames"]), side, side)
-
-
-def shares(found: Mapping[str, Any], weights: Sequence[ArrayLike]) -> list[float | None]:
-    """How much of each word's attention lies on the picture; None where there is nothing beside it."""
-    rows = [np.asarray(row, dtype=float) for row in weights]
-    inside = states(found)
-    whole = all(inside.start == 0 and inside.stop >= len(row) for row in rows)
-    return [None if whole else float(row[inside].sum()) for row in rows]
-
-
-def scaled(a: Array) -> Array:
-    """From 0 to 1, the largest."""
-    peak = float(np.nan_to_num(a).max(initial=0.0))
-    return np.nan_to_num(a) / peak if peak > 0 else np.zeros_like(a)
-
-
-def span(found: Mapping[str, Any], weights: ArrayLike) -> tuple[float, float]:
-    """From where to where a word looked at a sound, as shares of it: around its largest weight, while at least half."""
-    a = scaled(np.asarray(weights, dtype=float)[states(found)])
-    low = high = int(a.argmax())
-    while low > 0 and a[low - 1] >= HALF:
-        low -= 1
-    while high + 1 < len(a) and a[high + 1] >= HALF:
-        high += 1
-    return found["spans"][low][0], found["spans"][high][1]
-
-
-def seconds(found: Mapping[str, Any]) -> Iterator[float]:
-    """Round times for the axis of a sound, four to nine of them."""
-    rough = found["seconds"] / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough)
-    yield from (i * step for i in range(int(found["seconds"] / step + 1e-9) + 1))

@@ -5,7 +5,8 @@
     the views' dicts ───────────────────→ <script type="application/json">, data that cannot run
 
 Modules are joined by leaving out their imports and the word `export`: they follow one another in the order of their
-imports, and no two of them use a name twice. Everything else is forbidden by the page's content security policy.
+imports, and no two of them use a name twice. Pictures are data, too. Everything else is forbidden by the page's content
+security policy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 # A module stands after those it imports from.
 MODULES = (
-    *("dom", "heat", "chart"),
+    *("dom", "heat", "medium", "chart"),
     *("alignment", "beam", "steps", "quality", "space", "positions", "probes", "why", "replay"),
     "views",
 )
@@ -34,7 +35,8 @@ def page(views: Sequence[Mapping[str, Any]], title: str) -> str:
     """The text of the file; several views become tabs."""
     style, script = _static("views.css"), joined() + START
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
     name = html.escape(title.encode("utf-8", "replace").decode())
     return f"""<!doctype html>

@@ -67,13 +67,13 @@ class Point:
 
 def alignment(path: str | Path, panels: Sequence[Panel]) -> None:
     """Draw attention maps side by side, all on one scale."""
-    path = _checked(path)
+    path = checked(path)
     matrices = [_matrix(panel) for panel in panels]
     if not matrices:
         raise ValueError("there is no panel to draw")
-    figure = _figure()
+    figure = paper()
     tokens = (visible(token) for panel in panels for token in (*panel.source, *panel.target))
-    letters = _Letters([*tokens, *(panel.title for panel in panels)])
+    letters = Letters([*tokens, *(panel.title for panel in panels)])
     columns = _columns(matrices)
     cell = _cell(matrices, columns)
     # Where all weights are small (long sources, unsure heads) a scale up to 1 would leave the map white: the scale
@@ -84,7 +84,7 @@ def alignment(path: str | Path, panels: Sequence[Panel]) -> None:
     if top < 1.0:
         axes.append(_colorbar(figure, axes[columns - 1], letters))
     _arrange(figure, axes, len(matrices), columns)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _matrix(panel: Panel) -> NDArray[np.float64]:
@@ -116,7 +116,7 @@ def _cell(matrices: Sequence[NDArray[np.float64]], columns: int) -> float:
     return min(CELL, LARGEST / max(int(columns * wide), int(rows * high)))
 
 
-def _draw(figure: Any, panel: Panel, a: NDArray[np.float64], cell: float, top: float, letters: _Letters) -> Any:
+def _draw(figure: Any, panel: Panel, a: NDArray[np.float64], cell: float, top: float, letters: Letters) -> Any:
     """The axes of one panel, of the right size and not yet in its place."""
     rows, columns = a.shape
     width, height = figure.get_size_inches()
@@ -141,7 +141,7 @@ def _draw(figure: Any, panel: Panel, a: NDArray[np.float64], cell: float, top: f
     return axes
 
 
-def _label(token: str, letters: _Letters) -> str:
+def _label(token: str, letters: Letters) -> str:
     shown = letters.drawable(visible(token))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
 
@@ -152,7 +152,7 @@ def _turned(labels: Sequence[str]) -> list[bool]:
     return [True] * len(labels) if 2 * sum(long) > len(labels) else long
 
 
-def _colorbar(figure: Any, axes: Any, letters: _Letters) -> Any:
+def _colorbar(figure: Any, axes: Any, letters: Letters) -> Any:
     """A slim scale, not higher than the panel it will stand beside."""
     width, height = figure.get_size_inches()
     beside = figure.add_axes((0, 0, 0.12 / width, min(axes.get_position().height, 2.5 / height)))
@@ -203,13 +203,13 @@ def curves(
     path: str | Path, series: Mapping[str, Sequence[Point]], *, xlabel: str, ylabel: str, title: str = ""
 ) -> None:
     """Draw quality by length for one or several models, each with its interval."""
-    path = _checked(path)
+    path = checked(path)
     if not any(series.values()):
         raise ValueError("there is no point to draw")
-    figure = _figure()
+    figure = paper()
     figure.set_layout_engine("constrained")
     figure.set_size_inches(6.4, 4.4)
-    letters = _Letters((*series, xlabel, ylabel, title))
+    letters = Letters((*series, xlabel, ylabel, title))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(6, 1))
     lines = [_curve(above, i, points) for i, points in enumerate(series.values())]
     _counts(below, series)
@@ -222,7 +222,7 @@ def curves(
         _legend(above, lines, list(series), letters)
     for axes, ticks in ((above, 6), (below, 2)):
         _plain(axes, ticks, letters)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _curve(axes: Any, i: int, points: Sequence[Point]) -> Any:
@@ -249,14 +249,14 @@ def _counts(axes: Any, series: Mapping[str, Sequence[Point]]) -> None:
     axes.set_xlim(places[0] - 0.7 * nearest, places[-1] + 0.7 * nearest)
 
 
-def _legend(axes: Any, lines: Sequence[Any], names: Sequence[str], letters: _Letters) -> None:
+def _legend(axes: Any, lines: Sequence[Any], names: Sequence[str], letters: Letters) -> None:
     # Names are put in afterwards: a legend leaves out entries that begin with "_", and would read "$" as mathematics.
     legend = axes.legend(lines, [f"{i}" for i in range(len(lines))], frameon=False, loc="best", handlelength=1.8)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(text=letters.drawable(name), **letters.style(9))
 
 
-def _plain(axes: Any, ticks: int, letters: _Letters) -> None:
+def _plain(axes: Any, ticks: int, letters: Letters) -> None:
     """Two spines, a light grid, whole numbers below."""
     from matplotlib.ticker import MaxNLocator
 
@@ -272,7 +272,7 @@ def _plain(axes: Any, ticks: int, letters: _Letters) -> None:
 # -- letters and files -------------------------------------------------------------------------------------------------
 
 
-class _Letters:
+class Letters:
     """Fonts for the texts of one picture: DejaVu, then installed fonts for what it lacks (CJK, say)."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -315,7 +315,7 @@ def _covered(font: str) -> set[str]:
         return set()
 
 
-def _checked(path: str | Path) -> Path:
+def checked(path: str | Path) -> Path:
     """The path, if its ending names a format."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -325,7 +325,7 @@ def _checked(path: str | Path) -> Path:
     return path
 
 
-def _figure() -> Any:
+def paper() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -333,7 +333,7 @@ def _figure() -> Any:
     return Figure(figsize=(10, 10), dpi=100, facecolor="white")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """Draw into memory, then write all of it at once."""
     picture = io.BytesIO()
     dpi = min(DPI, PIXELS / max(figure.get_size_inches()))

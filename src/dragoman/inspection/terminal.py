@@ -5,6 +5,9 @@
           R   ██                        a matrix wider than the terminal goes on below, in blocks of columns
          AE     ██
 
+Where the source is an image, each word has a grid of its own, and as many stand side by side as fit; shades there are
+shares of the word's largest weight (places.py).
+
 With color a weight is a shade of the background, from near black to near white in one hue, so that the map carries its
 own ground and reads the same on dark and on light terminals. Without color it is one of " ·░▒▓█".
 
@@ -17,13 +20,15 @@ from __future__ import annotations
 
 import shutil
 import unicodedata
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
+
+from dragoman.inspection.places import grids, titles
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -37,12 +42,22 @@ SHADES = (
 )
 STYLES = tuple(Style(bgcolor=shade) for shade in SHADES)
 DEEPEST = 16  # lines of a heading; longer tokens are cut
+EACH = "the most of each word"
 
 
 def heat_map(
-    weights: ArrayLike, source: Sequence[str], target: Sequence[str], *, color: bool, width: int | None = None
+    weights: ArrayLike,
+    source: Sequence[str],
+    target: Sequence[str],
+    *,
+    color: bool,
+    width: int | None = None,
+    most: str = "1",
 ) -> Text:
-    """The map of weights (T, S), each in [0, 1]; `width` is the terminal's unless given. Not a number shows as "?"."""
+    """The map of weights (T, S), each in [0, 1]; `width` is the terminal's unless given. Not a number shows as "?".
+
+    `most` is what the strongest shade stands for.
+    """
     a = np.asarray(weights, dtype=float)
     if a.shape != (len(target), len(source)):
         raise ValueError(f"weights are {a.shape}; {len(target)} target and {len(source)} source tokens were given")
@@ -62,8 +77,56 @@ def heat_map(
             _row(text, row, cell, color)
             text.append("\n")
         text.append("\n")
-    _scale(text, color)
+    _scale(text, color, most)
     return text
+
+
+def grid_maps(
+    medium: Mapping[str, Any],
+    weights: Sequence[Sequence[float]],
+    target: Sequence[str],
+    *,
+    color: bool,
+    width: int | None = None,
+) -> Text:
+    """A grid of shades for each word, over the cells of an image or of a clip's frames."""
+    width = width or shutil.get_terminal_size().columns
+    every = [_in_a_row(grids(medium, row)) for row in weights]
+    names = titles(medium, [visible(token) for token in target], weights)
+    wide = 2 * every[0].shape[1] if every else 2
+    wide = max(wide, min(max((cell_len(name) for name in names), default=0), max(wide, 10)))
+    beside = max(1, (width + 2) // (wide + 2))
+    text = Text(no_wrap=True, overflow="ignore")
+    for start in range(0, len(every), beside):
+        some = range(start, min(start + beside, len(every)))
+        text.append("  ".join(_filled(_cut(names[i], wide), wide) for i in some).rstrip() + "\n")
+        for row in range(len(every[start])):
+            for i in some:
+                _shades(text, every[i][row], wide, color)
+                text.append("  " if color else "│ ")  # else nobody sees where a grid ends
+            text.append("\n")
+        text.append("\n")
+    _scale(text, color, EACH)
+    return text
+
+
+def _in_a_row(a: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Grids (n, rows, columns) side by side, not a number between them."""
+    return np.hstack([np.pad(one, ((0, 0), (0, 1)), constant_values=np.nan) for one in a])[:, :-1]
+
+
+def _filled(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def _shades(text: Text, row: NDArray[np.float64], wide: int, color: bool) -> None:
+    """A line of one grid; between the frames of a clip there is nothing."""
+    for weight in row:
+        if np.isnan(weight):
+            text.append("  ")
+        else:
+            _row(text, np.array([weight]), 2, color)
+    text.append(" " * (wide - 2 * len(row)))
 
 
 def visible(token: str) -> str:
@@ -136,9 +199,9 @@ def _level(weight: float, levels: int) -> int:
     return int(min(1.0, max(0.0, weight)) * (levels - 1) + 0.5)
 
 
-def _scale(text: Text, color: bool) -> None:
-    """What the shades mean, from 0 to 1."""
+def _scale(text: Text, color: bool, most: str) -> None:
+    """What the shades mean, from 0 to the most."""
     steps = np.linspace(0.0, 1.0, len(STYLES) if color else len(GLYPHS))
     text.append("0 ")
     _row(text, steps, 2, color)
-    text.append(" 1")
+    text.append(f" {most}")

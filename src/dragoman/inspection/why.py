@@ -119,8 +119,8 @@ def by_position(pipeline: Pipeline, examples: Iterable[Example]) -> dict[str, An
         batch = collate([row for _, row in some], list(range(len(some)))).to(pipeline.device)
         found = pipeline.model.eval()(batch)
         hits = (found.logits.argmax(-1) == found.gold).tolist()
-        for (S, pair), row in zip(some, hits, strict=True):
-            T = len(pair.target) - 1
+        for (S, made), row in zip(some, hits, strict=True):
+            T = len(made.target) - 1
             for t, hit in enumerate(row[:T], 1):
                 j = math.ceil(t * S / T)
                 count[j], right[j] = count[j] + 1, right[j] + hit

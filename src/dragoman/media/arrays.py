@@ -62,7 +62,7 @@ class ArrayMedium:
 
     def _found(self, example: Example) -> NDArray[Any]:
         archive, _, row = example.source.strip().rpartition("/")
-        if row.isdecimal():
+        if row.isdecimal() and example.content is None:
             table = _table(archive, example.file, tuple(self.files))
             if table is not None:
                 return _row(table, int(row), example)
@@ -90,7 +90,7 @@ def _array(data: bytes, example: Example) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return array
-    except (ValueError, EOFError, MemoryError, SyntaxError) as error:
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
         raise wrong(example, f"is not an array that can be read ({error})") from None
 
 
@@ -101,7 +101,7 @@ Table = tuple["NDArray[Any]", "NDArray[Any]"]
 def _table(archive: str, file: str, files: tuple[str, ...]) -> Table | None:
     """The frames and offsets of an .npz that holds all sources end to end; None: it is another kind of file."""
     inside = Example(archive, file=file)
-    feats, offsets = (replace(inside, source=f"{archive}/{name}".lstrip("/")) for name in ("feats", "offsets"))
+    feats, offsets = (replace(inside, source=f"{archive}/{name}" if archive else name) for name in ("feats", "offsets"))
     try:
         found = content(feats, files), content(offsets, files)
     except DataError:

@@ -1,11 +1,14 @@
 """A clip as its frames: (n, H · W · 3) bytes, one position for each frame.
 
     clips/7             a folder of images, or one inside an archive: clips.zip/7
-    7.zip, 7.npz        an archive of images, or of (H, W, 3) arrays
+    7.zip, 7.npz        an archive of images, or of (H, W, 3) arrays, or of one folder of them
     clips.npz/7, 7.npy  one array, (n, H, W, 3) bytes; gray without the 3
+    7.gif, 7.png        a picture that moves, or one that does not: a clip of one frame
 
 Frames come in the order of their names, numbers by value (9.png before 10.png). Of a longer clip than `frames` so many
 are taken, evenly spaced from the first to the last. `augment` looks at all frames of a clip in the same way (image.py).
+
+Where the bytes of a file are given in place of its name, they say themselves which of the last three forms they have.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -23,13 +26,17 @@ import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
-from dragoman.media.files import archive, content, is_archive
-from dragoman.media.image import ImageMedium, pillow
+from dragoman.media.files import Zip, archive, content, is_archive
+from dragoman.media.image import FORMATS, PIXELS, ImageMedium, pillow, upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+MEMBERS = 100_000  # of an archive that is given as bytes
+INFLATED = 1 << 28  # bytes of what is read from such an archive: a small one may claim to hold a lot
+MOVING = 4 * PIXELS  # the most that is decoded of a picture that moves
+ARRAY, ARCHIVE = b"\x93NUMPY", b"PK\x03\x04"  # how the files begin
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,24 @@ class ClipMedium:
 
     def read(self, example: Example) -> NDArray[Any]:
         """(n, H · W · 3)"""
-        names = listed(example, self.files)
-        if names is None:
-            frames = self._array(example)
-        elif not names:
-            raise wrong(example, "has no frames in it (no images and no arrays)")
-        elif len(names) == 1 and names[0].endswith(".npy"):
-            frames = self._array(inside(example, names[0]))
+        names = listed(example, self.files) if example.content is None else None
+        if names is not None:
+            frames = self._members([inside(example, name) for name in names], example)
         else:
-            frames = [self._frame(inside(example, names[i])) for i in spread(len(names), self.frames)]
+            data = content(example, self.files)
+            if data.startswith(ARCHIVE):
+                frames = self._members(unpacked(data, self.frames, example), example)
+            else:
+                frames = self._array(data, example) if data.startswith(ARRAY) else self._moving(data, example)
         return np.stack(frames).reshape(len(frames), -1)
+
+    def _members(self, members: Sequence[Example], example: Example) -> list[NDArray[Any]]:
+        """The frames of a folder or archive, one for each of its files; a single array may hold all of them."""
+        if not members:
+            raise wrong(example, "has no frames in it (no images and no arrays)")
+        if len(members) == 1 and members[0].source.endswith(".npy"):
+            return self._array(content(members[0], self.files), members[0])
+        return [self._frame(members[i]) for i in spread(len(members), self.frames)]
 
     def _frame(self, example: Example) -> NDArray[Any]:
         """(H, W · 3)"""
@@ -73,9 +88,9 @@ class ClipMedium:
             return self.image.read(example)
         return self._picture(opened(content(example, self.files), example), example)
 
-    def _array(self, example: Example) -> list[NDArray[Any]]:
+    def _array(self, data: bytes, example: Example) -> list[NDArray[Any]]:
         """The frames of one array; a single picture is a clip of one."""
-        array = opened(content(example, self.files), example)
+        array = opened(data, example)
         array = array[None] if array.ndim == 3 and array.shape[-1] == 3 else array
         if array.ndim not in (3, 4) or not len(array):
             raise wrong(example, f"is of shape {array.shape}, not (frames, height, width, 3)")
@@ -87,6 +102,21 @@ class ClipMedium:
         if not array.size:
             raise wrong(example, "has frames without a pixel")
         return self.image.pixels(pillow().Image.fromarray(array).convert("RGB"))
+
+    def _moving(self, data: bytes, example: Example) -> list[NDArray[Any]]:
+        """The frames of a picture that moves (GIF, WebP, PNG); another one is a clip of one."""
+        try:
+            with pillow().Image.open(io.BytesIO(data), formats=FORMATS) as file:
+                count = int(getattr(file, "n_frames", 1))
+                if file.width * file.height * count > MOVING:  # all of them are decoded on the way to the last
+                    raise ValueError(f"it has {count:,} × {file.width:,} × {file.height:,} pixels, too many")
+                frames = []
+                for i in spread(count, self.frames):
+                    file.seek(i)
+                    frames.append(self.image.pixels(upright(file)))
+                return frames
+        except Exception as error:  # damaged files make Pillow raise whatever its readers stumble over
+            raise wrong(example, f"is no folder, archive, array or picture of frames ({error})") from None
 
     def blank(self) -> NDArray[Any]:
         return np.zeros((1, self.width), np.uint8)
@@ -115,9 +145,23 @@ def opened(data: bytes, example: Example) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return array
-    except (ValueError, EOFError, MemoryError, SyntaxError) as error:
-        text = f"is no folder, archive or array of frames ({error})"
-        raise wrong(example, text) from None
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
+        raise wrong(example, f"is not an array that can be read ({error})") from None
+
+
+def unpacked(data: bytes, most: int, example: Example) -> list[Example]:
+    """The frames in the bytes of a .zip or .npz, `most` of them: what is not looked at is not inflated."""
+    try:
+        found = Zip(io.BytesIO(data))
+        if len(found.members) > MEMBERS:
+            raise ValueError(f"it has {len(found.members):,} members, more than {MEMBERS:,}")
+        names = frames_of(one_clip(grouped(found.members)))
+        names = [names[i] for i in spread(len(names), most)] if names else []
+        if sum(found.members[name].file_size for name in names) > INFLATED:
+            raise ValueError(f"its frames have more than {INFLATED:,} bytes")
+        return [replace(inside(example, name), content=found.read(name)) for name in names]
+    except Exception as error:  # a damaged one makes its reader raise whatever it stumbles over
+        raise wrong(example, f"is not an archive that can be read ({error})") from None
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -136,8 +180,14 @@ def listed(example: Example, places: Sequence[str] = ()) -> list[str] | None:
     for place in [*beside, "", *places]:
         found = _names(name, Path(place))
         if found is not None:
-            return sorted((n for n in found if n.lower().endswith((*IMAGES, ".npy"))), key=by_number)
+            return frames_of(found)
     return None
+
+
+def frames_of(names: Iterable[str]) -> list[str]:
+    """Those that are frames, in order; what begins with a dot is hidden (some systems leave such files everywhere)."""
+    seen = (name for name in names if not PurePosixPath(name).name.startswith("."))
+    return sorted((name for name in seen if name.lower().endswith((*IMAGES, ".npy"))), key=by_number)
 
 
 def by_number(name: str) -> list[tuple[float, str]]:
@@ -151,7 +201,7 @@ def _names(name: str, place: Path) -> list[str] | None:
         return _inside(place).get(name)
     path = place / name
     if is_archive(path):
-        return _inside(path).get("", [])
+        return one_clip(_inside(path))
     if path.is_dir():
         return [file.name for file in path.iterdir() if file.is_file()]
     parts = PurePosixPath(name).parts
@@ -169,9 +219,22 @@ def _inside(path: Path) -> dict[str, list[str]]:
 
 @lru_cache(maxsize=8)  # a look through all members for each of its clips would take long
 def _folders(found: Any) -> dict[str, list[str]]:
+    return grouped(found.members)
+
+
+def grouped(members: Iterable[str]) -> dict[str, list[str]]:
     """The files of each folder in an archive."""
     folders: dict[str, list[str]] = {}
-    for member in found.members:
+    for member in members:
         folder, _, name = member.rpartition("/")
         folders.setdefault(folder, []).append(name)
     return folders
+
+
+def one_clip(folders: dict[str, list[str]]) -> list[str]:
+    """The frames of an archive that is one clip: those at its top, or in the one folder that has any."""
+    frames = {folder: names for folder, every in folders.items() if (names := frames_of(every))}
+    if len(frames) == 1 and "" not in frames:
+        ((folder, names),) = frames.items()
+        return [f"{folder}/{name}" for name in names]
+    return frames.get("", [])

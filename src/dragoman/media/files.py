@@ -5,6 +5,7 @@
 
 Places are folders and archives; they are looked through in their order. An archive stays open, with the list of its
 members, for as long as its process; a fork opens it anew, since two processes would move each other's place in it.
+An example may bring the bytes themselves instead; then no file is looked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
@@ -35,7 +36,7 @@ class Archive(Protocol):
 class Zip:
     """A .zip, or an .npz, which is one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | IO[bytes]) -> None:
         self.file = zipfile.ZipFile(path)
         self.members = {info.filename: info for info in self.file.infolist() if not info.is_dir()}
 

@@ -54,8 +54,10 @@ class ImageMedium:
                     raise ValueError(f"it has {file.width:,} × {file.height:,} pixels, too many")
                 return self.pixels(upright(file))
         except Exception as error:  # damaged files make Pillow raise whatever its readers stumble over
+            unknown = isinstance(error, pil.UnidentifiedImageError)  # whose text names an object of Python's
+            reason = f"it is none of {', '.join(FORMATS)}" if unknown else error
             raise DataError(
-                f"'{example.source}' is not an image that can be read ({error})",
+                f"'{example.source}' is not an image that can be read ({reason})",
                 example.file or None,
                 example.line or None,
             ) from None

@@ -43,8 +43,9 @@ def divergence(logits: Tensor, others: Tensor, gold: Tensor) -> Tensor:
 
 
 def score_function(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor, discount: float = 1.0) -> Tensor:
-    """A term whose gradient is that of the expected −log p: choice and log_p (B, T), real where a token counts."""
+    """A term of value 0, its gradient that of the expected −log p: choice, log_p (B, T), real where a token counts."""
     better = (log_p.detach().to(choice.dtype) - baseline.to(choice.dtype)) * real
     t = torch.arange(choice.shape[1], device=choice.device)
     later = (discount ** (t[:, None] - t).clamp(min=0)).to(choice.dtype).tril()  # (t', t): γ^(t' − t) where t' ≥ t
-    return -(better @ later * choice * real).sum()
+    term = -(better @ later * choice * real).sum()
+    return term - term.detach()  # its value says nothing of how well a model does, and would be reported as if it did

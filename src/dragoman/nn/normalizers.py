@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.registry import Positive, Rate, Registry
+from dragoman.core.registry import Positive, Rate, Registry, Share
 from dragoman.nn.layers import linear
 
 Extras = dict[str, Tensor]
@@ -179,7 +179,8 @@ class Hard(nn.Module):
     multiplies by the advantage: its own value less a moving baseline, held constant. The gradient of that product is,
     on average, that of the expected loss (the score-function estimator), and the baseline makes it less noisy. Of what
     comes n steps after it, a draw is credited with `discount`ⁿ: 1 is exact, less is less noisy. The "penalty"
-    −`entropy` × H(softmax(e)) keeps the draws diverse.
+    −`entropy` × H(softmax(e)) keeps the draws diverse. A `soft` share of the looks in training is at softmax(e) itself,
+    as the paper's is at half of the pictures: through it all that is looked at learns, not only the key drawn.
     """
 
     samples, ordered = True, False
@@ -191,9 +192,10 @@ class Hard(nn.Module):
         reward: Rate = 1.0,
         discount: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5,
         entropy: Annotated[float, Field(ge=0.0)] = 0.0,
+        soft: Share = 0.0,
     ) -> None:
         super().__init__()
-        self.reward, self.discount, self.entropy = reward, discount, entropy
+        self.reward, self.discount, self.entropy, self.soft = reward, discount, entropy, soft
 
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
@@ -204,10 +206,14 @@ class Hard(nn.Module):
         # A race of exponential clocks: key j wins with probability p_j, and a row without keys is no special case.
         drawn = (p / torch.empty_like(p).exponential_()).argmax(-1)
         log_p = masked(lambda x: x.log_softmax(-1), e, mask)
-        extras = {"choice": self.reward * log_p.gather(-1, drawn[..., None])[..., 0]}
+        a, choice = one_hot(drawn, p, mask), self.reward * log_p.gather(-1, drawn[..., None])[..., 0]
+        if self.soft:
+            softly = torch.rand_like(choice) < self.soft
+            a, choice = torch.where(softly[..., None], p, a), choice.masked_fill(softly, 0.0)  # nothing was drawn
+        extras = {"choice": choice}
         if self.entropy:
             extras["penalty"] = self.entropy * (p * log_p).sum(-1)
-        return like(e, one_hot(drawn, p, mask)), extras
+        return like(e, a), extras
 
 
 def one_hot(key: Tensor, p: Tensor, mask: Tensor | None) -> Tensor:

@@ -42,6 +42,7 @@ QUICK = (
     "training.epochs=null",
     "training.validate_every=4",
     "training.save_every=4",
+    "training.log_every=4",
     "training.average=1",
     "training.batch_sentences=8",
     "training.accumulate=1",
@@ -75,8 +76,9 @@ def prepare(setting: Setting, part: str) -> Path:
     folder = setting.prepared(part)
     done = folder / "prepared"
     if not done.exists():
+        sets = _made_up(setting) if setting.example else _pointed_to(setting)
         files.make_folder(folder)
-        setting.opened.code.prepare(_made_up(setting) if setting.example else _pointed_to(setting), part, folder)
+        setting.opened.code.prepare(sets, part, folder)
         files.write(done, b"")
     return folder
 
@@ -86,8 +88,11 @@ def _pointed_to(setting: Setting) -> dict[str, Path]:
 
 
 def _made_up(setting: Setting) -> dict[str, Path]:
-    """Folders with a hundred items each, in the form of the recipe's data sets."""
-    sets = {name: setting.out / "example" / name for name in setting.opened.recipe.data}
+    """Folders with a hundred items each, in the form of the recipe's data sets.
+
+    Where `prepare` makes the data up, a single one called "example" tells it that a hundred items are enough.
+    """
+    sets = {name: setting.out / "example" / name for name in setting.opened.recipe.data or ["example"]}
     for folder in sets.values():
         files.make_folder(folder)
     setting.opened.code.example(sets, random.Random(1))
@@ -216,6 +221,9 @@ def _scores(
             }
             found.setdefault("groups", {})[name] = each
             found["scores"][f"{name}, mean of groups"] = {"value": round(mean(each.values()), 4)}
+            for family in sorted({kind.split("/")[0] for kind in each if "/" in kind}):
+                values = [value for kind, value in each.items() if kind.startswith(f"{family}/")]
+                found["scores"][f"{name}, mean of {family}"] = {"value": round(mean(values), 4)}
     return found
 
 

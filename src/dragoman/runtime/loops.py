@@ -3,8 +3,11 @@
     decoder.loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
 
 Where a step waits for the attention of the step before, the loop is some 40 small kernels a step, and launching them
-takes far longer than running them. Lengths are rounded up to multiples of LENGTH and rows to multiples of ROWS: a shape
-that comes a second time is captured. Rows and steps that were added get no gradient, so they change none.
+takes far longer than running them. Rows are rounded up to multiples of ROWS, lengths to multiples of LENGTH, and both
+lengths to the longer one: of two texts that are about as long that leaves few shapes. A source that is much longer (the
+places of an image, frames of sound) is rounded for itself, to multiples of LONG: a caption of 15 words would take as
+many steps as an image has places, 64. A shape that comes a second time is captured. Rows and steps that were added get
+no gradient, so they change none.
 
 B rows, T target and S source positions, D width.
 """
@@ -25,7 +28,7 @@ from dragoman.nn.decoders.rnn import RNNDecoder, RNNState, View
 
 logger = logging.getLogger("dragoman")
 
-LENGTH, ROWS = 8, 32
+LENGTH, LONG, ROWS = 8, 64, 32
 SHAPES = 48  # that are captured
 
 
@@ -61,9 +64,9 @@ class Loops:
         if not self.decoder.training or view is None or T == 0:
             return self.plain(y, state)
         S, given = view.keys.shape[2], (y, state)
-        more = -B % ROWS, -max(S, T) % LENGTH + max(S, T) - T, -max(S, T) % LENGTH + max(S, T) - S
-        y, tensors = widened(y, state, view, *more)
-        key = (*y.shape[:2], torch.is_autocast_enabled("cuda"))
+        steps, positions = rounded(T, S)
+        y, tensors = widened(y, state, view, -B % ROWS, steps - T, positions - S)
+        key = (*y.shape[:2], positions, torch.is_autocast_enabled("cuda"))
         if key not in self.seen or (key not in self.captured and len(self.captured) >= SHAPES):
             self.seen.add(key)
             output = self.plain(y, built(tensors))
@@ -98,6 +101,14 @@ class Loops:
                 Loop(self.decoder, names).of, tuple(samples), allow_unused_input=True, pool=self.pool
             )
         return run, names
+
+
+def rounded(T: int, S: int) -> tuple[int, int]:
+    """The steps and positions that a loop is captured for."""
+    if S > 2 * T:
+        return T + -T % LENGTH, S + -S % LONG
+    longer = max(S, T) + -max(S, T) % LENGTH
+    return longer, longer
 
 
 def mend_generator() -> None:

@@ -4,7 +4,8 @@
     GET  /static/views|page/…     its files               POST /v1/score             log-probabilities of pairs
     GET  /health/live|ready       for whoever watches     POST /v1/inspect/VIEW      what a view shows
     GET  /metrics                 for Prometheus          GET  /v1/models            what is served
-    GET  /docs, /openapi.json     this API, described     POST /translate, GET /languages    as LibreTranslate has them
+    GET  /docs, /openapi.json     this API, described     POST /v1/models/NAME/predict    results for a file as the body
+                                                          POST /translate, GET /languages    as LibreTranslate has them
 
     socket → connections.py → limits.Guard → Counted → Leaving → route → batcher.py → workers.py
 
@@ -15,27 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from dragoman import checkpoint, inspection
-from dragoman.core.errors import UserError, nearest
+from dragoman.core.errors import nearest
+from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
 from dragoman.data.objectives import objectives
-from dragoman.serve import docs_page, inspecting, schema, translate
+from dragoman.serve import docs_page, inspecting, media, schema, translate
 from dragoman.serve.batcher import Batcher, Count
 from dragoman.serve.batcher import Request as Asked
 from dragoman.serve.metrics import Counted, Metrics
 from dragoman.serve.options import Serving
 from dragoman.serve.schema import Refused
+from dragoman.serve.worker import Message as Item
 from dragoman.serve.workers import Workers, members
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
@@ -63,7 +66,7 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 
 def build(serving: Serving, workers: Workers) -> FastAPI:
     """The app over workers that have started; its batcher is `app.state.batcher`, to be started in the event loop."""
-    codecs = {name: opened(path) for name, path in workers.paths.items()}
+    codecs = {name: opened(path, workers.models[name]["longest_source"]) for name, path in workers.paths.items()}
     batcher = Batcher(serving, workers, {name: count for name, (_, count) in codecs.items()})
     app = FastAPI(
         title="Dragoman",
@@ -75,7 +78,9 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
     )
     app.state.batcher, app.state.metrics = batcher, Metrics(batcher, workers)
     add_handlers(app)
-    add_predict(app, serving, batcher, {name: codec for name, (codec, _) in codecs.items()})
+    predicted = predicting(serving, batcher, {name: codec for name, (codec, _) in codecs.items()})
+    add_predict(app, serving, batcher, predicted)
+    add_upload(app, batcher, predicted)
     add_views(app, serving, batcher)
     add_health(app, workers)
     add_pages(app)
@@ -85,14 +90,16 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
     return app
 
 
-def opened(path: str) -> tuple[Codec, Count]:
-    """The tokenizers of a model, or of the first of an ensemble, and how they count a source."""
+def opened(path: str, longest: int) -> tuple[Codec, Count]:
+    """The tokenizers of a model, or of the first of an ensemble, and how they count the sources of an input."""
     config, codec = checkpoint.open_codec(members(path)[0])
-    if codec.medium is not None or codec.second is not None:  # a client's text would name a file of the server's
-        raise UserError(f"{path}: reads files, not texts alone, and only texts are served")
+    if codec.medium is not None or codec.second is not None:
+        return codec, media.counter(codec, longest)
     if objectives[config.training.objective.name].goes_on:  # type: ignore[attr-defined]
-        return codec, lambda example: len(codec.encode_target(example.source))
-    return codec, lambda example: len(codec.encode_source(example))
+        return codec, lambda item: len(codec.encode_target(item["source"]))
+    return codec, lambda item: len(
+        codec.encode_source(Example(item["source"], None, item.get("source_lang"), item.get("target_lang")))
+    )
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -109,7 +116,8 @@ def add_handlers(app: FastAPI) -> None:
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and not sent.endswith("json"):  # as curl does unless it is told
+        about_body = error.errors()[0]["loc"][0] == "body"
+        if about_body and request.method == "POST" and not sent.endswith("json"):  # as curl does unless it is told
             text = "the body must be JSON; send the header Content-Type: application/json"
             return refused(request, Refused(415, "wrong_type", text))
         return refused(request, first_problem(error))
@@ -157,7 +165,34 @@ def model_named(name: str | None, models: Mapping[str, Any]) -> str:
     return name
 
 
-def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, codecs: Mapping[str, Codec]) -> None:
+Predicting = Callable[[schema.Predict], Awaitable[Response]]
+
+
+def predicting(serving: Serving, batcher: Batcher, codecs: Mapping[str, Codec]) -> Predicting:
+    """What answers a request for results, however it came."""
+
+    async def predicted(body: schema.Predict) -> Response:
+        schema.check(body, serving)
+        name = model_named(body.model, batcher.workers.models)
+        items = fitting(body.inputs, batcher.workers.models[name], serving)
+        asked = await batcher.admit("predict", name, items, body.options(), stream=body.stream)
+        if body.stream:
+            return StreamingResponse(events(batcher, asked, codecs[name]), media_type="text/event-stream")
+        return answer(name, await batcher.results(asked))
+
+    return predicted
+
+
+def fitting(inputs: Sequence[Options], model: Mapping[str, Any], serving: Serving) -> list[Item]:
+    """Inputs as the workers take them, if they are what the model reads."""
+    items = [item.model_dump() for item in inputs]
+    media.check_size([item[side] for item in items for side in media.SIDES], serving)
+    for i, item in enumerate(items):
+        media.fit(item, model, f"inputs[{i}].", serving)
+    return items
+
+
+def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, predicted: Predicting) -> None:
     models = batcher.workers.models
 
     @app.post("/v1/predict", responses=FAILURES | {200: {"model": schema.Predicted}}, summary="Results for sources")
@@ -166,13 +201,7 @@ def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, codecs: Mappin
 
         The events are `token` (greedy search alone: beam 1), `result` for each input, then `done`, or `error`.
         """
-        schema.check(body, serving)
-        name = model_named(body.model, models)
-        items = [item.model_dump() for item in body.inputs]
-        asked = await batcher.admit("predict", name, items, body.options(), stream=body.stream)
-        if body.stream:
-            return StreamingResponse(events(batcher, asked, codecs[name]), media_type="text/event-stream")
-        return answer(name, await batcher.results(asked))
+        return await predicted(body)
 
     @app.post("/v1/score", responses=FAILURES | {200: {"model": schema.Scores}}, summary="Log-probabilities of pairs")
     async def score(body: schema.Score) -> Response:
@@ -183,12 +212,33 @@ def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, codecs: Mappin
             if pair.target is None and models[name]["kind"] != "language model":
                 text = f"inputs[{i}] has no target, which the probability would be of; send source and target"
                 raise Refused(422, "missing", text, f"inputs[{i}].target")
-        asked = await batcher.admit("score", name, [pair.model_dump() for pair in body.inputs], {})
+        asked = await batcher.admit("score", name, fitting(body.inputs, models[name], serving), {})
         return answer(name, await batcher.results(asked))
 
     @app.get("/v1/models", responses={200: {"model": schema.Models}}, summary="What is served")
     async def list_models() -> Response:
+        """`source` and `second` are what a model reads: text, image, sound, frames, clip, or null."""
         return JSONResponse({"models": list(models.values())})
+
+
+def add_upload(app: FastAPI, batcher: Batcher, predicted: Predicting) -> None:
+    file = {"schema": {"type": "string", "format": "binary"}}
+    types = dict.fromkeys([*media.ACCEPTS["image"], *media.ACCEPTS["sound"], media.ANY], file)
+
+    @app.post(
+        "/v1/models/{model}/predict",
+        responses=FAILURES | {200: {"model": schema.Predicted}},
+        summary="Results for a file",
+        openapi_extra={"requestBody": {"required": True, "content": types}},
+    )
+    async def predict_file(
+        request: Request, model: schema.ModelName, asked: Annotated[schema.Upload, Query()]
+    ) -> Response:
+        """An image or a sound as the whole body, as `curl --data-binary @photo.jpg` sends it; options in the query."""
+        name = model_named(model, batcher.workers.models)
+        sent = request.headers.get("content-type", "")
+        item = media.upload(batcher.workers.models[name], sent, await request.body(), asked.text)
+        return await predicted(asked.predict(name, item))
 
 
 def answer(model: str, results: Sequence[bytes]) -> Response:
@@ -221,9 +271,15 @@ def add_views(app: FastAPI, serving: Serving, batcher: Batcher) -> None:
     def add(view: str, kind: type[Options]) -> None:
         async def inspect(body: Any) -> Response:
             schema.check(body, serving)
-            name = model_named(body.model, batcher.workers.models)
+            models = batcher.workers.models
+            name = model_named(body.model, models)
             item = body.model_dump(exclude={"model"})
-            asked = await batcher.admit("inspect", name, [item], {}, view=view, texts=inspecting.texts(body))
+            parts = inspecting.parts(item)
+            media.check_size(parts, serving)
+            for one in inspecting.asked_of(name, item):
+                inspecting.check_fit(view, models[model_named(one, models)])
+                media.fit_all(item, models[one], serving)
+            asked = await batcher.admit("inspect", name, [item], {}, view=view, parts=parts)
             return Response((await batcher.results(asked))[0], media_type="application/json")
 
         inspect.__annotations__["body"] = kind

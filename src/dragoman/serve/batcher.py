@@ -33,7 +33,7 @@ from dragoman.serve.workers import Lost, Worker, Workers
 
 logger = logging.getLogger("dragoman")
 
-Count = Callable[[Example], int]  # the tokens of a source; refuses what the model cannot read
+Count = Callable[[Message], int]  # the tokens of an input's sources; refuses what the model cannot read
 
 MANY = 5000  # characters that are counted beside the event loop, not in it (about 5 ms)
 SHARE = 0.2  # of the newest job in the average rate
@@ -147,13 +147,13 @@ class Batcher:
         *,
         stream: bool = False,
         view: str = "",
-        texts: Sequence[str] = (),
+        parts: Sequence[Any] = (),
     ) -> Request:
-        """A place in the queue, or Refused. `texts` are what an inspection is counted by."""
+        """A place in the queue, or Refused. `parts` are the texts and media that an inspection is counted by."""
         loop = asyncio.get_running_loop()
         search = self.workers.models[model]["search"]
         kept = options.get("beam") or (search["beam"] if do == "predict" else 1)
-        costs = [max(tokens * kept, 1) for tokens in await self.counted(model, items, do, texts)]
+        costs = [max(tokens * kept, 1) for tokens in await self.counted(model, items, do, parts)]
         if sum(costs) > self.serving.queue_tokens:
             found = f"the request counts {sum(costs):,} tokens (each once for every hypothesis)"
             raise Refused(413, "too_large", f"{found}, and there is room for {self.serving.queue_tokens:,}; send less")
@@ -171,23 +171,24 @@ class Batcher:
         self.something.set()
         return request
 
-    async def counted(self, model: str, items: list[Message], do: str, texts: Sequence[str]) -> list[int]:
+    async def counted(self, model: str, items: list[Message], do: str, parts: Sequence[Any]) -> list[int]:
         """The tokens of every item; counting much text takes a thread, so that the server goes on answering."""
         count = self.counts[model]
 
         def work() -> list[int]:
             if do == "inspect":
-                return [sum(count(Example(text)) for text in texts)]
+                return [sum(count({"source": part}) for part in parts)]
             return [one(i, item) for i, item in enumerate(items)]
 
         def one(i: int, item: Message) -> int:
             try:
-                found = count(Example(item["source"], None, item.get("source_lang"), item.get("target_lang")))
+                found = count(item)
             except UserError as error:
                 raise Refused(422, "refused", str(error), f"inputs[{i}]") from None
             return found + len(item.get("target") or "")  # a character is a token at most, nearly always
 
-        size = sum(map(len, texts)) + sum(len(item.get("source", "")) for item in items if do != "inspect")
+        every = parts if do == "inspect" else [item["source"] for item in items]
+        size = sum(len(part) for part in every if isinstance(part, str))  # a medium is not looked into
         return work() if size < MANY else await asyncio.to_thread(work)
 
     async def results(self, request: Request) -> list[bytes]:

@@ -147,6 +147,8 @@ def command(openapi: Schema, method: str, path: str, operation: Schema) -> str:
     if body:
         data = json.dumps(example(openapi, body), ensure_ascii=False)
         words += ["-H", "Content-Type: application/json", "-d", data]
+    elif operation.get("requestBody"):  # a file
+        words += ["-H", f"Content-Type: {next(iter(operation['requestBody']['content']))}", "--data-binary", "@FILE"]
     elif method != "get":
         words += ["-X", method.upper()]
     return shlex.join(words)

@@ -19,7 +19,8 @@ from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
 from dragoman.data.readers import read_pairs
 from dragoman.evaluation.metrics import metrics
-from dragoman.serve.schema import Language, Length, ModelName, Phrase, Scored, Source, Text
+from dragoman.serve import media
+from dragoman.serve.schema import Language, Length, ModelName, Phrase, Refused, Scored, Source, Text
 
 if TYPE_CHECKING:
     from dragoman.pipeline import Pipeline
@@ -152,17 +153,35 @@ VIEWS: dict[str, tuple[type[Options], str, str]] = {
 }
 
 
-def texts(body: Options) -> list[str]:
-    """Every text in a request, which its cost is counted by."""
+OF_TEXTS = ("probes", "examples")  # which make texts of the vocabulary
 
-    def inside(value: Any) -> list[str]:
+
+def asked_of(model: str, item: Mapping[str, Any]) -> list[str]:
+    """The models that a view is asked of."""
+    return item.get("models") or [model]
+
+
+def check_fit(view: str, model: Mapping[str, Any]) -> None:
+    """Refuse a view of texts to a model that reads something else."""
+    if view in OF_TEXTS and media.reads_media(model):
+        kinds = [media.named(model[side]) for side in media.SIDES if model[side]]
+        text = f"{view} are of texts, and the model '{model['name']}' reads {' and '.join(kinds)}; take another view"
+        raise Refused(422, "refused", text, "model")
+
+
+def parts(asked: Mapping[str, Any]) -> list[Any]:
+    """Every text and medium in what is asked of a view, which its cost is counted by."""
+
+    def inside(value: Any) -> list[Any]:
+        if isinstance(value, dict) and "data" in value:
+            return [value]
         if isinstance(value, dict):
-            return [text for item in value.values() for text in inside(item)]
+            return [part for item in value.values() for part in inside(item)]
         if isinstance(value, list):
-            return [text for item in value for text in inside(item)]
+            return [part for item in value for part in inside(item)]
         return [value] if isinstance(value, str) else []
 
-    return inside(body.model_dump(exclude={"model", "models"}))
+    return inside({name: value for name, value in asked.items() if name != "models"})
 
 
 def answer(pipelines: Mapping[str, Pipeline], model: str, view: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,16 +197,16 @@ def answer(pipelines: Mapping[str, Pipeline], model: str, view: str, asked: Mapp
     if view == "examples":
         return examples(pipeline, given["count"], function)
     if "source" in given:
-        given["source"] = as_example(given["source"])
+        given["source"] = media.example(given["source"])
     if view == "by_position":
-        return function(pipeline, list(map(as_example, given["inputs"])))  # type: ignore[no-any-return]
+        return function(pipeline, list(map(media.example, given["inputs"])))  # type: ignore[no-any-return]
     size = len(pipeline.codec.target)
     if any(id >= size for id in given.get("prefix", ())):
         raise UserError(f"the prefix has a token of {max(given['prefix'])}; the model's tokens are below {size}")
     if view == "space":
-        return function(pipeline, list(map(as_example, given.pop("texts"))), **given)  # type: ignore[no-any-return]
+        return function(pipeline, list(map(media.example, given.pop("texts"))), **given)  # type: ignore[no-any-return]
     if given.get("sources") is not None:
-        given["sources"] = list(map(as_example, given["sources"]))
+        given["sources"] = list(map(media.example, given["sources"]))
     if "source" in given:
         return function(pipeline, given.pop("source"), **given)  # type: ignore[no-any-return]
     return function(pipeline, **given)  # type: ignore[no-any-return]
@@ -207,7 +226,7 @@ def quality(
     unknown = [name for name in models if name not in pipelines]
     if unknown:
         raise UserError(f"there is no model '{unknown[0]}' here; there is {', '.join(pipelines)}")
-    pairs, metric = list(map(as_example, given["inputs"])), given["metric"]
+    pairs, metric = list(map(media.example, given["inputs"])), given["metric"]
     if metric is not None and metric not in metrics.names:
         raise UserError(f"there is no metric '{metric}'{nearest(metric, metrics.names)}")
     every = {name: assess(pipelines[name], pairs, [metric] if metric else (), beam=given["beam"]) for name in models}
@@ -226,7 +245,3 @@ def examples(pipeline: Pipeline, count: int, made: Callable[[Codec, int], list[s
     fields = ("source", "target", "source_lang", "target_lang")
     every = pairs or map(Example, made(codec, count))
     return {"view": "examples", "pairs": [{name: getattr(pair, name) for name in fields} for pair in every]}
-
-
-def as_example(item: Mapping[str, Any]) -> Example:
-    return Example(item["source"], item.get("target"), item.get("source_lang"), item.get("target_lang"))

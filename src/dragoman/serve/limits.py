@@ -16,6 +16,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dragoman.serve")
 
+LARGEST = 32  # bodies of the largest size that are held at a time: 1,024 connections could bring 12 GB of images
 LINGER = 1.0  # seconds in which a client that is still sending may come to read why it was refused
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SECURITY = {
     "Content-Security-Policy": POLICY,
@@ -147,8 +149,10 @@ def too_large(limit: int) -> Refused:
 class Guard:
     """ASGI middleware around the whole app: limits on what comes in, strict headers on what goes out."""
 
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
-        self.app, self.serving = app, serving
+    def __init__(self, app: ASGIApp, serving: Serving, media: bool = False) -> None:
+        """`media`: whether a model reads images or sounds, for which bodies may be larger."""
+        self.app, self.serving, self.media = app, serving, media
+        self.held = 0  # bytes of bodies that are larger than texts need
         self.keys = Keys(serving.keys)
         self.hosts = allowed_hosts(serving)
 
@@ -159,16 +163,40 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         scope.setdefault("state", {})["request_id"] = number = request_id(headers)
         send = signed(send, path, number)
-        body = Body(receive, self.serving.max_body)
-        try:
-            self._check(path, headers)
-            data = await body.whole(self.serving.body_s)
-        except Refused as refused:
-            logger.info("request %s: %d %s", number, refused.status, refused.code)
-            await refuse(refused, path, body, send)
+        body = Body(receive, self._limit(path))
+        with ExitStack() as room:
+            try:
+                self._check(path, headers)
+                self._set_aside(headers, body.limit, room)
+                data = await body.whole(self.serving.body_s)
+            except Refused as refused:
+                logger.info("request %s: %d %s", number, refused.status, refused.code)
+                await refuse(refused, path, body, send)
+                return
+            if not body.gone:
+                await self.app(scope, replayed(data, receive), send)
+
+    def _limit(self, path: str) -> int:
+        """The bytes that a body may have: a bare file, JSON with files in base64, or texts."""
+        if not self.media or not path.startswith("/v1/"):
+            return self.serving.max_body
+        bare = path.startswith("/v1/models/")
+        return self.serving.media_bytes if bare else self.serving.max_body + -(-self.serving.media_bytes // 3) * 4
+
+    def _set_aside(self, headers: Headers, limit: int, room: ExitStack) -> None:
+        """Set memory aside for a body that is large, until `room` is left; a refusal where there is none."""
+        chunked = "transfer-encoding" in headers
+        announced = limit if chunked else int(headers.get("content-length", "0"))
+        if announced <= self.serving.max_body:
             return
-        if not body.gone:
-            await self.app(scope, replayed(data, receive), send)
+        if self.held + announced > LARGEST * limit:
+            text = "the server holds as many large bodies as it can; try again in a moment"
+            raise Refused(429, "busy", text, retry_after=1)
+        self.held += announced
+        room.callback(self._let_go, announced)
+
+    def _let_go(self, size: int) -> None:
+        self.held -= size
 
     def _check(self, path: str, headers: Headers) -> None:
         """What the head of a request says is enough to refuse it."""
@@ -184,8 +212,8 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             raise Refused(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
-        if int(length) > self.serving.max_body:
-            raise too_large(self.serving.max_body)
+        if int(length) > self._limit(path):
+            raise too_large(self._limit(path))
 
 
 def allowed_hosts(serving: Serving) -> tuple[str, ...]:

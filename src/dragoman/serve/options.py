@@ -48,6 +48,9 @@ class Serving(Options):
     max_head: Positive = 16_384  # bytes of the request line and headers
     max_inputs: Positive = 256  # in one request
     max_text: Positive = 50_000  # characters of one text
+    media_bytes: Positive = 8_388_608  # of the images and sounds of one request
+    media_pixels: Positive = 24_000_000  # that are decoded of an image, or of each frame of a clip; 16 bytes each
+    media_seconds: Seconds = 300.0  # that are decoded of a sound
     max_beam: Positive = 32
     max_nbest: Positive = 32
     max_length: Positive = 4096  # tokens of a result that a request may ask for

@@ -21,6 +21,7 @@ import uvicorn
 from dragoman.core.errors import UserError
 from dragoman.serve.connections import protocol
 from dragoman.serve.limits import Guard
+from dragoman.serve.media import reads_media
 from dragoman.serve.options import Serving
 from dragoman.serve.workers import Workers
 
@@ -61,7 +62,7 @@ async def serve(serving: Serving, models: Mapping[str, str], say: Callable[[str]
         await starting
         app = app_module.build(serving, workers)
         config = uvicorn.Config(
-            Guard(app, serving),
+            Guard(app, serving, any(map(reads_media, workers.models.values()))),
             http=protocol(serving),
             ws="none",
             lifespan="off",

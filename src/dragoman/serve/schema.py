@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from dragoman.core.registry import Options
 from dragoman.serve.options import Serving
 
-LARGE = 1_000_000  # no server takes more of anything
+LARGE = 1_000_000  # no server takes more of anything …
+HUGE = 1 << 30  # … but bytes
 
 Text = Annotated[str, Field(max_length=LARGE)]
 Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -58,21 +59,40 @@ class Failure(Options):
 
 def place(location: Sequence[str | int]) -> str | None:
     """A place in a body as people write it: inputs[3].source."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    named = [part for part in location if part not in (TEXT, MEDIUM)]
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
     return text.removeprefix(".") or None
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
+TEXT, MEDIUM = "<text>", "<medium>"  # what pydantic calls the two in the place of a problem
+
+
+class Medium(Options):
+    """The bytes of a file in base64: an image, a sound, an array of frames (.npy)."""
+
+    data: Annotated[str, Field(min_length=1, max_length=HUGE)]
+
+
+def _either(value: Any) -> str:
+    return MEDIUM if isinstance(value, dict | Medium) else TEXT
+
+
+# A text, or the bytes of a file where the model reads one; a file's name is a text like any other.
+Given = Annotated[Annotated[Text, Tag(TEXT)] | Annotated[Medium, Tag(MEDIUM)], Discriminator(_either)]
+
+
 def _source(value: Any) -> Any:
-    return {"source": value} if isinstance(value, str) else value
+    return {"source": value} if isinstance(value, str) or (isinstance(value, dict) and "data" in value) else value
 
 
 class Input(Options):
-    """A source, with the languages where the model knows several."""
+    """A source, `second` where the model reads two, and the languages where it knows several."""
 
-    source: Text
+    source: Given
+    second: Given | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
@@ -80,14 +100,15 @@ class Input(Options):
 class Pair(Options):
     """A source and the target to score; to a language model `source` alone is the text."""
 
-    source: Text
+    source: Given
+    second: Given | None = None
     target: Text | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
 
-Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Input)]
-Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Pair)]
+Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Medium | Input)]
+Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Medium | Pair)]
 
 
 class Predict(Options):
@@ -112,6 +133,27 @@ class Predict(Options):
         return {key: value for key, value in named.items() if value != type(self).model_fields[key].default}
 
 
+class Upload(Options):
+    """The same for a file that is a request's whole body, in the query."""
+
+    model_config = ConfigDict(strict=False)  # all that a query has is text
+
+    text: Text | None = None  # the other source of a model that reads a text and a file
+    beam: Size | None = None
+    nbest: Size = 1
+    attention: bool = False
+    prefix: Annotated[str, Field(max_length=1000)] = ""
+    require: Annotated[list[Phrase], Field(max_length=20)] = []
+    forbid: Annotated[list[Phrase], Field(max_length=100)] = []
+    min_length: Length | None = None
+    max_length: Size | None = None
+    no_repeat: Length | None = None
+    stream: bool = False
+
+    def predict(self, model: str, item: dict[str, Any]) -> Predict:
+        return Predict.model_validate({"model": model, "inputs": [item], **self.model_dump(exclude={"text"})})
+
+
 class Score(Options):
     """Pairs whose log-probabilities are asked for."""
 
@@ -126,9 +168,9 @@ def check(body: Any, serving: Serving) -> None:
         text = f"there are {len(inputs):,} inputs; send at most {serving.max_inputs:,} in one request"
         raise Refused(422, "too_many", text, "inputs")
     for i, item in enumerate(inputs):
-        for side in ("source", "target"):
+        for side in ("source", "second", "target"):
             text = getattr(item, side, None) or ""
-            if len(text) > serving.max_text:
+            if isinstance(text, str) and len(text) > serving.max_text:
                 found = f"the {side} has {len(text):,} characters; send at most {serving.max_text:,}"
                 raise Refused(422, "too_long", found, f"inputs[{i}]")
     for name in ("beam", "nbest", "min_length", "max_length"):

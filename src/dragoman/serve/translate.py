@@ -114,6 +114,8 @@ def routes(models: Mapping[str, Model]) -> list[Route]:
     """From where to where the models can translate, in their order."""
     found = []
     for name, model in models.items():
+        if model.get("source", "text") != "text" or model.get("second"):  # no translation, and no text to split
+            continue
         targets: list[str] = model["languages"]
         tagged: list[str] = model.get("source_languages", [])  # what <from:…> tags there are
         pair = _PAIR.fullmatch(name)

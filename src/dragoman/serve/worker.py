@@ -205,9 +205,12 @@ class Worker:
             return {"kind": "failed", "status": 500, "code": "internal", "message": text}
 
     def compute(self, job: Message) -> list[Any]:
+        from dragoman.serve import media
+
         pipeline, items = self.pipelines[job["model"]], job["items"]
         if job["do"] == "score":
-            return [{"log_prob": sum(row), "log_probs": row} for row in pipeline.token_scores(map(example, items))]
+            rows = pipeline.token_scores([media.example(item) for item in items])
+            return [{"log_prob": sum(row), "log_probs": row} for row in rows]
         if job["do"] == "inspect":
             from dragoman.serve import inspecting
 
@@ -216,7 +219,7 @@ class Worker:
         def tell(place: int, token: int) -> None:
             self.tell({"kind": "token", "id": job["id"], "item": place - job["first"], "token": token})
 
-        examples, told = [example(item) for item in items], tell if job["stream"] else None
+        examples, told = [media.example(item) for item in items], tell if job["stream"] else None
         return predicted(pipeline, examples, job["options"], job["first"], told)
 
     def tell(self, message: Message, result: bytes = b"") -> None:
@@ -228,12 +231,6 @@ class Worker:
 
 
 # -- what it computes --------------------------------------------------------------------------------------------------
-
-
-def example(item: Message) -> Example:
-    from dragoman.core.interfaces import Example
-
-    return Example(item["source"], item.get("target"), item.get("source_lang"), item.get("target_lang"))
 
 
 def predicted(
@@ -283,12 +280,15 @@ def written(prediction: Prediction) -> Message:
 def described(name: str, pipeline: Pipeline) -> Message:
     """What GET /v1/models says of a model."""
     from dragoman.search import searches
+    from dragoman.serve import media
 
     config, model, codec = pipeline.config, pipeline.model, pipeline.codec
     search = searches.build(config.generation.search)
-    shape = config.model.model_dump()
+    shape, reads = config.model.model_dump(), media.kinds(config, codec)
     return {
         "name": name,
+        **reads,  # source, second
+        "accepts": list(dict.fromkeys(type for kind in reads.values() if kind for type in media.accepted(kind))),
         "languages": codec.languages,
         "source_languages": codec.source_languages,
         "kind": "language model" if pipeline.goes_on else "labels" if model.head is not None else "pairs",
@@ -309,32 +309,53 @@ def described(name: str, pipeline: Pipeline) -> Message:
 
 
 def sample(pipeline: Pipeline) -> Message:
-    """A source to begin with: the first of the validation file if that is here, else a few tokens of the vocabulary."""
+    """An input to begin with: the first text of the validation file if that is here, else a few of the vocabulary."""
+    from dragoman.serve import media
+
+    codec, pair = pipeline.codec, first_pair(pipeline) or made_up(pipeline)
+    found: Message = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
+    readers = {"source": codec.medium, "second": codec.second}
+    for side, kind in media.kinds(pipeline.config, codec).items():
+        if kind == "text":
+            found[side] = getattr(pair, side)
+        elif kind is not None:  # the files of the validation data are nobody's business
+            found[side] = media.sample(kind, readers[side])
+    return found
+
+
+def first_pair(pipeline: Pipeline) -> Example | None:
     from dragoman.core.errors import DragomanError
-    from dragoman.core.interfaces import SPECIALS
     from dragoman.data.readers import read_pairs
 
-    config, codec = pipeline.config, pipeline.codec
+    config = pipeline.config
     try:
-        for pair in read_pairs(config.data.valid or "", columns=config.columns, on_error="skip"):
-            if pair.source.strip():
-                return {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
+        pairs = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
+        return next((pair for pair in pairs if pair.source.strip()), None)
     except (DragomanError, OSError):
-        pass
+        return None
+
+
+def made_up(pipeline: Pipeline) -> Example:
+    from dragoman.core.interfaces import SPECIALS, Example
+
+    codec = pipeline.codec
     tokenizer = codec.target if pipeline.goes_on else codec.source
     first = len(SPECIALS) + len(tokenizer.extra)
     text = tokenizer.decode(list(range(first, min(first + 5, len(tokenizer)))))
-    language = codec.languages[0] if codec.languages else None
-    return {"source": text, "source_lang": None, "target_lang": language}
+    return Example(text, target_lang=codec.languages[0] if codec.languages else None, second=text)
 
 
 def warm(pipeline: Pipeline, item: Message) -> None:
-    """One greedy and one default search of a few tokens."""
-    from dragoman.core.errors import DragomanError
+    """One greedy and one default search of a few tokens; what is missing for reading media is missed at once."""
+    from dragoman.core.errors import DragomanError, MissingExtra
+    from dragoman.serve import media
 
+    item = media.ready(item, media.kinds(pipeline.config, pipeline.codec))
     for options in ({"beam": 1, "max_length": 2}, {"max_length": 2}):
         try:
-            predicted(pipeline, [example(item)], options)
+            predicted(pipeline, [media.example(item)], options)
+        except MissingExtra:
+            raise
         except DragomanError as error:
             logger.info("the first search was refused: %s", error)
 

@@ -12,14 +12,14 @@ from dragoman import checkpoint, shapes
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core.errors import DataError, RunError
-from dragoman.core.interfaces import Example
+from dragoman.core.interfaces import Example, Medium
 from dragoman.data import store as stores
 from dragoman.data.check import check
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
 from dragoman.text import codec as codecs
-from dragoman.text.codec import Codec, copies, reads_text, tags
+from dragoman.text.codec import Codec, Reader, copies, reads_text, tags
 from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
 
@@ -57,8 +57,23 @@ def examine(config: Config) -> Iterator[str]:
 def adopt(config: Config, other: Config) -> Config:
     """The config with the tokenizers, and the normalization before them, of another model's."""
     section = other.tokenizer.model_copy(update={"load": config.tokenizer.load})
+    if reads_text(*readers(config)) and not reads_text(*readers(other)):
+        # Where no source is a text there is one tokenizer, the target's: a language model of that reads and writes it.
+        section = section.model_copy(update={"source": section.target or section.source, "target": None, "joint": True})
     data = config.data.model_copy(update={"normalization": other.data.normalization})
     return config.model_copy(update={"tokenizer": section, "data": data})
+
+
+def readers(config: Config) -> tuple[Medium | None, Reader | None]:
+    """What reads the first source of a config, and the second."""
+    return configs.medium(config), configs.second(config)
+
+
+def with_readers(codec: Codec, config: Config) -> Codec:
+    """The tokenizers of another model, and what reads this config's own files."""
+    medium, second = readers(config)
+    source = codec.source if reads_text(medium, second) else codec.target
+    return replace(codec, source=source, medium=medium, second=second)
 
 
 def settled(config: Config) -> Config:
@@ -80,13 +95,13 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         config = adopt(config, model.config)
         if getattr(config.model, "tie", None) == "all" and not config.tokenizer.joint:
             raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
-        return model.codec, config
+        return with_readers(model.codec, config), config
 
     languages = {tag for corpus in config.data.train for example in pairs(config, corpus.path) for tag in tags(example)}
     options, shape = config.tokenizer, config.model
     count = (16 if getattr(shape, "pointer", None) else 0) if options.copies is None else options.copies
     extra = [*objectives.build(config.training.objective).symbols, *copies(count), *sorted(languages)]
-    medium, second = configs.medium(config), configs.second(config)
+    medium, second = readers(config)
     sources = [lines(config, lambda example: example.source)] if medium is None else []
     sources += [lines(config, lambda example: example.second)] if second == "text" else []
     codec = codecs.learn(
@@ -118,7 +133,8 @@ def with_new_target(config: Config, model: checkpoint.Model) -> tuple[Codec, Con
     form = adopted.data.normalization
     target.learn(normalize(line, form) for line in lines(config, lambda example: example.target or ""))
     source = model.codec.source if reads_text(model.codec.medium, model.codec.second) else target
-    return replace(model.codec, source=source, target=target), adopted.model_copy(update={"tokenizer": section})
+    codec = with_readers(replace(model.codec, source=source, target=target), config)
+    return codec, adopted.model_copy(update={"tokenizer": section})
 
 
 def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:

@@ -5,9 +5,10 @@
    A click on a small map enlarges it. Where the page can ask the model again (actions.head), each head has a switch. */
 
 import { behind, cell, choice, fixed, make, passage, refill, table, texts, tick, value, visible } from "./dom.js";
-import { heat, heatMap, matrixTable, scaleBar, scaleOf } from "./heat.js";
+import { heat, matrixTable, scaleBar, scaleOf } from "./heat.js";
+import { lookMap } from "./medium.js";
 
-const MAP_KINDS = { cross: "target to source", encoder: "within the source", decoder: "within the target" };
+const MAP_KINDS = { cross: "target to source", encoder: "within the source", second: "within the second source", decoder: "within the target" };
 const alignmentChoices = new WeakMap(); // what the reader chose outlives a redraw with new data
 
 export function drawAlignment(root, data, actions = {}) {
@@ -63,17 +64,19 @@ function alignmentShown(data, chosen) {
   }
   const { words, soft, target, source } = data;
   if (soft && words && chosen.words)
-    return { title: "Soft alignment, by words", rows: words.target, columns: words.source, weights: words.soft };
-  if (soft) return { title: "Soft alignment", rows: target, columns: source, weights: soft, log_probs: true };
+    return { title: "Soft alignment, by words", rows: words.target, columns: words.source, weights: words.soft, across: true };
+  if (soft) return { title: "Soft alignment", rows: target, columns: source, weights: soft, log_probs: true, across: true };
   return data.maps.length ? headShown(data, data.maps[0], 0) : null;
 }
 
 function headShown(data, map, index) {
   const { name, weights, entropy } = map.heads[index];
-  const within = map.kind === "encoder";
-  const columns = map.kind === "decoder" ? data.inputs : data.source;
-  const rows = within ? data.source : data.target;
-  return { title: headTitle(map, index), name, entropy, rows, columns, weights, log_probs: !within };
+  const within = map.kind === "encoder" || map.kind === "second";
+  const own = map.tokens ?? data.source; // a map within one of two sources
+  const columns = map.kind === "decoder" ? data.inputs : own;
+  const rows = within ? own : data.target;
+  const across = map.kind === "cross";
+  return { title: headTitle(map, index), name, entropy, rows, columns, weights, log_probs: !within, across };
 }
 
 function headTitle({ kind, layer }, index) {
@@ -87,7 +90,8 @@ function largeMap(data, shown, chosen, choose, room) {
   const beside = shown.log_probs ? [column("log p", data.log_probs)] : [];
   if (shown.log_probs && data.log_probs_off) beside.push(column("heads off", data.log_probs_off));
   const mean = entropy != null && ["mean entropy of a row ", value("entropy", fixed(entropy, 2)), " nats"];
-  const map = heatMap({
+  const medium = shown.across && data.medium;
+  const map = lookMap(medium, {
     label: title,
     rows,
     columns,
@@ -100,7 +104,7 @@ function largeMap(data, shown, chosen, choose, room) {
     "figure",
     { class: "large", "data-shown": shown.name ?? "soft" },
     make("h3", {}, title),
-    make("div", { class: "controls" }, largeControls(data, shown, chosen, choose), scaleBar(scale)),
+    make("div", { class: "controls" }, largeControls(data, shown, chosen, choose), !medium && scaleBar(scale)),
     map,
     mean && make("p", { class: "note" }, mean),
     behind(() => matrixTable(title, rows, columns, weights), "the map as a table"),

@@ -3,6 +3,8 @@
      draw(root, data, actions)        one view; data.view names it
      drawTabs(root, views, actions)   a tab for each; a view is drawn when its tab is first opened
 
+   A view "beside" is the same view of two models.
+
    actions, each of them optional: force(ids), head(name, off), open(view, request). */
 
 import { drawAlignment } from "./alignment.js";
@@ -17,6 +19,7 @@ import { drawWhy } from "./why.js";
 import { cut, make, refill } from "./dom.js";
 
 const VIEWS = {
+  beside: ["Beside", drawBeside],
   alignment: ["Alignment", drawAlignment],
   beam: ["Beam", drawBeam],
   steps: ["Steps", drawSteps],
@@ -60,9 +63,18 @@ export function drawTabs(root, views, actions = {}) {
   if (views.length) open(0);
 }
 
+/** The same view of several models: one below the other where it is of pictures, which are wide. */
+function drawBeside(root, { models, views }, actions) {
+  const homes = views.map(() => make("div", {}));
+  const each = homes.map((home, i) => make("section", { "data-model": models[i] }, make("h3", {}, models[i]), home));
+  refill(root, make("div", { class: views.some(({ medium }) => medium) ? "models wide" : "models" }, each));
+  views.forEach((view, i) => draw(homes[i], view, actions));
+}
+
 /** A view's name; with the beginning of its source where there are several. */
 function tabName(view, named) {
-  const name = VIEWS[view.view]?.[0] ?? view.view;
+  const { view: kind } = view.views?.[0] ?? view;
+  const name = VIEWS[kind]?.[0] ?? kind;
   return named && view.source_text != null ? [name, make("bdi", { class: "faint" }, cut(view.source_text, 120))] : name;
 }
 

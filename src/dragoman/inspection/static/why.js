@@ -5,8 +5,9 @@
      sequential    how many steps must wait for each other, for each architecture */
 
 import { behind, cell, figure, fixed, make, refill, scrolling, table } from "./dom.js";
-import { heatMap, matrixTable, scaleBar, scaleOf } from "./heat.js";
+import { matrixTable, scaleBar, scaleOf } from "./heat.js";
 import { lineChart, pointText } from "./chart.js";
+import { lookMap } from "./medium.js";
 
 export function drawWhy(root, data) {
   const parts = { why: whyParts, by_position: byPosition, sequential: sequentialSteps }[data.view];
@@ -22,7 +23,7 @@ function whyParts(data, width) {
     "",
     make("p", { class: "note" }, "The norm of the gradient of an output token's log p by a source token's embedding."),
     make("div", { class: "controls" }, scaleBar(scale)),
-    heatMap({ label: "Gradient norms", ...look }),
+    lookMap(data.medium, { label: "Gradient norms", ...look }),
     behind(() => matrixTable("Norm of the gradient", target, source, norms, "norm", 3), "the map as a table"),
   );
   return make("div", { class: "beside" }, map, data.by_distance.length > 0 && byDistance(data, width));

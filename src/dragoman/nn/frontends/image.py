@@ -154,6 +154,7 @@ class Norm(nn.Module):
 
     A frozen one takes those counted along in training, too: the batches of a small set would undo what it was
     pretrained for. There is no counter of batches, which torch's keeps and needs only for a plain mean.
+    Of several ranks each counts its own batches along; those of the first are what is validated and saved.
     """
 
     def __init__(self, channels: int) -> None:

@@ -7,6 +7,7 @@
 
 import { choice, make, refill } from "../views/dom.js";
 import { draw } from "../views/views.js";
+import { SIDES, fillSources, listenForFiles, missing, readsFiles, shortened } from "./media.js";
 import { EXAMPLES, PANELS } from "./panels.js";
 import { drawReference, drawResult } from "./result.js";
 import { ask, keepKey } from "./server.js";
@@ -56,7 +57,7 @@ async function show({ again = false, quiet = false } = {}) {
   asking = new AbortController();
   const { signal } = asking;
   const every = columns();
-  state.source ??= every[0].model.example.source;
+  Object.assign(state, examplesFor(every[0].model));
   fillForm(every);
   chooseTab(every);
   const panel = panels[state.view];
@@ -70,6 +71,12 @@ async function show({ again = false, quiet = false } = {}) {
     if (!signal.aborted) trouble(error);
   }
   if (!signal.aborted) waiting(false);
+}
+
+/** The example's texts, where there are none yet. */
+function examplesFor(model) {
+  const texts = SIDES.filter((side) => model[side] === "text");
+  return Object.fromEntries(texts.map((side) => [side, state[side] ?? model.example[side]]));
 }
 
 /** The text of a tab's own text area. */
@@ -87,8 +94,10 @@ async function fillColumn(panel, column, index, text, how) {
   const shown = panel.columns[index];
   shown.box.hidden = panel.about.together && index > 0;
   if (shown.box.hidden) return;
-  refill(shown.head, panel.about.together ? null : headOf(column.model));
-  const asked = panel.about.asks(state, column, text);
+  const lacking = panel.about.whole ? "" : missing(column.model);
+  const head = panel.about.together ? null : headOf(column.model);
+  refill(shown.head, head, lacking && make("p", { class: "note lacking" }, lacking));
+  const asked = lacking ? [] : panel.about.asks(state, column, text);
   while (shown.slots.length > asked.length) shown.slots.pop().element.remove();
   while (shown.slots.length < asked.length) {
     shown.slots.push({ element: shown.box.appendChild(make("div", { class: "slot" })) });
@@ -107,7 +116,7 @@ function headOf({ name, shape, device }) {
 /** One request and what draws its answer. A slot keeps its answer, for other widths and for coming back to it. */
 async function fillSlot(slot, asked, column, { again, quiet, signal }) {
   const { element } = slot;
-  const key = JSON.stringify(asked);
+  const key = JSON.stringify(asked, shortened);
   element.removeAttribute("aria-busy");
   if (slot.key !== key || again) {
     if (!quiet) element.setAttribute("aria-busy", "true");
@@ -206,16 +215,18 @@ function go(change, again = false) {
 function fillForm(every) {
   const [first, second] = every;
   select(at("model"), models.map(({ name }) => [name, name]), first.model.name);
-  const others = models.filter(({ name }) => name !== first.model.name).map(({ name }) => [name, name]);
+  const alike = (model) => SIDES.every((side) => model[side] === first.model[side]);
+  const others = models.filter((model) => model !== first.model && alike(model)).map(({ name }) => [name, name]);
   select(at("beside"), [["", "none"], ...others], second?.model.name ?? "");
-  at("beside-box").hidden = models.length < 2;
+  at("beside-box").hidden = !others.length;
   const known = first.model.languages;
   select(at("language"), known.map((name) => [name, name]), state.language || first.model.example.target_lang);
   at("language-box").hidden = !known.length;
-  at("source-label").textContent = first.model.kind === "language model" ? "Beginning of a text" : "Source";
+  fillSources(first.model);
+  if (first.model.kind === "language model") at("source-label").textContent = "Beginning of a text";
   at("reference-box").hidden = every.every(({ model }) => model.kind !== "pairs");
   for (const box of document.querySelectorAll(".search-box")) box.hidden = first.model.kind === "labels";
-  for (const name of ["source", "reference", "beam", "nbest"]) {
+  for (const name of [...SIDES, "reference", "beam", "nbest"]) {
     if (filled[name] !== state[name]) at(name).value = filled[name] = state[name];
   }
 }
@@ -228,19 +239,23 @@ function select(element, options, chosen) {
 
 /** What the form says; another source forgets what was forced for the last one. */
 function fromForm() {
-  const source = at("source").value;
+  const { model } = columns()[0];
+  const texts = SIDES.filter((side) => model[side] === "text").map((side) => [side, at(side).value]);
   const numbers = Object.fromEntries(["beam", "nbest"].map((name) => [name, whole(at(name).value) ?? BEGINNING[name]]));
-  const change = { source, reference: at("reference").value, language: at("language").value, ...numbers };
+  const typed = { ...Object.fromEntries(texts), reference: at("reference").value, language: at("language").value };
+  const change = { ...typed, ...numbers };
   if (!change.reference.trim()) change.of = "output";
-  return source === state.source ? change : { ...change, prefix: "", prefix2: "" };
+  return texts.every(([side, text]) => text === state[side]) ? change : { ...change, prefix: "", prefix2: "" };
 }
 
 /** Another model: its own example, if the last one's is still there, and nothing forced or switched off. */
 function chooseModel(name) {
-  const before = columns()[0].model;
+  const [before, next] = [columns()[0].model, modelOf(name)];
   const change = { ...fromForm(), model: name, prefix: "", off: "", texts: null, pairs: null };
-  if (change.source === before.example.source) change.source = modelOf(name).example.source;
-  if (state.model2 === name) Object.assign(change, { model2: "", prefix2: "", off2: "" });
+  for (const side of SIDES) {
+    if (before[side] === "text" && change[side] === before.example[side]) change[side] = null;
+  }
+  if (state.model2 === name || SIDES.some((side) => before[side] !== next[side])) Object.assign(change, { model2: "", prefix2: "", off2: "" });
   go(change);
 }
 
@@ -271,7 +286,8 @@ function buildPanel(name, about) {
 /** Mark the tab of the view; leave out those that a model has nothing to show in, and say why. */
 function chooseTab(every) {
   const kinds = every.map(({ model }) => model.kind);
-  const unfit = (name) => kinds.every((kind) => PANELS[name].unfit?.includes(kind));
+  const no = (name, { kind, ...model }) => PANELS[name].unfit?.includes(kind) || (PANELS[name].texts && readsFiles(model));
+  const unfit = (name) => every.every(({ model }) => no(name, model));
   if (!PANELS[state.view] || unfit(state.view)) state.view = "result";
   const both = every.length > 1;
   for (const [name, tab] of Object.entries(tabs)) {
@@ -327,6 +343,7 @@ function listen() {
     go({ ...fromForm(), model2: at("beside").value, prefix2: "", off2: "" });
   });
   at("language").addEventListener("change", () => go(fromForm()));
+  listenForFiles(() => models.length && go({ ...fromForm(), prefix: "", prefix2: "" }));
   at("key").addEventListener("submit", (event) => {
     event.preventDefault();
     keepKey(at("key-text").value);

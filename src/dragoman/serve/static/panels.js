@@ -3,9 +3,11 @@
      asks(state, column, filled) → [[what draws the answer, path, body], …]        one answer below the other
 
    `column` is {model, prefix, off}: a model as GET /v1/models describes it, and what was forced and switched off.
+   A view with `whole` is of the model itself, one with `texts` is of texts and of nothing else that a model may read.
    `filled` are the texts of a tab's own text area, which are examples of the model as long as nobody wrote others. */
 
 import { choice, make } from "../views/dom.js";
+import { sourcesOf } from "./media.js";
 import { linesOf, pairsOf, trail } from "./state.js";
 
 export const EXAMPLES = 40; // to begin with: fewer are no cloud of sentences, more are no longer read
@@ -20,8 +22,8 @@ function languages(state, { model: { languages: known, example } }) {
   return { source_lang: example.source_lang, target_lang };
 }
 
-function input(state, column, source = state.source) {
-  return { source, ...languages(state, column) };
+function input(state, column, source = null) {
+  return { ...(source === null ? sourcesOf(state, column.model) : { source }), ...languages(state, column) };
 }
 
 /** A view of one source. */
@@ -116,6 +118,7 @@ export const PANELS = {
   positions: {
     title: "Positions",
     about: "How alike two positions are to the model, before it has read a word.",
+    whole: true,
     tools: (state, go) => choice("Side", ["encoder", "decoder"], state.side, (side) => go({ side })),
     asks: (state, column) => [inspect("positions", { model: column.model.name, side: state.side })],
   },
@@ -123,6 +126,7 @@ export const PANELS = {
     title: "Sentence space",
     about: "Sources as points: those that the encoder sums up alike lie close to each other.",
     unfit: ["language model"],
+    texts: true,
     fills: { field: "texts", line: ({ source }) => source },
     tools: (state, go, text) => area("texts", "Sources, one on each line", text, "Draw the map", go),
     asks: (state, column, text) => {
@@ -134,6 +138,7 @@ export const PANELS = {
     title: "Quality",
     about: "Scores on pairs of yours, by length and by rarity, and the worst answers to look into.",
     unfit: ["language model"],
+    texts: true,
     together: true,
     fills: { field: "pairs", line: asLine },
     tools: (state, go, text) => [
@@ -151,6 +156,7 @@ export const PANELS = {
   probes: {
     title: "Probes",
     about: "Known ways to fail, counted: loops, copies, words left out, answers to nonsense.",
+    texts: true,
     unfit: ["labels", "language model"],
     tools: (state, go) => {
       const label = "Sources, one on each line; none: made of the model's own vocabulary";
@@ -165,6 +171,7 @@ export const PANELS = {
   replay: {
     title: "Training",
     about: "The same sources at every checkpoint of the training, and its curves.",
+    whole: true,
     asks: (state, column) => [inspect("replay", { model: column.model.name })],
   },
 };

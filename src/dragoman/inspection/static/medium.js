@@ -1,0 +1,149 @@
+/* Where a model looked in a source that is no text.
+
+     image, clip   the picture once more for each word: what was not looked at fades
+     sound         its frames once, below them a row of weights for each word, aligned in time
+
+   `medium` is as medium.py describes it; weights are shares of a word's largest. Another source's states stand in a map
+   below. */
+
+import { fixed, make, visible } from "./dom.js";
+import { heat, heatMap, themeNow } from "./heat.js";
+
+const VEILS = { light: [255, 255, 255], dark: [84, 92, 102] }; // not the paper: a night would fade into a dark one
+const THICKEST = 0.88; // over what was not looked at
+
+/** What heatMap draws, over the picture of the source where there is one. */
+export function lookMap(medium, look) {
+  if (!medium) return heatMap(look);
+  const end = medium.first + stateCount(medium);
+  const isOther = (_, j) => j < medium.first || j >= end;
+  const others = look.columns.filter(isOther);
+  const seen = look.values.map((row) => row.slice(medium.first, end));
+  const shares = seen.map(ofPeak);
+  const words = look.rows.map((row, i) => {
+    const bare = visible(row.replace(/^▁(?=.)/u, ""));
+    return others.length ? `${bare} ${Math.round((100 * sumOf(seen[i])) / sumOf(look.values[i]))} %` : bare;
+  });
+  const drawn = medium.kind === "sound" ? soundOf(medium, words, shares) : stripOf(medium, words, shares);
+  const values = look.values.map((row) => row.filter(isOther));
+  return [drawn, others.length > 0 && heatMap({ ...look, columns: others, values })];
+}
+
+function stateCount({ kind, rows, columns, count, frames, per_frame }) {
+  return { image: rows * columns, sound: count }[kind] ?? frames.length * per_frame;
+}
+
+function sumOf(row) {
+  return row.reduce((sum, x) => sum + x, 0);
+}
+
+function ofPeak(row) {
+  const peak = Math.max(...row);
+  return row.map((x) => (peak > 0 ? x / peak : 0));
+}
+
+function peakOf(shares) {
+  return shares.indexOf(Math.max(...shares));
+}
+
+/** A picture from the data, and from nowhere else. */
+function seenImage(src) {
+  return make("img", { src: /^data:image\/png;base64,/.test(src) && src, alt: "" });
+}
+
+// -- images and clips -------------------------------------------------------------------------------------------------
+
+function stripOf(medium, words, shares) {
+  const large = make("div", { class: "seen", "aria-hidden": "true" });
+  const show = (i) => large.replaceChildren(pictureOf(medium, shares[i]), make("span", { class: "token" }, words[i]));
+  const panels = words.map((word, i) => {
+    const spoken = `${word}: looks mostly at ${placeOf(medium, shares[i])}`;
+    const look = { type: "button", class: "panel", "data-key": `word ${i}`, "aria-label": spoken };
+    const seen = [pictureOf(medium, shares[i]), make("span", { class: "token" }, word)];
+    return make("button", { ...look, pointerenter: () => show(i), focus: () => show(i) }, seen);
+  });
+  const all = Array(stateCount(medium)).fill(1);
+  large.append(pictureOf(medium, all), make("span", { class: "faint" }, "what was not looked at fades"));
+  const look = { class: medium.kind === "clip" ? "strip of-clips" : "strip" };
+  return make("div", look, large, make("div", { class: "panels" }, panels));
+}
+
+/** The pictures side by side, each under a veil of rows × columns. */
+function pictureOf(medium, shares) {
+  const pictures = medium.frames ?? [medium.src];
+  const per = shares.length / pictures.length;
+  const columns = medium.columns ?? Math.round(Math.sqrt(per));
+  const each = pictures.map((src, k) => {
+    const veil = veilOf(shares.slice(k * per, (k + 1) * per), columns);
+    return make("span", { class: "picture" }, seenImage(src), veil);
+  });
+  return make("span", { class: "pictures" }, each);
+}
+
+function veilOf(shares, columns) {
+  const canvas = make("canvas", { class: "heat veil" });
+  [canvas.width, canvas.height] = [columns, shares.length / columns];
+  canvas.repaint = () => {
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(canvas.width, canvas.height);
+    const color = VEILS[themeNow()] ?? VEILS.light;
+    shares.forEach((share, i) => image.data.set([...color, 255 * THICKEST * (1 - share)], 4 * i));
+    context.putImageData(image, 0, 0);
+  };
+  canvas.repaint();
+  return canvas;
+}
+
+function placeOf({ kind, columns, per_frame }, shares) {
+  const peak = peakOf(shares);
+  const inside = kind === "clip" ? peak % per_frame : peak;
+  const across = columns ?? Math.round(Math.sqrt(per_frame));
+  const place = across > 1 && `row ${Math.floor(inside / across) + 1}, column ${(inside % across) + 1}`;
+  return [kind === "clip" && `frame ${Math.floor(peak / per_frame) + 1}`, place].filter(Boolean).join(", ");
+}
+
+// -- sounds -----------------------------------------------------------------------------------------------------------
+
+function soundOf(medium, words, shares) {
+  const percent = (share) => `${100 * share}%`;
+  const mark = make("span", { class: "mark", hidden: true });
+  const rows = words.flatMap((word, i) => {
+    const [from, to] = spanOf(medium, shares[i]);
+    const show = () => {
+      mark.hidden = false;
+      mark.style.setProperty("left", percent(from));
+      mark.style.setProperty("width", percent(to - from));
+    };
+    const spoken = `${word}: looks mostly from ${timeOf(medium, from)} to ${timeOf(medium, to)}`;
+    const look = { type: "button", class: "plain token", "data-key": `word ${i}`, "aria-label": spoken };
+    const image = heat([shares[i]], { low: 0, high: 1 });
+    image.style.setProperty("width", percent(medium.count * medium.spans[0][1])); // the last may be cut short
+    const lane = make("div", { class: "lane", pointerenter: show }, image);
+    return [make("button", { ...look, pointerenter: show, focus: show }, word), lane];
+  });
+  const axis = medium.seconds && make("div", { class: "times" }, ticksOf(medium.seconds, percent));
+  const frames = make("div", { class: "frames" }, seenImage(medium.src), mark);
+  return make("div", { class: "sound" }, make("span", {}), frames, rows, make("span", {}), axis);
+}
+
+/** From where to where a word looked: around its largest weight, while they are at least half of it. */
+function spanOf({ spans }, shares) {
+  let [low, high] = [peakOf(shares), peakOf(shares)];
+  while (shares[low - 1] >= 0.5) low--;
+  while (shares[high + 1] >= 0.5) high++;
+  return [spans[low][0], spans[high][1]];
+}
+
+function timeOf({ seconds }, share) {
+  return seconds ? `${fixed(share * seconds, 2)} s` : `${fixed(100 * share, 0)} %`;
+}
+
+function ticksOf(seconds, percent) {
+  const power = 10 ** Math.floor(Math.log10(seconds / 5));
+  const step = power * [1, 2, 5, 10].find((k) => power * k >= (seconds / 5) * (1 - 1e-9));
+  return Array.from({ length: Math.floor(seconds / step + 1e-9) + 1 }, (_, i) => {
+    const tick = make("span", {}, `${Number((i * step).toPrecision(6))} s`);
+    tick.style.setProperty("left", percent((i * step) / seconds));
+    return tick;
+  });
+}

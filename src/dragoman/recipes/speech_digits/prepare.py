@@ -1,0 +1,119 @@
+"""Free Spoken Digit Dataset: recordings of single digits, and lists of those to put together into strings.
+
+    fsdd/recordings.zip               DIGIT_SPEAKER_INDEX.wav, 8,000 samples a second
+    fsdd/single.tsv                   file ⇥ speaker ⇥ part ⇥ digit
+    fsdd/strings.PART.tsv(.gz)        id ⇥ speaker ⇥ digits ⇥ words ⇥ files ⇥ gaps            PART: train, dev, test
+        ─→  train.tsv, valid.tsv, test.tsv      PART.zip/id.flac ⇥ words              beside the .zip files made here
+            single.tsv                          DIR/fsdd/recordings.zip/file ⇥ word   the test part of the single ones
+
+A string is its recordings end to end with silence of so many milliseconds between them. No recording is in two parts.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dragoman.core.errors import MissingExtra
+from dragoman.recipes import tables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RATE = 8000  # samples a second
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    place = sets["fsdd"].resolve()
+    with zipfile.ZipFile(place / "recordings.zip") as recordings:
+        for name, split in {"train": "train", "valid": "dev", "test": "test"}.items():
+            rows = tables.rows(place / f"strings.{split}.tsv", 6)
+            tables.write(folder / f"{name}.tsv", composed(rows, recordings, folder / f"{split}.zip"))
+    single = tables.rows(place / "single.tsv", 4)
+    alone = ([f"{place}/recordings.zip/{file}", DIGITS[int(digit)]] for file, _, p, digit in single if p == "test")
+    tables.write(folder / "single.tsv", alone)
+
+
+def composed(rows: Iterator[list[str]], recordings: zipfile.ZipFile, path: Path) -> list[list[str]]:
+    """The strings as sound files in an archive; the pairs that name them."""
+    pairs = []
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, _, _, words, files, gaps in rows:
+            clips = [sound(recordings.read(file)) for file in files.split(",")]
+            string = joined(clips, [int(gap) for gap in gaps.split(",") if gap])
+            archive.writestr(f"{name}.flac", written(string, "FLAC"))
+            pairs.append([f"{path.name}/{name}.flac", words])
+    return pairs
+
+
+def joined(clips: Sequence[NDArray[Any]], gaps: Sequence[int]) -> NDArray[Any]:
+    """Clips end to end, with so many milliseconds of silence after each but the last."""
+    parts = [clips[0]]
+    for gap, clip in zip(gaps, clips[1:], strict=True):
+        parts += [np.zeros(gap * RATE // 1000, np.int16), clip]
+    return np.concatenate(parts)
+
+
+def sound(data: bytes) -> NDArray[Any]:
+    """The samples of a file, as they are: whole numbers of 16 bits."""
+    samples, rate = soundfile().read(io.BytesIO(data), dtype="int16")
+    assert rate == RATE, f"{rate} samples a second, not {RATE}"
+    found: NDArray[Any] = samples
+    return found
+
+
+def written(samples: NDArray[Any], form: str) -> bytes:
+    file = io.BytesIO()
+    soundfile().write(file, samples, RATE, format=form, subtype="PCM_16")
+    return file.getvalue()
+
+
+def soundfile() -> Any:
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: the package without libsndfile
+        raise MissingExtra("soundfile", "audio", "putting sounds together") from None
+    return soundfile
+
+
+# -- made-up data ------------------------------------------------------------------------------------------------------
+
+
+def example(sets: Mapping[str, Path], rng: random.Random) -> None:
+    """A tone for each digit, higher for the second speaker; two recordings of each in every part."""
+    speakers, parts = {"low": 1.0, "high": 1.3}, ("test", "dev", "train")
+    numbers = np.random.default_rng(rng.randrange(2**32))
+    single = []
+    with zipfile.ZipFile(sets["fsdd"] / "recordings.zip", "w") as archive:
+        for digit in range(10):
+            for speaker, pitch in speakers.items():
+                for index in range(6):
+                    file = f"{digit}_{speaker}_{index}.wav"
+                    archive.writestr(file, written(tone(200 * pitch * 1.25**digit, numbers), "WAV"))
+                    single.append([file, speaker, parts[index // 2], str(digit)])
+    tables.write_set(sets["fsdd"] / "single.tsv", single)
+    for part, count in {"train": 100, "dev": 10, "test": 10}.items():
+        rows = [string(part, i, rng, single) for i in range(count)]
+        tables.write_set(sets["fsdd"] / f"strings.{part}.tsv{'.gz' if part == 'train' else ''}", rows)
+
+
+def tone(hertz: float, rng: np.random.Generator) -> NDArray[Any]:
+    t = np.arange(int(rng.uniform(0.1, 0.2) * RATE)) / RATE
+    wave = 8000 * np.sin(2 * np.pi * hertz * t) + 50 * rng.normal(size=len(t))
+    return wave.astype(np.int16)
+
+
+def string(part: str, number: int, rng: random.Random, single: Sequence[Sequence[str]]) -> list[str]:
+    speaker = rng.choice(["low", "high"])
+    chosen = rng.choices([row for row in single if row[1] == speaker and row[2] == part], k=rng.randint(1, 7))
+    digits, gaps = [row[3] for row in chosen], [str(40 * rng.randint(0, 4)) for _ in chosen[1:]]
+    words = " ".join(DIGITS[int(digit)] for digit in digits)
+    files = ",".join(row[0] for row in chosen)
+    return [f"{speaker}-{number:05}", speaker, " ".join(digits), words, files, ",".join(gaps)]

@@ -1,0 +1,70 @@
+"""Every recipe, the whole way on a hundred made-up pairs: prepared, trained for a few steps, decoded and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman import recipes
+from dragoman.core.errors import MissingExtra
+from dragoman.recipes import running
+
+NEEDED = {"image": "PIL", "audio": "soundfile"}
+
+
+@pytest.fixture(params=recipes.names())
+def opened(request: pytest.FixtureRequest):
+    found = recipes.open_recipe(request.param)
+    for extra in found.recipe.extras:
+        pytest.importorskip(NEEDED[extra])
+    return found
+
+
+def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, tmp_path: Path):
+    setting = running.Setting(opened, None, tmp_path, example=True)
+    first = opened.recipe.parts[0]
+    jobs = [job for job in opened.jobs(seeds=[1]) if job.part == first]
+    assert {job.system for job in jobs} == {*opened.recipe.systems}
+    for job in jobs:
+        try:
+            for _ in running.train(setting, job):
+                pass
+        except MissingExtra as error:
+            pytest.skip(str(error))
+        if not opened.recipe.systems[job.system].scored:
+            continue
+        running.score(setting, job)
+        saved = json.loads((tmp_path / job.name / "result.json").read_text(encoding="utf-8"))
+        assert saved["parameters"] > 0
+        assert list(saved["tests"]) == opened.recipe.tests
+        for scored in saved["tests"].values():
+            assert scored["n"] > 0
+            assert all(isinstance(one["value"], float) for one in scored["scores"].values())
+
+
+def test_every_part_of_a_recipe_can_be_prepared_from_data_of_its_form(opened, tmp_path: Path):
+    setting = running.Setting(opened, None, tmp_path, example=True)
+    for part in opened.recipe.parts:
+        folder = running.prepare(setting, part)
+        for system in opened.recipe.systems.values():
+            assert (folder / system.train).stat().st_size
+        for test in opened.recipe.tests:
+            lines = (folder / f"{test}.tsv").read_text(encoding="utf-8").split("\n")[:-1]
+            assert lines
+            kinds = running.groups(folder / f"{test}.tsv")
+            assert kinds is None or len(kinds) == len(lines)
+
+
+def test_every_recipe_says_on_its_page_what_it_does_and_how_to_run_it(opened):
+    text = opened.readme
+    assert text.startswith("# ")
+    assert f"dragoman recipe run {opened.name}" in text
+    assert "## Scores" in text
+
+
+def test_every_config_of_a_recipe_is_in_its_folder(opened):
+    named = {system.config for system in opened.recipe.systems.values()}
+    there = {file.name for file in opened.folder.glob("*.yaml")} - {"recipe.yaml"}
+    assert named == there

@@ -1,0 +1,136 @@
+"""What a recipe asks for: its jobs, its data, its expectations; and the command line around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman import recipes
+from dragoman.core.errors import DataError, UserError
+from dragoman.recipes import running
+from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, passed
+
+PLAIN = {
+    "title": "made up",
+    "task": "none",
+    "data": ["things"],
+    "parts": ["north", "south"],
+    "systems": {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}},
+    "scores": {"exact": "exact", "errors": {"metric": "exact", "inverse": True}},
+}
+
+
+def made(**changes) -> Opened:
+    return Opened("made-up", Recipe.model_validate(PLAIN | changes), Path("nowhere"))
+
+
+def test_a_system_that_builds_on_another_brings_it_along_and_comes_after_it():
+    jobs = made().jobs(["after/south"])
+    assert jobs == [Job("before", "south", 1), Job("after", "south", 1)]
+
+
+def test_without_a_choice_every_part_of_every_system_is_trained_with_every_seed():
+    jobs = made(seeds=[1, 2]).jobs()
+    assert len(jobs) == len({*jobs}) == 2 * 2 * 2
+
+
+def test_a_name_that_is_no_system_and_no_part_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match=r"no 'eastt'.*north"):
+        made().jobs(["eastt"])
+
+
+def test_data_is_found_in_its_own_folder_and_in_the_one_that_holds_it(tmp_path: Path):
+    (tmp_path / "things").mkdir()
+    assert made().sets(tmp_path) == {"things": tmp_path / "things"}
+    assert made().sets(tmp_path / "things") == {"things": tmp_path / "things"}
+    with pytest.raises(DataError, match="no folder with the data set 'other'"):
+        made(data=["things", "other"]).sets(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("score", "reached", "good"), [("exact", 89.9, False), ("exact", 90.0, True), ("exact", 99, True)]
+)
+def test_a_score_passes_down_to_its_tolerance(score, reached, good):
+    recipe = made(expect={"after": {score: {"value": 92.0, "tolerance": 2.0}}}).recipe
+    [row] = passed(recipe, {"after": {score: reached}})
+    assert row == ("after", score, reached, Expected(value=92.0, tolerance=2.0), good)
+
+
+@pytest.mark.parametrize(("reached", "good"), [(7.9, True), (8.0, True), (8.1, False)])
+def test_an_error_rate_passes_up_to_its_tolerance(reached, good):
+    recipe = made(expect={"after": {"errors": {"value": 7.0, "tolerance": 1.0}}}).recipe
+    assert [row[-1] for row in passed(recipe, {"after": {"errors": reached}})] == [good]
+
+
+@pytest.mark.parametrize("expect", [{"nobody": {}}, {"after": {"bleu": {"value": 1.0, "tolerance": 0.0}}}])
+def test_an_expectation_of_nobody_or_of_no_score_is_a_problem(expect):
+    assert list(made(expect=expect).recipe.problems())
+
+
+def test_means_are_taken_over_seeds_and_over_parts():
+    def result(part: str, seed: int, value: float) -> dict[str, object]:
+        tests = {"test": {"scores": {"exact": {"value": value}}}, "far": {"scores": {"exact": {"value": value / 2}}}}
+        return {"system": "after", "part": part, "seed": seed, "tests": tests}
+
+    found = running.summary([result("north", 1, 80.0), result("north", 2, 90.0), result("south", 1, 40.0)])
+    assert found["after/north"]["exact"] == pytest.approx(85.0)
+    assert found["after"]["exact"] == pytest.approx(70.0)
+    assert found["after"]["far.exact"] == pytest.approx(35.0)
+    assert found["after"]["test.exact"] == pytest.approx(70.0)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def dragoman(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dragoman", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("recipe")
+    return folder, dragoman("recipe", "run", "multi30k", "--example", "--only", "tiny", "--seed", "1", folder=folder)
+
+
+def test_a_recipe_runs_from_one_command_and_leaves_its_scores(ran):
+    folder, done = ran
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / "runs/multi30k-example/tiny/result.json").read_text(encoding="utf-8"))
+    assert result["tests"]["test"]["n"] == 10
+    output = (folder / "runs/multi30k-example/tiny/test.output.tsv").read_text(encoding="utf-8")
+    assert len(output.split("\n")) == 11
+    assert "sacreBLEU" in done.stdout
+
+
+def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
+    folder, first = ran
+    weights = sorted((folder / "runs/multi30k-example/tiny").rglob("*.safetensors"))
+    times = [file.stat().st_mtime_ns for file in weights]
+    again = dragoman("recipe", "run", "multi30k", "--example", "--only", "tiny", "--seed", "1", folder=folder)
+    assert again.returncode == 0
+    assert again.stdout == first.stdout
+    assert [file.stat().st_mtime_ns for file in weights] == times
+
+
+def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path: Path):
+    for words, sentence in (
+        (("run", "multi30"), "did you mean 'multi30k'?"),
+        (("run", "multi30k"), "needs --data DIR"),
+        (("run", "multi30k", "--data", "nowhere"), "no folder with the data set"),
+        (("show", "ladderr"), "did you mean 'ladder'?"),
+    ):
+        done = dragoman("recipe", *words, folder=tmp_path)
+        assert done.returncode == 2
+        assert sentence in done.stderr.replace("\n", " ")
+        assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_recipe_is_listed(tmp_path: Path):
+    listed = dragoman("recipe", "list", folder=tmp_path).stdout
+    assert all(name in listed for name in recipes.names())
