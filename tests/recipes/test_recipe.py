@@ -91,27 +91,43 @@ def dragoman(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+COMMAND = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1,2", "--together")
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("recipe")
-    return folder, dragoman("recipe", "run", "multi30k", "--example", "--only", "tiny", "--seed", "1", folder=folder)
+    return folder, dragoman(*COMMAND, folder=folder)
 
 
 def test_a_recipe_runs_from_one_command_and_leaves_its_scores(ran):
     folder, done = ran
     assert done.returncode == 0, done.stderr
-    result = json.loads((folder / "runs/multi30k-example/tiny/result.json").read_text(encoding="utf-8"))
+    result = json.loads((folder / "runs/multi30k-example/tiny-cased/result.json").read_text(encoding="utf-8"))
     assert result["tests"]["test"]["n"] == 10
-    output = (folder / "runs/multi30k-example/tiny/test.output.tsv").read_text(encoding="utf-8")
+    output = (folder / "runs/multi30k-example/tiny-cased/test.output.tsv").read_text(encoding="utf-8")
     assert len(output.split("\n")) == 11
     assert "sacreBLEU" in done.stdout
 
 
+def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
+    folder, done = ran
+    runs = folder / "runs/multi30k-example"
+    one, both = (
+        json.loads((runs / name / "result.json").read_text(encoding="utf-8"))
+        for name in ("tiny-cased", "tiny-cased-together")
+    )
+    assert both["system"] == "tiny, together"
+    assert both["parameters"] == 2 * one["parameters"]
+    assert both["tests"]["test"]["n"] == 10
+    assert "tiny, together" in done.stdout
+
+
 def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     folder, first = ran
-    weights = sorted((folder / "runs/multi30k-example/tiny").rglob("*.safetensors"))
+    weights = sorted((folder / "runs/multi30k-example/tiny-cased").rglob("*.safetensors"))
     times = [file.stat().st_mtime_ns for file in weights]
-    again = dragoman("recipe", "run", "multi30k", "--example", "--only", "tiny", "--seed", "1", folder=folder)
+    again = dragoman(*COMMAND, folder=folder)
     assert again.returncode == 0
     assert again.stdout == first.stdout
     assert [file.stat().st_mtime_ns for file in weights] == times

@@ -57,6 +57,9 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the expected scores; exit code 4 if below.")
     ] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="Score the models of several seeds as one, besides.")
+    ] = False,
     example: Annotated[
         bool, typer.Option("--example", help="A few steps on a hundred made-up pairs, to see the whole way.")
     ] = False,
@@ -79,7 +82,7 @@ def run(
     else:
         for job in chosen:
             _one(setting, job)
-    found = running.results(setting, chosen)
+    found = running.results(setting, chosen) + (running.together(setting, chosen) if together else [])
     _table(opened.recipe, found)
     if check:
         _check(opened.recipe, running.summary(found))

@@ -23,6 +23,7 @@ from dragoman.core.errors import ConfigError, DataError, UserError, nearest
 from dragoman.core.registry import Options, Part, Positive
 from dragoman.evaluation.metrics import metrics
 
+TOGETHER = ", together"  # after a system's name: the models of its seeds as one
 Spelling = Literal["as it is", "spacy words", "moses words", "code tokens"]
 
 
@@ -83,7 +84,8 @@ class Recipe(Options):
         for name, system in self.systems.items():
             if system.after is not None and system.after not in self.systems:
                 yield f"systems.{name}.after is '{system.after}', which is no system of this recipe"
-        known = {*self.systems, *(f"{system}/{part}" for system in self.systems for part in self.parts)}
+        systems = [*self.systems, *(f"{system}{TOGETHER}" for system in self.systems)]
+        known = {*systems, *(f"{system}/{part}" for system in systems for part in self.parts)}
         for key, scores in self.expect.items():
             if key not in known:
                 yield f"expect: '{key}' is no system, and no system/part, of this recipe"

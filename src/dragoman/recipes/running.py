@@ -32,7 +32,7 @@ from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import interval
 from dragoman.pipeline import Pipeline
-from dragoman.recipes.recipe import Figure, Job, Opened
+from dragoman.recipes.recipe import TOGETHER, Figure, Job, Opened
 from dragoman.recipes.spelling import spelled
 from dragoman.training import Report
 
@@ -141,17 +141,40 @@ def train(setting: Setting, job: Job) -> Iterator[Report]:
 
 def score(setting: Setting, job: Job) -> dict[str, Any]:
     """Decode the tests of a trained job, score them, and write result.json beside the model."""
-    recipe, folder = setting.opened.recipe, setting.folder(job)
-    config = config_of(setting, job)
-    model = pipeline.load(folder)
+    return _scored(setting, job, [setting.folder(job)], setting.folder(job))
+
+
+def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """The same of the models of several seeds as one, for each system and part that has them."""
+    found = []
+    for first in [job for job in jobs if setting.opened.recipe.systems[job.system].scored]:
+        members = [setting.folder(job) for job in jobs if (job.system, job.part) == (first.system, first.part)]
+        if members[0] != setting.folder(first) or len(members) < 2:
+            continue
+        folder = setting.out / f"{replace(first, seed=1).name}-together"
+        saved = folder / "result.json"
+        if saved.exists():
+            found.append(json.loads(saved.read_text(encoding="utf-8")))
+            continue
+        files.make_folder(folder)
+        found.append(_scored(setting, first, members, folder))
+    return found
+
+
+def _scored(setting: Setting, job: Job, members: Sequence[Path], folder: Path) -> dict[str, Any]:
+    """The scores of a model, or of several that answer together, written into a folder."""
+    recipe, config = setting.opened.recipe, config_of(setting, job)
+    model = pipeline.load("+".join(map(str, members)))
+    spent = [_spent(member) for member in members]
     result: dict[str, Any] = {
         "recipe": setting.opened.name,
-        "system": job.system,
+        "system": job.system if len(members) == 1 else f"{job.system}{TOGETHER}",
         "part": job.part,
         "seed": job.seed,
         "parameters": sum(p.numel() for p in model.model.parameters()),
-        **_spent(folder),
-        "machine": json.loads((folder / "env.json").read_text(encoding="utf-8")),
+        "steps": spent[0]["steps"],
+        "minutes": round(sum(one["minutes"] for one in spent), 2),
+        "machine": json.loads((members[0] / "env.json").read_text(encoding="utf-8")),
         "overlap": overlap(setting, job, config),
         "tests": {},
     }
@@ -239,7 +262,8 @@ def _surprise(model: Pipeline, path: Path) -> dict[str, Any]:
 def _spent(folder: Path) -> dict[str, Any]:
     """Steps and minutes of training, validations not counted, as the run recorded them."""
     last: dict[str, Any] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n"):
+    recorded = folder / "metrics.jsonl"  # a run of fewer steps than log_every has none
+    for line in recorded.read_text(encoding="utf-8").split("\n") if recorded.exists() else ():
         if '"train"' in line:
             last = json.loads(line)
     return {"steps": last.get("step"), "minutes": round(last.get("seconds", 0.0) / 60, 2)}

@@ -51,7 +51,10 @@ def examine(config: Config) -> Iterator[str]:
         more = f" ({len(errors) - 1} more: dragoman data check shows all)" if len(errors) > 1 else ""
         known = not first.places or first.places[0] in what
         raise DataError(f"{what if known else f'{first.places[0]}: {what}'}{more}")
-    yield from (finding.message for finding in report.findings if finding.code != "length-limits")
+    silent = {"length-limits"}
+    if configs.medium(config) is not None:  # the letters of a file's name, and how many, are nothing to learn from
+        silent |= {"unseen-source", "length-ratio"}
+    yield from (finding.message for finding in report.findings if finding.code not in silent)
 
 
 def adopt(config: Config, other: Config) -> Config:

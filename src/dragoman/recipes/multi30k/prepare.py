@@ -12,14 +12,15 @@ FILES = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    write_pairs(sets["multi30k"], "en", "de", folder)
+    write_pairs(sets["multi30k"], "en", "de", folder, lowercase=part == "lower")
 
 
-def write_pairs(data: Path, source: str, target: str, folder: Path) -> None:
+def write_pairs(data: Path, source: str, target: str, folder: Path, lowercase: bool = False) -> None:
     """Both sides of each split, line by line."""
     for name, file in FILES.items():
         sides = (tables.lines(data / f"{file}.{language}") for language in (source, target))
-        tables.write(folder / f"{name}.tsv", zip(*sides, strict=True))
+        pairs = zip(*sides, strict=True)
+        tables.write(folder / f"{name}.tsv", ([text.lower() if lowercase else text for text in pair] for pair in pairs))
 
 
 def example(sets: Mapping[str, Path], rng: random.Random) -> None:
