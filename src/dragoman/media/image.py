@@ -82,12 +82,14 @@ class ImageMedium:
         top, left = rng.integers(0, self.size - side + 1, 2)
         # The nearest pixels of the crop: a picture of this size gains nothing from finer scaling.
         places = (np.arange(self.size) * side) // self.size
-        seen = pixels[top + places][:, left + places]
+        rows, columns = top + places, left + places
         if self.flip and rng.random() < 0.5:
-            seen = seen[:, ::-1]
+            columns = columns[::-1]
         contrast, brightness = rng.uniform(0.8, 1.2), rng.uniform(-25.0, 25.0)
-        light = (seen.astype(np.float32) - 127.5) * contrast + 127.5 + brightness
-        looked: NDArray[Any] = np.clip(light, 0, 255).astype(np.uint8).reshape(x.shape)
+        # What becomes of each of the 256 values, looked up: half the time of computing it for every pixel.
+        light = (np.arange(256, dtype=np.float32) - 127.5) * contrast + 127.5 + brightness
+        table = np.clip(light, 0, 255).astype(np.uint8)
+        looked: NDArray[Any] = table.take(pixels.take(rows, 0).take(columns, 1)).reshape(x.shape)
         return looked
 
     def state(self) -> dict[str, bytes]:

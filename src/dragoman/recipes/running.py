@@ -50,6 +50,7 @@ QUICK = (
     "training.patience=null",
     "training.validate_examples=4",
     "training.replay=0",
+    "data.workers=0",
     "runtime.device=cpu",
 )
 
