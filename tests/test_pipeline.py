@@ -23,7 +23,7 @@ from dragoman.constraints import Constraints
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, Example
 from dragoman.core.registry import Part
-from dragoman.pipeline import Pipeline, Prediction, pick_device
+from dragoman.pipeline import Pipeline, Prediction
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
@@ -333,7 +333,7 @@ def test_no_sources_give_no_results() -> None:
 
 def test_a_source_that_is_too_long_is_cut_and_flagged() -> None:
     p = build("rnn", data={"train": "nowhere.tsv", "max_source": 5})
-    assert p.longest == 20
+    assert p.reading.longest == 20
     whole, cut = p.predict(["a" * 19, "a" * 20], beam=1)
     assert (whole.cut, cut.cut) == (False, True)
     assert whole.source_tokens == cut.source_tokens == ["a"] * 19 + ["</s>"]
@@ -415,13 +415,6 @@ def test_a_beam_wider_than_the_vocabulary_works() -> None:
     assert len(p.codec.target) < 12
     (best,) = p.predict(["ab"], beam=12, nbest=12)
     assert 1 <= 1 + len(best.alternatives) <= 12
-
-
-def test_a_device_that_is_not_there_is_refused() -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-    for name in ("tpu", "", *(() if torch.cuda.is_available() else ("cuda", "cuda:3"))):
-        with pytest.raises(UserError, match="no device"):
-            pick_device(name)
 
 
 # -- the package's surface ---------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def train(
 
 def _draw_predictions() -> None:
     """Let a Prediction show itself in a notebook; the pipeline itself knows no pictures."""
-    from dragoman.pipeline import Given, Pipeline, Prediction
+    from dragoman.pipeline import Pipeline, Prediction
+    from dragoman.reading import Given
 
     def drawn(self: Prediction) -> str:
         from dragoman.inspection.notebook import html

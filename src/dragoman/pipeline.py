@@ -14,44 +14,40 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman import checkpoint, ensemble, runtime, shapes
+from dragoman import checkpoint, devices, ensemble, runtime
+from dragoman.beginning import Beginning, begin
 from dragoman.config import Config, validated_generation
-from dragoman.constraints import Constraints, room
-from dragoman.constraints import rules as constraint_rules
-from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Example, Hypothesis
+from dragoman.constraints import Constraints
+from dragoman.core.errors import UserError
+from dragoman.core.interfaces import EOS, PAD, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
-from dragoman.data.objectives import Objective, Row, objectives
 from dragoman.evaluation.metrics import metrics
+from dragoman.limits import NOTHING, for_each, limits_for
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
+from dragoman.reading import Given, Reading, Source, blank, looking_in
 from dragoman.runtime import Engine
-from dragoman.search import Limits, Rule, Search, mbr, searches
-from dragoman.search.ctc import CTCPrefix
+from dragoman.search import Limits, Search, mbr, searches
 from dragoman.text.codec import Codec
 
 logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
-Source = Any  # list[int], or (S, F) numbers where the source is no text
 Tell = Callable[[int, int], None]  # (the place of a source, a token of its result)
 
 WINDOW = 4096  # inputs that are sorted together while streaming
 PRECISIONS = ("float32", "bfloat16", "int8")
-NOTHING = Constraints()
-PATIENCE = 4  # a source may be this many times as long as those in training before it is cut
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Prediction:
     log_prob: float  # of the whole sequence
     tokens: list[str]
     log_probs: list[float]  # of each token, and of </s> where the result ended by itself
-    ended: str  # "end", "length", or "blank" for a blank source
+    ended: str  # "end", "length", "stuck" where nothing was allowed, or "blank" for a blank source
     source_tokens: list[str]
     cut: bool = False  # the source was too long and only its beginning was read
     alternatives: list[Prediction] = field(default_factory=list)
@@ -71,31 +67,6 @@ class Prediction:
     medium: dict[str, Any] | None = field(default=None, repr=False)  # with it, the picture of a source that is no text
     trace: list[dict[str, Any]] | None = None  # what the beam kept and dropped at each step, on request
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens as numbers
-
-
-class Given(NamedTuple):
-    """What a model reads of an input."""
-
-    source: Source
-    second: Source | None  # where it reads two
-    cut: bool
-
-    @property
-    def row(self) -> Row:
-        return Row(self.source, [EOS], second=self.second)
-
-    @property
-    def longer(self) -> Source:
-        return self.source if self.second is None or len(self.source) > len(self.second) else self.second
-
-
-@dataclass
-class Prompted:
-    """The state of a language model that has read the beginning of a text, all but its last token."""
-
-    state: Any
-    last: Tensor  # (B, 1): that token, which takes the place of the <s> that a search begins with
-    fresh: Tensor  # (B, 1): whether it is still to be read
 
 
 @dataclass(frozen=True)
@@ -124,6 +95,16 @@ class Pipeline:
     fast: bool = False  # through an engine where there is one; it copies the weights, so they must not change any more
 
     draws: ClassVar[Callable[[Pipeline, Given], dict[str, Any] | None] | None] = None  # set by what knows pictures
+
+    @cached_property
+    def reading(self) -> Reading:
+        """What it reads of an input."""
+        return Reading(self.model, self.codec, self.config)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this is a language model: what it is given is the beginning of a text."""
+        return self.reading.objective.goes_on
 
     @cached_property
     def engine(self) -> Engine | None:
@@ -190,7 +171,7 @@ class Pipeline:
         if nbest < 1 or (nbest > searching.size and self.model.head is None):
             what = "as many samples" if searching.draws else f"a beam of at least {nbest}"
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
-        examples = (self._example(source) for source in sources)
+        examples = (self.reading.example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
         while window := list(itertools.islice(pairs, WINDOW)):
             asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window], tell)
@@ -211,25 +192,18 @@ class Pipeline:
         if not changes:
             return self
         generation = validated_generation(self.config, changes)
-        other = replace(self, config=self.config.model_copy(update={"generation": generation}))
-        if "engine" in self.__dict__:
-            other.__dict__["engine"] = self.engine  # which knows nothing of the config
-        return other
+        return self._engine_shared(replace(self, config=self.config.model_copy(update={"generation": generation})))
 
     def with_files(self, places: Sequence[str]) -> Pipeline:
         """The same with more folders and archives in which the files that sources name are looked for, these first."""
         if not places:
             return self
-        media = {"medium": self.codec.medium, "second": self.codec.second}
-        found = {name: _looks_in(medium, places) for name, medium in media.items()}
-        if found == media:
-            raise UserError("the model reads texts, so there are no files to look for; leave --files out")
-        for place in places:
-            if not Path(place).exists():
-                raise DataError("there is no such folder or archive to look for files in", place)
-        other = replace(self, codec=replace(self.codec, **found))
+        return self._engine_shared(replace(self, codec=looking_in(self.codec, places)))
+
+    def _engine_shared(self, other: Pipeline) -> Pipeline:
+        """The other with the engine that is here already, which knows nothing of generation and files."""
         if "engine" in self.__dict__:
-            other.__dict__["engine"] = self.engine  # which knows nothing of files
+            other.__dict__["engine"] = self.engine
         return other
 
     def search_part(self, beam: int | None, nbest: int, part: Part | None = None) -> Part:
@@ -248,10 +222,10 @@ class Pipeline:
 
     def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
-        sources = [self._read(example) for example in window]
+        sources = [self.reading.given(example) for example in window]
         for i, example in enumerate(window):
             if blank(example) and not self.goes_on:
-                results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self._pieces(sources[i]))
+                results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.reading.pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
             for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
@@ -260,7 +234,7 @@ class Pipeline:
                 every = [self._prediction(h, window[i], sources[i]) for h in hypotheses]
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
-                    pieces = self._pieces(sources[i])
+                    pieces = self.reading.pieces(sources[i])
                     best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", pieces, sources[i].cut)]
                 results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
             if asked.attention and batch is not None:
@@ -274,8 +248,9 @@ class Pipeline:
 
         def limits(rows: list[int], lengths: Tensor) -> Limits:
             wishes, texts = [asked.wishes[i] for i in rows], [window[i].source for i in rows]
-            found = self.limits(lengths, [asked.first + i for i in rows], wishes, texts, asked.trace)
-            return found if asked.tell is None else replace(found, tell=by_place(asked.tell, found.numbers))
+            places = [asked.first + i for i in rows]
+            found = limits_for(self.reading, lengths, places, wishes, texts, asked.trace)
+            return found if asked.tell is None else replace(found, tell=by_place(asked.tell, places))
 
         plain = asked.attention or self.config.generation.ctc > 0  # which no engine knows
         if self.engine is not None and waiting and not plain:
@@ -299,47 +274,19 @@ class Pipeline:
             return self._answer(batch, asked.nbest), {}
         limits = limits_for(batch.source_lengths)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            if self.goes_on and not self.model.sees_whole_prefix:
-                found = asked.search(self.go_on, lambda capacity: self.prompted(batch, capacity), limits)
-            else:
-                memory = self.model.encode(*batch.given)
-                looks = asked.search.looks
-                limits = replace(limits, rules=[*self._heard(memory), *limits.rules])
-                found = asked.search(self.model.step, lambda room: self.model.start(memory, room, looks), limits)
+            step, start, heard = self.begin(batch, asked.search.looks)
+            found = asked.search(step, start, replace(limits, rules=[*heard, *limits.rules]))
         return found, limits.traces or {}
 
-    def _heard(self, memory: Any) -> list[Rule]:
-        """What the encoder alone hears, as a rule, where it has a say."""
-        weight = self.config.generation.ctc
-        if not weight:
-            return []
-        log_p, lengths = self.model.hear(memory)
-        return [CTCPrefix(log_p, lengths, weight)]
+    def _answer(self, batch: Batch, count: int) -> list[list[Hypothesis]]:
+        """Labels from a head."""
+        output = self.model.head(self.model.encode(*batch.given))
+        log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
+        return self.model.head.choose(log_p, batch.source_lengths, count)  # type: ignore[no-any-return]
 
-    def limits(
-        self, lengths: Tensor, numbers: list[int], wishes: Sequence[Constraints], sources: Sequence[str], trace: bool
-    ) -> Limits:
-        """What the results of some sources of these lengths must keep to, as the config and the wishes have it."""
-        options = self.config.generation
-        if self.codec.medium is not None:
-            lengths = torch.tensor([self.states(n) for n in lengths.tolist()], device=lengths.device)
-        longest = (lengths * options.ratio).long() + options.extra
-        shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
-        for i, wish in enumerate(wishes):
-            if wish == NOTHING:  # by far the most: each line below waits for the device
-                continue
-            needed = room(wish, sources[i], self.codec)
-            longest[i] = longest[i].clamp(min=needed) if wish.longest is None else wish.longest
-            if wish.shortest is not None:
-                shortest[i] = wish.shortest
-        longest = torch.maximum(longest, shortest.clamp(min=1))
-        reach = self.model.longest_target
-        if reach is not None:
-            longest = torch.minimum(longest, reach - 1 - (lengths if self.model.one_sequence else 0 * lengths))
-            longest = longest.clamp(min=1)
-        shortest = torch.minimum(shortest, longest)
-        rules = constraint_rules(wishes, sources, self.codec, options.no_repeat, options.repetition, options.unknown)
-        return Limits(longest, shortest, numbers, rules, {} if trace else None)
+    def begin(self, batch: Batch, looks: bool = False) -> Beginning:
+        """How a search of the batch begins; one that `looks` has a state that says where the model does."""
+        return begin(self.model.eval(), batch, self.goes_on, self.config.generation.ctc, looks)
 
     @property
     def _agrees(self) -> bool:
@@ -367,44 +314,30 @@ class Pipeline:
             return None
         return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
 
-    def _example(self, source: str | Example) -> Example:
-        """An input with its second source, where the model reads two and both stand in one line."""
-        example = source if isinstance(source, Example) else Example(source)
-        both = bool(example.second) or example.second_content is not None
-        if self.codec.second is None or both or blank(example):
-            return example
-        first, _, second = example.source.partition("\t")
-        if not second.strip():
-            raise DataError(
-                "the model reads two sources, and found one; put both on one line, with a tab between them",
-                example.file or None,
-                example.line or None,
-            )
-        return replace(example, source=first, second=second)
+    def _prediction(self, hypothesis: Hypothesis, example: Example, given: Given) -> Prediction:
+        said = [*given.source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
+        return Prediction(
+            self.codec.decode(said, example.source),
+            hypothesis.score,
+            hypothesis.total,
+            self.codec.target_pieces(hypothesis.tokens),
+            hypothesis.log_probs,
+            hypothesis.ended,
+            self.reading.pieces(given),
+            given.cut,
+            ids=hypothesis.tokens,
+        )
 
-    def _read(self, example: Example) -> Given:
-        """What the model reads of an input, as far as it reads."""
-        nothing = blank(example)  # which names no file
-        source = [] if nothing and self.codec.medium is not None else self.encode(example)
-        second = None if nothing or self.codec.second is None else self.codec.encode_second(example)
-        cut = example.cut or len(source) > self.longest
-        if second is not None and len(second) > self.longest_second:
-            second, cut = shortened(second, self.longest_second), True
-        return Given(source if len(source) <= self.longest else shortened(source, self.longest), second, cut)
+    def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
+        """Rows of like length, as many as a budget of padded tokens allows."""
+        budget = max((65536 if self.device.type == "cuda" else 4096) // hypotheses, 1)
+        ordered = sorted(rows, key=lambda i: len(sources[i]), reverse=True)
+        while ordered:
+            count = max(budget // max(len(sources[ordered[0]]), 1), 1)
+            yield ordered[:count]
+            ordered = ordered[count:]
 
-    def _pieces(self, given: Given) -> list[str]:
-        """What stands at the positions that attention looks at."""
-        first = self._labels(given.source, self.model, self.codec.medium is None)
-        if given.second is None:
-            return first
-        return [*first, *self._labels(given.second, self.model.second, self.codec.second == "text")]
-
-    def _labels(self, source: Source, part: Any, text: bool) -> list[str]:
-        if not text:
-            labels: list[str] = part.labels(len(source)) if len(source) else []
-            return labels
-        pieces = self.codec.target_pieces(source) if self.goes_on else self.codec.source_pieces(source)
-        return pieces if part.stride == 1 else grouped(pieces, part.stride)
+    # -- where it looked ----------------------------------------------------------------------------------------------
 
     def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int], sources: list[Given]) -> None:
         """Add to the results of a batch where the model looked for each of their tokens."""
@@ -420,176 +353,6 @@ class Pipeline:
             picture = None if self.draws is None else self.draws(sources[i])
             results[i] = replace(found, attention=weights, medium=picture)
 
-    # -- other shapes of models --------------------------------------------------------------------------------------
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether this is a language model: what it is given is the beginning of a text."""
-        return self.objective.goes_on
-
-    def encode(self, example: Example) -> Source:
-        """What the model reads before it says anything."""
-        if self.codec.medium is not None:
-            return self.codec.medium.read(example)
-        if self.goes_on:
-            return self.codec.encode_target(example.source)[:-1]
-        ids = self.codec.encode_source(example)
-        return ids if self.objective.ends_source else ids[:-1]
-
-    def prompted(self, batch: Batch, capacity: Capacity) -> Prompted:
-        """Read <s> and the beginning of a text; the last of these tokens is left for the first step.
-
-        Not so where a prefix is seen in both directions (UniLM): there it is a source of its own, and <s> comes after.
-        """
-        lengths = batch.source_lengths
-        whole = torch.cat([torch.full_like(lengths[:, None], BOS), batch.source], 1)
-        memory = self.model.encode(whole[:, :-1], lengths)
-        last = whole.gather(1, lengths[:, None])
-        return Prompted(self.model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
-
-    def go_on(self, tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
-        tokens = torch.where(state.fresh, state.last, tokens)
-        log_p, after = self.model.step(tokens, state.state)
-        return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))
-
-    def _answer(self, batch: Batch, count: int) -> list[list[Hypothesis]]:
-        """Labels from a head."""
-        output = self.model.head(self.model.encode(*batch.given))
-        log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
-        return self.model.head.choose(log_p, batch.source_lengths, count)  # type: ignore[no-any-return]
-
-    @torch.inference_mode()
-    def _pooled(self, batch: Batch) -> list[np.ndarray | None]:
-        """What a head looked at."""
-        output = self.model.head(self.model.encode(*batch.given))
-        if output.attention is None:
-            return [None] * len(batch)
-        weights = output.attention.float().cpu().numpy()
-        return [weights[i, :, :n] for i, n in enumerate(self._states(batch))]
-
-    def _states(self, batch: Batch) -> list[int]:
-        """How many states, of one source or two, stand for each row of a batch."""
-
-        def states(part: Any, text: bool, n: int) -> int:
-            return -(-n // part.stride) if text else len(part.labels(n))
-
-        first = [states(self.model, self.codec.medium is None, n) for n in batch.source_lengths.tolist()]
-        if batch.second_lengths is None:
-            return first
-        text = self.codec.second == "text"
-        seconds = [states(self.model.second, text, n) for n in batch.second_lengths.tolist()]
-        return [n + m for n, m in zip(first, seconds, strict=True)]
-
-    def _prediction(self, hypothesis: Hypothesis, example: Example, given: Given) -> Prediction:
-        said = [*given.source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
-        return Prediction(
-            self.codec.decode(said, example.source),
-            hypothesis.score,
-            hypothesis.total,
-            self.codec.target_pieces(hypothesis.tokens),
-            hypothesis.log_probs,
-            hypothesis.ended,
-            self._pieces(given),
-            given.cut,
-            ids=hypothesis.tokens,
-        )
-
-    def states(self, length: int) -> int:
-        """What `generation.ratio` counts of a source of so many positions: tokens, or the states made of a medium's."""
-        return length if self.codec.medium is None else len(self.model.labels(length))
-
-    @cached_property
-    def longest(self) -> int:
-        """The most source positions that are read; what is longer is cut and flagged."""
-        return self._positions(self.model, self.model.longest_source, self.codec.medium is None)
-
-    @cached_property
-    def longest_second(self) -> int:
-        """The same of a second source."""
-        return self._positions(self.model.second, self.model.longest_second, self.codec.second == "text")
-
-    def _positions(self, part: Any, reach: int | None, text: bool) -> int:
-        """How much of a source is read where the encoder's own positions reach so far; of sounds, several frames make
-        one of these."""
-        most = PATIENCE * shapes.longest_source(self.config)
-        if reach is None or text:
-            return most if reach is None else reach
-        return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.labels(n)))
-
-    def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
-        """Rows of like length, as many as a budget of padded tokens allows."""
-        budget = max((65536 if self.device.type == "cuda" else 4096) // hypotheses, 1)
-        ordered = sorted(rows, key=lambda i: len(sources[i]), reverse=True)
-        while ordered:
-            count = max(budget // max(len(sources[ordered[0]]), 1), 1)
-            yield ordered[:count]
-            ordered = ordered[count:]
-
-    # -- pairs → scores ----------------------------------------------------------------------------------------------
-
-    def score(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[float]:
-        """log p(target | source) of each pair; to a language model, log p of each text."""
-        return [sum(tokens) for tokens in self.token_scores(pairs)]
-
-    @torch.inference_mode()
-    def token_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[list[float]]:
-        """log p of every target token, </s> included, for each pair."""
-        self.model.eval()
-        examples = [self._example(Example(*pair) if isinstance(pair, tuple) else pair) for pair in pairs]
-        every = [self._row(example) for example in examples]
-        results: list[list[float]] = [[] for _ in examples]
-        sizes = [
-            max((side for side in (row.source, row.target, row.second) if side is not None), key=len) for row in every
-        ]
-        for rows in self._batches(list(range(len(examples))), sizes, 1):
-            batch = collate([every[i] for i in rows], rows).to(self.device)
-            _, gold, _ = found = self.model(batch)
-            log_probs = token_log_probs(found.logits, gold)
-            for i, row, asked in zip(rows, log_probs.tolist(), (gold != PAD).tolist(), strict=True):
-                results[i] = [p for p, real in zip(row, asked, strict=True) if real]
-        return results
-
-    def _row(self, example: Example) -> Row:
-        """A pair, or a text, as the model would have learned from it."""
-        if self.model.head is not None and not self.objective.paired:
-            raise UserError("a masked language model gives no probability of a whole text; score with another model")
-        if self.goes_on:
-            text = example.source if example.target is None else example.target
-            row = Row([], self.codec.encode_target(text))
-        else:
-            row = Row(self.encode(example), self.codec.encode_target(example.target or "", source=example.source))
-        if self.model.head is not None:
-            problem = self.objective.problem(row.source, row.target)
-            if problem:
-                raise DataError(
-                    f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
-                )
-            row = self.objective(row.source, row.target, np.random.default_rng(0))
-        both = self.states(len(row.source)) if self.model.one_sequence else 0
-        if self.codec.second is not None:
-            second = self.codec.encode_second(example)
-            row = row._replace(second=second)
-            self._reach("second source", len(second), self.model.longest_second and self.longest_second, example)
-        self._reach("source", len(row.source), self.model.longest_source and self.longest, example)
-        self._reach("target", len(row.target) + both, self.model.longest_target, example)
-        return row
-
-    @cached_property
-    def objective(self) -> Objective:
-        """What the model learned to predict from what."""
-        objective = objectives.build(self.config.training.objective)
-        objective.prepare(self.codec)
-        return objective
-
-    @staticmethod
-    def _reach(side: str, length: int, longest: int | None, example: Example) -> None:
-        """A pair is scored whole or not at all."""
-        if longest is not None and length > longest:
-            text = (
-                f"the {side} has {length:,} tokens, and the model's positions reach only {longest:,}. Shorten the pair"
-            )
-            raise DataError(text, example.file or None, example.line or None)
-
     @torch.inference_mode()
     def attend(self, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[np.ndarray | None]:
         """Where the decoder looked for each token of given targets (and </s>), from one watched pass."""
@@ -601,32 +364,41 @@ class Pipeline:
             yield from (None for _ in targets)
             return
         weights = output.attention.float().cpu().numpy()
-        for i, (target, length) in enumerate(zip(targets, self._states(batch), strict=True)):
+        for i, (target, length) in enumerate(zip(targets, self.reading.states(batch), strict=True)):
             yield weights[i, : len(target) + 1, :length]
 
+    @torch.inference_mode()
+    def _pooled(self, batch: Batch) -> list[np.ndarray | None]:
+        """What a head looked at."""
+        output = self.model.head(self.model.encode(*batch.given))
+        if output.attention is None:
+            return [None] * len(batch)
+        weights = output.attention.float().cpu().numpy()
+        return [weights[i, :, :n] for i, n in enumerate(self.reading.states(batch))]
 
-def grouped(pieces: Sequence[str], count: int) -> list[str]:
-    """Pieces joined, so many at a time, as one state stands for them."""
-    return ["".join(pieces[i : i + count]) for i in range(0, len(pieces), count)]
+    # -- pairs → scores ----------------------------------------------------------------------------------------------
 
+    def score(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[float]:
+        """log p(target | source) of each pair; to a language model, log p of each text."""
+        return [sum(tokens) for tokens in self.token_scores(pairs)]
 
-def shortened(ids: Source, longest: int) -> Source:
-    """The beginning of a source that is too long; a text ends as every text does."""
-    if isinstance(ids, list) and ids[-1] == EOS:
-        return [*ids[: longest - 1], EOS]
-    return ids[:longest]
-
-
-def blank(example: Example) -> bool:
-    """Whether there is nothing to read."""
-    return not example.source.strip() and example.content is None
-
-
-def _looks_in(medium: Any, places: Sequence[str]) -> Any:
-    """A medium that looks in these places first; what is none, a text's, as it is."""
-    if medium is None or isinstance(medium, str):
-        return medium
-    return replace(medium, files=(*places, *medium.files))
+    @torch.inference_mode()
+    def token_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[list[float]]:
+        """log p of every target token, </s> included, for each pair."""
+        self.model.eval()
+        examples = [self.reading.example(Example(*pair) if isinstance(pair, tuple) else pair) for pair in pairs]
+        every = [self.reading.row(example) for example in examples]
+        results: list[list[float]] = [[] for _ in every]
+        sizes = [
+            max((side for side in (row.source, row.target, row.second) if side is not None), key=len) for row in every
+        ]
+        for rows in self._batches(list(range(len(every))), sizes, 1):
+            batch = collate([every[i] for i in rows], rows).to(self.device)
+            _, gold, _ = found = self.model(batch)
+            log_probs = token_log_probs(found.logits, gold)
+            for i, row, asked in zip(rows, log_probs.tolist(), (gold != PAD).tolist(), strict=True):
+                results[i] = [p for p, real in zip(row, asked, strict=True) if real]
+        return results
 
 
 def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:
@@ -639,36 +411,13 @@ def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], No
     return hear
 
 
-def for_each(constraints: Constraints | Sequence[Constraints] | None) -> Iterator[Constraints]:
-    """The constraints of every source: the same for all, or one after the other."""
-    if not isinstance(constraints, Sequence):
-        yield from itertools.repeat(constraints or NOTHING)
-        return
-    yield from constraints
-    raise UserError(f"there are more sources than sets of constraints, {len(constraints)}; give one for each, or one")
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else Apple's GPU, else the CPU; a device that is not there is an error."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, found in there.items() if found)
-    if not there.get(name.split(":")[0], False):
-        raise UserError(
-            f"there is no device '{name}' here; use {' or '.join(k for k, found in there.items() if found)}"
-        )
-    if name.startswith("cuda"):  # cuDNN's RNNs would round to TF32: 1e-4 per token off the CPU's results
-        torch.backends.cudnn.allow_tf32 = False
-    return torch.device(name)
-
-
 def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:
     """A trained model from its model folder or run folder; `a+b` is an ensemble of two.
 
     `precision` is that of searching: float32, bfloat16 or int8 (None: as the config has it); `plain` turns the fast
     paths off.
     """
-    place = pick_device(device)
+    place = devices.pick(device)
     models = ensemble.open_models(path)
     return _opened(ensemble.as_one(models), models[0], place, precision, plain)
 
@@ -683,7 +432,7 @@ def load_fused(
     plain: bool = False,
 ) -> Pipeline:
     """A trained model whose search a language model joins, log p + weight · log p_LM."""
-    place, models, other = pick_device(device), ensemble.open_models(path), checkpoint.load(lm)
+    place, models, other = devices.pick(device), ensemble.open_models(path), checkpoint.load(lm)
     ensemble.check_language_model(models[0], other)
     fused = ensemble.Fused(ensemble.as_one(models), other.model, weight)
     return _opened(fused, models[0], place, precision, plain)

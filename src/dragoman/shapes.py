@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HEADS = {"labels": "classifier", "tags": "tagger", "masked": "tagger"}  # what an objective without a decoder needs
 PREFIXES = ("prefix", "full_prefix")
+TOKENS = 256  # of a source that is a text, at most, where a config does not say
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -136,15 +137,15 @@ def _reach(config: Any, name: str, source: str) -> Iterator[str]:
 def longest_source(config: Any) -> int:
     """The most positions that a source may have in training: data.max_source, where the config says it.
 
-    Else that, or what is usual for the files that are read, whichever is more. With 256 for all, a set of read speech,
-    a hundred frames a second, would lose all utterances of more than 2.6 s.
+    Else TOKENS, or what is usual for the files that are read, whichever is more. With 256 for all, a set of read
+    speech, a hundred frames a second, would lose all utterances of more than 2.6 s.
     """
-    given: int = config.data.max_source
-    if "max_source" in config.data.model_fields_set:
+    given: int | None = config.data.max_source
+    if given is not None:
         return given
     second = [] if config.model.second is None else [config.model.second.frontend]
     kinds: list[tuple[Any, Part]] = [(frontends[part.name], part) for part in (config.model.frontend, *second)]
-    return max([given, *(int(kind.longest(part.options)) for kind, part in kinds)])
+    return max([TOKENS, *(int(kind.longest(part.options)) for kind, part in kinds)])
 
 
 def vectors(frontend: Part, length: int) -> int:

@@ -128,7 +128,7 @@ def in_order(
 def prepare(pipeline: Pipeline) -> None:
     """Make what a pipeline makes on first use, so that its workers share it: weights, packed for its engine."""
     pipeline.model.eval()
-    getattr(pipeline, "objective")  # noqa: B009 - made when it is looked at
+    getattr(pipeline.reading, "objective")  # noqa: B009 - made when it is looked at
     getattr(pipeline.engine, "model", None)  # a CPU's engine packs its weights when they are looked at
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Example
 from dragoman.core.registry import Part
-from dragoman.data import store
+from dragoman.data import building
 from dragoman.data.batching import Batches, Cursor, collate, epoch_order, in_order, plan
 from dragoman.data.objectives import Objective, Row, objectives
+from dragoman.data.store import Store
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -42,20 +43,20 @@ PLAIN = learned("characters")
 SAMPLING = learned("bpe", size=40, dropout=0.5, byte_fallback=False)
 
 
-def stored(folder: Path, count: int, codec: Codec, first: int = 1, limit: int = 100) -> store.Store:
+def stored(folder: Path, count: int, codec: Codec, first: int = 1, limit: int = 100) -> Store:
     examples = corpus(count, first)
-    return store.build(examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.samples)
+    return building.build(examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.samples)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> tuple[store.Store, store.Store]:
+def plain(tmp_path_factory) -> tuple[Store, Store]:
     """Two corpora: lines 1 to 50, and lines 1001 to 1020."""
     folder = tmp_path_factory.mktemp("plain")
     return stored(folder / "a", 50, PLAIN), stored(folder / "b", 20, PLAIN, 1001)
 
 
 @pytest.fixture(scope="module")
-def sampling(tmp_path_factory) -> store.Store:
+def sampling(tmp_path_factory) -> Store:
     return stored(tmp_path_factory.mktemp("sampling") / "a", 50, SAMPLING)
 
 
@@ -311,7 +312,7 @@ def test_a_sampled_split_beyond_the_limit_gives_way_to_the_plain_one(tmp_path):
 
 
 def test_sampling_needs_texts(tmp_path):
-    part = store.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
+    part = building.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
     with pytest.raises(ValueError, match="keep_text"):
         Batches([(part, 1)], SAMPLING, tokens=100, seed=1)
 
@@ -355,12 +356,12 @@ NOISY = codecs.learn(
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> tuple[store.Store, Objective]:
+def texts(tmp_path_factory) -> tuple[Store, Objective]:
     objective = objectives.build(Part("masked", {"share": 0.4}))
     objective.prepare(NOISY)
     folder = tmp_path_factory.mktemp("texts") / "a"
     limits = {"max_source": 100, "max_target": 100}
-    return store.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
+    return building.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
 
 
 def test_marks_are_padded_like_the_source_and_cut_with_the_rows():

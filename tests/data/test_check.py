@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import EOS, UNK, Example
 from dragoman.data import check as doctor
-from dragoman.data.check import Finding, Report, check
+from dragoman.data import survey
+from dragoman.data.check import check
+from dragoman.data.diagnosis import Finding, Report
 from dragoman.data.lines import LINE_LIMIT
 
 
@@ -316,7 +318,7 @@ def test_texts_are_not_kept(tmp_path):
 
 
 def test_past_a_number_of_pairs_none_is_remembered_and_the_report_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "REMEMBERED", 5)
+    monkeypatch.setattr(survey, "REMEMBERED", 5)
     report = check(write(tmp_path, table(GOOD * 2)))
     assert "only the first 5 pairs were compared" in finding(report, "partly").message
     assert "duplicates" not in codes(report)

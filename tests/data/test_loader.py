@@ -20,7 +20,7 @@ import torch
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Batch, Example
 from dragoman.core.registry import Part
-from dragoman.data import store
+from dragoman.data import building
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load
 from dragoman.text import codec as codecs
@@ -54,7 +54,7 @@ def learned(name: str, **options: object) -> Codec:
 def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> Batches:
     """Endless batches of a few rows; one line bears a language tag if one is given."""
     examples = [Example(text, text, None, lang if i == 50 else None, line=i) for i, text in enumerate(TEXTS)]
-    part = store.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
+    part = building.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
     return Batches([(part, 1.0)], codec, tokens=200, seed=1)
 
 

@@ -331,7 +331,7 @@ def test_what_has_nothing_to_show_says_why(
     with pytest.raises(UserError, match=r"no head 'cross\.3\.1'.*cross\.1\.1 … decoder\.2\.2"):
         look(transformer, "a bee", off=["cross.3.1"])
     with pytest.raises(UserError, match="tokens"):
-        look(rnn, "a" * (rnn.longest + 1))
+        look(rnn, "a" * (rnn.reading.longest + 1))
     both = replace(rnn, model=ensemble.Ensemble([rnn.model, rnn.model]), fast=False)
     with pytest.raises(UserError, match="alone"):
         look(both, "abc")

@@ -98,7 +98,7 @@ def test_the_map_is_of_the_encoders_summaries_each_text_by_itself(encoder: str) 
     made.model.eval()
     rows = []
     for text in texts:
-        ids = torch.tensor([made.encode(Example(text))])
+        ids = torch.tensor([made.reading.encode(Example(text))])
         with torch.no_grad():
             rows.append(made.model.encode(ids, torch.tensor([ids.shape[1]])).summary[0].double().numpy())
     h = np.stack(rows)

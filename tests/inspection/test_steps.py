@@ -32,7 +32,7 @@ def said(part: dict[str, Any]) -> list[int]:
 
 def distribution(pipeline: Pipeline, source: str, tokens: list[int]) -> np.ndarray:
     """log p of whatever comes after these tokens, from a pass over the whole pair."""
-    batch = collate([(pipeline.encode(Example(source)), [*tokens, EOS])], [0])
+    batch = collate([(pipeline.reading.encode(Example(source)), [*tokens, EOS])], [0])
     with torch.no_grad():
         logits = pipeline.model(batch).logits[0, len(tokens)].double().numpy()
     return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()  # type: ignore[no-any-return]

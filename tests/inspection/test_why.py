@@ -83,7 +83,7 @@ def test_a_position_counts_the_tokens_that_would_have_been_said_right(kind: str,
     examples = [Example(a, b) for a in texts for b in (*texts, *said) if b.strip()]
     count, right = Counter[int](), Counter[int]()
     for example in examples:
-        source, target = pipeline.encode(example), pipeline.codec.encode_target(example.target or "")
+        source, target = pipeline.reading.encode(example), pipeline.codec.encode_target(example.target or "")
         logits = pipeline.model(collate([(source, target)], [0])).logits[0]
         for t in range(len(target) - 1):
             j = math.ceil((t + 1) * (len(source) - 1) / (len(target) - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from torch.testing import assert_close
 from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Capacity, Memory, Segments
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Heads, MultiHead, Places
+from dragoman.nn.attention import Heads, MultiHead, Places, watching
 from dragoman.nn.blocks import Block, Style
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
@@ -237,6 +238,27 @@ def test_a_source_of_which_nothing_is_real_gives_no_nan() -> None:
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_shared_layers_are_one_layer_again_and_again() -> None:
+    one, shared, copied = (encoder_of(layers=n, shared=s) for n, s in ((1, False), (3, True), (3, False)))
+    weights = one.state_dict()
+    copied.load_state_dict({name: weights[re.sub(r"blocks\.\d", "blocks.0", name)] for name in copied.state_dict()})
+    shared.load_state_dict(copied.state_dict())
+    assert sum(p.numel() for p in shared.parameters()) == sum(p.numel() for p in one.parameters())
+    x, segments = torch.randn(2, 5, D), Segments(torch.tensor([5, 3]))
+    found, wanted = shared(x, segments).states, copied(x, segments).states
+    close(found[0], wanted[0])
+    close(found[1, :3], wanted[1, :3])
+
+
+def test_where_a_decoder_of_shared_layers_looked_is_the_mean_over_all_its_uses() -> None:
+    decoder = decoder_of(layers=2, shared=True)
+    with watching() as seen:
+        output = decoder(torch.randn(3, 4, D), a_memory())
+    [module] = [m for m in seen if m is decoder.stack.blocks[0].cross_attention]
+    assert len(seen[module]) == 2
+    close(output.attention, torch.stack([a.mean(1) for a in seen[module]]).mean(0))
 
 
 def test_dropout_is_for_training_alone() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dragoman import config as configs
-from dragoman import recipes
+from dragoman import recipes, shapes
 from dragoman.core.interfaces import Example
 from dragoman.data import scenes
 from dragoman.data.readers import read_pairs
@@ -87,7 +87,7 @@ def test_every_source_can_be_read_and_none_is_too_long(name: str, places: Places
             for one in examples[:20]:
                 assert one.target
                 x = medium.read(Example(one.second or one.source, file=one.file))
-                assert 0 < len(x) <= config.data.max_source
+                assert 0 < len(x) <= shapes.longest_source(config)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "visual-questions"])

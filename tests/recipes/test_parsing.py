@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman import config as configs
+from dragoman import shapes
 from dragoman.recipes import open_recipe
 from dragoman.recipes.code import prepare as code
 from dragoman.recipes.scan import prepare as scan
@@ -95,9 +96,10 @@ def limits(name: str) -> configs.Config:
 
 def lost(name: str, folder: Path) -> int:
     """Training pairs that are too long to be read."""
-    data = limits(name).data
+    config = limits(name)
+    longest, most = shapes.longest_source(config), config.data.max_target
     pairs = [[len(text.split()) for text in row] for row in rows(folder / "train.tsv")]
-    return sum(source >= data.max_source or target >= data.max_target for source, target in pairs)
+    return sum(source >= longest or target >= most for source, target in pairs)
 
 
 def unreachable(name: str, folder: Path) -> int:

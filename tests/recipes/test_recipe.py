@@ -66,6 +66,15 @@ def test_an_error_rate_passes_up_to_its_tolerance(reached, good):
     assert [row[-1] for row in passed(recipe, {"after": {"errors": reached}})] == [good]
 
 
+def test_a_mean_over_groups_and_the_surprise_of_a_language_model_can_be_expected():
+    wanted = {"exact, mean of groups": 80.0, "test.errors, mean of low": 9.0, "bits per character": 2.0}
+    expect = {"after": {name: {"value": value, "tolerance": 0.0} for name, value in wanted.items()}}
+    recipe = made(expect=expect).recipe
+    assert not list(recipe.problems())
+    found = passed(recipe, {"after": {name: value + 1.0 for name, value in wanted.items()}})
+    assert [row[-1] for row in found] == [True, False, False]
+
+
 @pytest.mark.parametrize("expect", [{"nobody": {}}, {"after": {"bleu": {"value": 1.0, "tolerance": 0.0}}}])
 def test_an_expectation_of_nobody_or_of_no_score_is_a_problem(expect):
     assert list(made(expect=expect).recipe.problems())

@@ -34,6 +34,7 @@ SEARCHES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "post": {"norm_order": "post", "embedding_norm": True},
     "learned": {"position": Part("learned", {"length": 40})},
+    "shared": {"shared": True},
     "rotary": {"position": Part("rotary"), "key_heads": 2},
     "alibi": {"position": Part("alibi"), "activation": "swiglu"},
     "t5": {"position": Part("t5"), "norm": Part("rms"), "bias": False},

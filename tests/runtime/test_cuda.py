@@ -33,7 +33,7 @@ from dragoman.search import Limits, searches
 from dragoman.search.rules import NoUnknown
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-torch.backends.cudnn.allow_tf32 = False  # as pipeline.pick_device has it
+torch.backends.cudnn.allow_tf32 = False  # as devices.pick has it
 V = 19
 SMALL = {"layers": 1, "heads": 2}
 
@@ -56,9 +56,9 @@ def triton_kernels() -> Any:
     """Where there is a GPU: without one they would run in Triton's interpreter, which some tests are about."""
     if DEVICE.type == "cpu":
         return None
-    from dragoman.runtime import kernels
+    from dragoman.runtime.kernels import search
 
-    return kernels
+    return search
 
 
 def sentences(n: int) -> tuple[list[list[int]], Limits]:
@@ -132,7 +132,7 @@ READERS = {
 @torch.inference_mode()
 @pytest.mark.parametrize("style", READERS)
 def test_sources_end_to_end_become_the_keys_and_values_of_the_models_own_encoder(style: str) -> None:
-    pytest.importorskip("dragoman.runtime.kernels")
+    pytest.importorskip("triton")
     model = Seq2Seq(V, V, width=32, encoder=READERS[style], decoder=transformer(layers=2)).to(DEVICE).eval()
     encoding, lengths = Encoding(model, model, torch.float32, Graphs(DEVICE)), [3, 0, 5]
     assert encoding.layers is not None
@@ -153,24 +153,6 @@ def test_sources_end_to_end_become_the_keys_and_values_of_the_models_own_encoder
                 torch.testing.assert_close(laid.view_as(want), want, atol=2e-5, rtol=1e-5)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("k", [1, 3])
-def test_hypotheses_look_at_as_much_of_the_source_as_there_is(k: int) -> None:
-    """Two query heads to a key head; one source fills more than a block, one is empty, and one is done with."""
-    kernels = pytest.importorskip("dragoman.runtime.kernels")
-    lengths, done = (torch.tensor(x, device=DEVICE) for x in ([37, 5, 0, 3], [0, 0, 0, 1]))
-    q, out = torch.randn(4 * k, 4 * 8, device=DEVICE), torch.zeros(4 * k, 4 * 5, device=DEVICE)
-    keys, values = torch.randn(4, 40, 3, 2 * 8, device=DEVICE), torch.randn(4, 40, 3, 2 * 5, device=DEVICE)
-    kernels.look_across(q, keys[:, :, 1], values[:, :, 1], lengths, done, kernels.Shape(4, 2, 8, 5, 0.3), k, out)
-    queries = q.view(4, k, 4, 8).transpose(1, 2)  # (B, H, k, d)
-    for b, n in enumerate([37, 5, 0, 0]):
-        want = torch.zeros(4, k, 5, device=DEVICE)
-        if n:
-            K, W = (x[b, :n, 1].view(n, 2, -1).transpose(0, 1).repeat_interleave(2, 0) for x in (keys, values))
-            want = nn.functional.scaled_dot_product_attention(queries[b], K, W, scale=0.3)
-        torch.testing.assert_close(out.view(4, k, 4, 5)[b].transpose(0, 1), want, atol=1e-5, rtol=1e-5)
-
-
 STYLES = {
     "pre, two layers": transformer(layers=2),
     "post, rms, swiglu": transformer(norm_order="post", norm=Part("rms"), activation="swiglu", position=Part("none")),
@@ -185,7 +167,7 @@ STYLES = {
 @pytest.mark.parametrize("style", STYLES)
 def test_a_step_in_place_gives_the_logits_of_the_models_own_step(style: str) -> None:
     """Two sentences of two hypotheses that change places; the second sentence enters a step later."""
-    kernels = pytest.importorskip("dragoman.runtime.kernels")
+    kernels = pytest.importorskip("dragoman.runtime.kernels.search")
     part = STYLES[style]
     model = built(part, tie="none" if "width" in part.options else "output")
     assert fits(model)
@@ -217,7 +199,7 @@ def test_a_step_in_place_gives_the_logits_of_the_models_own_step(style: str) -> 
 
 
 def test_a_transformer_goes_through_all_its_kernels_to_the_results_of_the_plain_path() -> None:
-    kernels = pytest.importorskip("dragoman.runtime.kernels")
+    kernels = pytest.importorskip("dragoman.runtime.kernels.search")
     model = built(transformer(position=Part("learned")))
     for search in (searches.build(Part("greedy")), searches.build(Part("beam", {"size": 2}))):
         sources, limits = [[5, EOS], [6, 7, EOS], [8, EOS]], Limits(torch.tensor([1, 1, 2]), 1)

@@ -149,7 +149,7 @@ def test_results_are_a_list_of_those_that_there_are() -> None:
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
-kernels = pytest.importorskip("dragoman.runtime.kernels") if device_search else None
+kernels = pytest.importorskip("dragoman.runtime.kernels.search") if device_search else None
 
 
 @pytest.mark.parametrize(("size", "stop", "rule", "V"), [(3, "usual", "mean", 7), (2, "exact", "gnmt", 5)])
@@ -164,26 +164,6 @@ def test_the_kernels_of_a_beam_find_what_the_beam_finds(size: int, stop: str, ru
 def test_the_kernel_of_greedy_search_finds_what_greedy_search_finds() -> None:
     tables, search = Tables(torch.randint(2**31, ()).item(), 4, 9), searches.build(Part("greedy"))
     assert_same(tables.search(search), through_a_board(tables, search, 2, kernels))
-
-
-def test_the_best_of_a_vocabulary_of_several_parts_are_the_best_of_its_log_softmax() -> None:
-    k, V, rows = 2, 9001, 4  # three parts of 4,096, the last one short
-    z = torch.randn(rows, V + 7, device=DEVICE) * 3
-    z[:, V:] = 99.0  # padding of a matrix product, never to be looked at
-    z[1, [4095, 4096, 8192]] = torch.tensor([50.0, 51.0, 52.0], device=DEVICE)  # neighbors across two edges
-    z[2, 2] = 60.0  # </s>, too early in the second sentence
-    z[3, [1, 97, 98]] = torch.tensor([70.0, 40.0, 40.0], device=DEVICE)  # <s>, and two of one group that are equal
-    t, shortest = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 1], [0, 2]))
-    done = torch.zeros_like(t)
-    values = torch.zeros(rows, 4, device=DEVICE)
-    tokens = torch.zeros(rows, 4, dtype=torch.int32, device=DEVICE)
-    kernels.best(z, V, t, shortest, done, k, values, tokens)
-    log_p = z[:, :V].log_softmax(-1)
-    log_p[:, :2] = -torch.inf
-    log_p[2:, 2] = -torch.inf
-    want, places = log_p.sort(dim=-1, descending=True, stable=True)
-    assert torch.equal(tokens[:, : k + 1].long(), places[:, : k + 1])
-    torch.testing.assert_close(values[:, : k + 1], want[:, : k + 1])
 
 
 def test_ancestors_follow_the_parents() -> None:

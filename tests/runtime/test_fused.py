@@ -5,11 +5,12 @@ import os
 import pytest
 import torch
 
+from dragoman.core.interfaces import PAD
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime.fused import Fused, serves
-from dragoman.runtime.packing import pack
+from dragoman.runtime.packing import pack, tensors, with_tensors
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -35,19 +36,39 @@ def test_fused_loss_and_gradients_are_the_modules(options):
     torch.manual_seed(0)
     model = model_with(**options)
     assert serves(model)
-    rows = [([5, 6, 7], [8, 9] * 16), ([10] * 9, [11, 12]), ([13], [14])]
-    batch = collate(rows, [0, 1, 2])
-    packed = pack(batch, 64)
-    if DEVICE == "cuda":
-        from dragoman.runtime.packing import tensors, with_tensors
-
-        longest = packed.sources.longest, packed.targets.longest
-        packed = with_tensors(packed, [x.to(DEVICE) for x in tensors(packed)], longest)
+    batch, packed = a_batch([([5, 6, 7], [8, 9] * 16), ([10] * 9, [11, 12]), ([13], [14])], 64)
     weights = list(model.parameters())
     plain, fused = model.loss(batch.to(DEVICE), 0.1).sum, Fused(model, torch.float32)(packed, 0.1)
     torch.testing.assert_close(fused, plain)
     for mine, theirs in zip(torch.autograd.grad(fused, weights), torch.autograd.grad(plain, weights), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-3)
+
+
+def test_two_passes_drop_different_things_and_pay_for_disagreeing():
+    """The loss of two passes by hand: the mean of both, and half of ρ times Σ ½ (KL(p‖q) + KL(q‖p))."""
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    model, rho = model_with(dropout=0.3, layers=1).train(), 2.0
+    _, packed = a_batch([([5, 6, 7], [8, 9, 10]), ([11], [12])], 8)
+    fused = Fused(model, torch.float32)
+    found = fused(packed, 0.0, rho)
+    fused.site = 0
+    gold = packed.gold[0]
+    log_p, log_q = (model.logits(fused._hidden(packed)).log_softmax(-1)[gold != PAD] for _ in range(2))
+    kept = gold[gold != PAD]
+    said = sum(-x[range(len(kept)), kept].sum() / 2 for x in (log_p, log_q))
+    kl = (log_p.exp() * (log_p - log_q)).sum() + (log_q.exp() * (log_q - log_p)).sum()
+    assert kl > 0.1
+    torch.testing.assert_close(found, said + rho / 2 * kl / 2)
+    assert not torch.allclose(log_p, log_q)
+
+
+def a_batch(rows, multiple):
+    """Pairs, padded and packed."""
+    batch = collate(rows, list(range(len(rows))))
+    packed = pack(batch, multiple)
+    longest = packed.sources.longest, packed.targets.longest
+    return batch, with_tensors(packed, [x.to(DEVICE) for x in tensors(packed)], longest)
 
 
 @pytest.mark.parametrize("options", [{"activation": "swiglu"}, {"position": Part("rotary")}, {"dropout": 0.1}])

@@ -109,7 +109,8 @@ def test_gradients_of_several_pieces_add_up_and_dropout_draws_anew_at_every_repl
 def test_what_is_not_an_ordinary_training_stays_with_the_plain_loop():
     options = configs.Training()
     assert why_not(small(), torch.device("cuda"), options) is None
-    for change in ({"r_drop": 1.0}, {"teacher": Part("linear")}, {"objective": Part("prefix")}):
+    assert why_not(small(), torch.device("cuda"), options.model_copy(update={"r_drop": 1.0})) is None
+    for change in ({"teacher": Part("linear")}, {"objective": Part("prefix")}):
         changed = options.model_copy(update=change)
         assert why_not(small(), torch.device("cuda"), changed) is not None
     assert why_not(small(attention_dropout=0.1), torch.device("cuda"), options) is not None

@@ -7,10 +7,8 @@ import json
 import resource
 import selectors
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -20,9 +18,10 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from dragoman.serve import connections
-from dragoman.serve.connections import protocol
 from dragoman.serve.limits import Guard
 from dragoman.serve.options import Serving
+
+from .sockets import connect, served, wait_for
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -39,34 +38,8 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-@contextmanager
-def served(serving: Serving) -> Iterator[tuple[int, uvicorn.Server]]:
-    """A real uvicorn on a free port of this machine; gives the port and the server."""
-    app = Guard(hello, serving)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, port=0, http=protocol(serving), lifespan="off", log_config=None, timeout_graceful_shutdown=1
-        )
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1], server
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), 10)
+def greeting(serving: Serving) -> AbstractContextManager[tuple[int, uvicorn.Server]]:
+    return served(Guard(hello, serving), serving)
 
 
 def rest(client: socket.socket) -> bytes:
@@ -88,13 +61,13 @@ def greeted(client: socket.socket) -> bool:
 
 
 def test_a_connection_that_says_nothing_is_closed():
-    with served(Serving(header_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.3)) as (port, _), connect(port) as client:
         assert rest(client) == b""
 
 
 @pytest.mark.parametrize("start", [b"G", GET[:-2], b"\r\n"])
 def test_a_head_that_stays_unfinished_is_closed_with_a_408(start):
-    with served(Serving(header_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.3)) as (port, _), connect(port) as client:
         client.sendall(start)
         said = rest(client)
     if start.strip():
@@ -103,7 +76,7 @@ def test_a_head_that_stays_unfinished_is_closed_with_a_408(start):
 
 
 def test_a_head_that_trickles_in_has_no_more_time_than_one_that_does_not_come():
-    with served(Serving(header_s=0.5)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.5)) as (port, _), connect(port) as client:
         client.settimeout(0.02)
         began, said = time.monotonic(), b""
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -117,7 +90,7 @@ def test_a_head_that_trickles_in_has_no_more_time_than_one_that_does_not_come():
 
 
 def test_an_idle_connection_is_kept_for_a_while_then_closed():
-    with served(Serving(header_s=5.0, keep_alive_s=0.4)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=5.0, keep_alive_s=0.4)) as (port, _), connect(port) as client:
         for _ in range(3):
             assert greeted(client)
         began = time.monotonic()
@@ -126,20 +99,20 @@ def test_an_idle_connection_is_kept_for_a_while_then_closed():
 
 
 def test_the_second_head_on_a_connection_has_a_time_of_its_own():
-    with served(Serving(header_s=0.3, keep_alive_s=8.0)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.3, keep_alive_s=8.0)) as (port, _), connect(port) as client:
         assert greeted(client)
         client.sendall(GET[:10])
         assert rest(client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_an_answer_may_take_longer_than_a_head():
-    with served(Serving(header_s=0.2, keep_alive_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.2, keep_alive_s=0.3)) as (port, _), connect(port) as client:
         client.sendall(GET.replace(b"/health/live", b"/slow"))
         assert rest(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_sent_ahead_are_all_answered():
-    with served(Serving(header_s=0.3, keep_alive_s=0.5)) as (port, _), connect(port) as client:
+    with greeting(Serving(header_s=0.3, keep_alive_s=0.5)) as (port, _), connect(port) as client:
         client.sendall(GET * 20)
         assert rest(client).count(b"HTTP/1.1 200 ") == 20
 
@@ -149,7 +122,7 @@ def test_requests_sent_ahead_are_all_answered():
     [b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, b"GET /" + b"x" * 100_000, (b"A: b\r\n" * 20_000), b"\x16\x03\x01 tls"],
 )
 def test_an_oversized_or_senseless_head_is_a_400(start):
-    with served(Serving()) as (port, _):
+    with greeting(Serving()) as (port, _):
         with connect(port) as client:
             with suppress(OSError):  # it may be closed on us, after an answer
                 client.sendall(start + b"\r\n\r\n")
@@ -159,13 +132,13 @@ def test_an_oversized_or_senseless_head_is_a_400(start):
 
 
 def test_a_head_is_refused_as_soon_as_it_is_too_large():
-    with served(Serving(max_head=2000)) as (port, _), connect(port) as client:
+    with greeting(Serving(max_head=2000)) as (port, _), connect(port) as client:
         client.sendall(GET[:-2] + b"X: " + b"x" * 10_000)
         assert rest(client).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_connection_over_the_cap_is_told_so_and_a_place_that_gets_free_is_given_again():
-    with served(Serving(max_connections=3)) as (port, server), ExitStack() as stack:
+    with greeting(Serving(max_connections=3)) as (port, server), ExitStack() as stack:
         first = [stack.enter_context(connect(port)) for _ in range(3)]
         wait_for(lambda: len(server.server_state.connections) == 3)
         with connect(port) as client:
@@ -191,7 +164,7 @@ def test_there_are_never_more_connections_than_descriptors():
 
 
 def test_a_client_that_does_not_read_its_answer_is_dropped():
-    with served(Serving(body_s=0.5)) as (port, server), connect(port) as client:
+    with greeting(Serving(body_s=0.5)) as (port, server), connect(port) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_for(lambda: server.server_state.tasks)
@@ -199,13 +172,13 @@ def test_a_client_that_does_not_read_its_answer_is_dropped():
 
 
 def test_a_client_that_reads_a_large_answer_gets_all_of_it():
-    with served(Serving(body_s=0.5)) as (port, _), connect(port) as client:
+    with greeting(Serving(body_s=0.5)) as (port, _), connect(port) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert len(rest(client).split(b"\r\n\r\n", 1)[1]) == 50_000_005
 
 
 def test_an_upgrade_to_a_websocket_is_answered_as_a_plain_request():
-    with served(Serving()) as (port, _), connect(port) as client:
+    with greeting(Serving()) as (port, _), connect(port) as client:
         client.sendall(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 

@@ -6,9 +6,7 @@ import gzip
 import json
 import logging
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,12 +15,11 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 
-import uvicorn
-
 from dragoman.serve import limits
-from dragoman.serve.connections import protocol
 from dragoman.serve.limits import Guard, Keys
 from dragoman.serve.options import Serving
+
+from .sockets import connect, served, wait_for
 
 KEY = "correct-horse-battery"
 
@@ -56,34 +53,15 @@ class Counted:
 
 
 @contextmanager
-def served(serving: Serving) -> Iterator[tuple[int, Counted]]:
-    """A real uvicorn on a free port of this machine; gives the port and the app."""
+def counting(serving: Serving) -> Iterator[tuple[int, Counted]]:
     app = Counted(serving)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, port=0, http=protocol(serving), lifespan="off", log_config=None, timeout_graceful_shutdown=1
-        )
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1], app
-    finally:
-        server.should_exit = True
-        thread.join(10)
+    with served(app, serving) as (port, _):
+        yield port, app
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
-
-
-def send(port: int, data: bytes, seconds: float = 10) -> tuple[int, dict[str, str], Any]:
+def send(port: int, data: bytes) -> tuple[int, dict[str, str], Any]:
     """Send bytes, read one answer: status, headers, JSON."""
-    with socket.create_connection(("127.0.0.1", port), seconds) as client:
+    with connect(port) as client:
         with suppress(OSError):  # it may be closed on us, after an answer
             client.sendall(data)
         return answer(client)
@@ -110,13 +88,13 @@ def chunks(size: int, count: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[tuple[int, Counted]]:
-    with served(Serving(max_body=100_000, body_s=0.5)) as found:
+    with counting(Serving(max_body=100_000, body_s=0.5)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[int]:
-    with served(Serving(keys=["another", KEY])) as (port, _):
+    with counting(Serving(keys=["another", KEY])) as (port, _):
         yield port
 
 
@@ -149,7 +127,7 @@ def test_a_larger_body_is_refused_after_at_most_64_kib_more_than_the_limit(opene
 
 
 def test_a_large_body_is_taken_64_kib_at_a_time_at_most():
-    with served(Serving(max_body=10_000_000)) as (port, app):
+    with counting(Serving(max_body=10_000_000)) as (port, app):
         sent = head("/v1/predict", "Content-Length: 10000000") + b"x" * 10_000_000
         assert send(port, sent)[2]["bytes"] == 10_000_000
         assert app.largest <= 64 * 1024
@@ -157,7 +135,7 @@ def test_a_large_body_is_taken_64_kib_at_a_time_at_most():
 
 def test_a_body_that_lies_about_its_length_reads_only_what_was_announced(opened):
     port, _ = opened
-    with socket.create_connection(("127.0.0.1", port), 10) as client:
+    with connect(port) as client:
         client.sendall(head("/v1/predict", "Content-Length: 3") + b"abc" + b"y" * 1000 + b"\r\n\r\n")
         with client.makefile("rb") as stream:
             first, second = stream.read().split(b"HTTP/1.1 ")[1:]
@@ -180,7 +158,7 @@ def test_a_compressed_body_is_refused_unread(opened):
 
 def test_a_slow_body_is_given_up_while_others_are_answered(opened):
     port, _ = opened
-    with socket.create_connection(("127.0.0.1", port), 10) as slow:
+    with connect(port) as slow:
         slow.sendall(head("/v1/predict", "Content-Length: 1000") + b"x")
         assert send(port, head(method="GET"))[0] == 200
         status, headers, body = answer(slow)
@@ -190,7 +168,7 @@ def test_a_slow_body_is_given_up_while_others_are_answered(opened):
 
 def test_a_client_that_leaves_inside_its_body_leaves_the_server_well(opened, caplog):
     port, app = opened
-    with caplog.at_level(logging.INFO), socket.create_connection(("127.0.0.1", port), 10) as client:
+    with caplog.at_level(logging.INFO), connect(port) as client:
         before = app.read
         client.sendall(head("/v1/predict", "Content-Length: 1000") + b"x")
         wait_for(lambda: app.read > before)
@@ -260,7 +238,7 @@ def test_every_key_is_compared_and_none_needed_where_there_is_none():
     ],
 )
 def test_a_server_on_this_machine_answers_only_to_this_machines_names(host, status):
-    with served(Serving(hosts=["my.name"])) as (port, _):
+    with counting(Serving(hosts=["my.name"])) as (port, _):
         assert send(port, head(method="GET", host=host))[0] == status
 
 

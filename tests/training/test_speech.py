@@ -229,14 +229,14 @@ def test_the_length_of_a_result_goes_by_the_states_and_not_by_the_frames(
         model.model.output.bias[2] = -1e4  # </s>: nothing ends by itself
     for frames in (41, 80, 3):
         states = -(-frames // (4 if encoder["name"] == "rnn" else 8))
-        assert model.states(frames) == states
+        assert model.reading.counted(frames) == states
         found = model.predict([clip(tmp_path, frames)], beam=1)[0]
         assert (found.ended, len(found.tokens)) == ("length", int(0.5 * states) + 1)
 
 
 def test_positions_of_the_encoder_are_counted_behind_the_frontend(tmp_path: Path) -> None:
     model = untaught(model=positions(10, augment=False), data={"train": "nowhere.tsv", "max_source": 40})
-    assert model.longest == 40
+    assert model.reading.longest == 40
     fits, longer = clip(tmp_path, 40), clip(tmp_path, 41)
     assert [p.cut for p in model.predict([fits, longer])] == [False, True]
     assert len(model.score([(fits, "ab")])) == 1
@@ -265,10 +265,10 @@ def test_half_a_minute_of_sound_is_kept_where_nobody_says_how_long_a_source_may_
     open_end, said = untaught().config, untaught(data={"train": "nowhere.tsv", "max_source": 256}).config
     assert (shapes.longest_source(open_end), shapes.longest_source(said)) == (3000, 256)
     kept = preparation.settled(open_end)
-    again = configs.validate(yaml.parse(kept.text(), "saved"), "saved")
-    assert (kept.data.max_source, shapes.longest_source(again)) == (3000, 3000)
+    saved = [configs.validate(yaml.parse(one.text(), "saved"), "saved") for one in (open_end, kept)]
+    assert [(one.data.max_source, shapes.longest_source(one)) for one in saved] == [(None, 3000), (3000, 3000)]
     text = configs.validate({"data": {"train": "nowhere.tsv"}}, "text")
-    assert (shapes.longest_source(text), preparation.settled(text).plain()) == (256, text.plain())
+    assert (text.data.max_source, preparation.settled(text).data.max_source) == (None, 256)
     image = {"frontend": {"name": "image", "pixels": 320}, "encoder": "identity", "decoder": "rnn"}
     assert shapes.longest_source(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image")) == 320
 
@@ -282,4 +282,4 @@ def test_a_training_says_what_was_too_long_and_the_remedy(tmp_path: Path) -> Non
     wanted = "3 pairs are used; left out: 1 source too long (over 3,000 positions; data.max_source may allow more)"
     assert any(wanted in message for message in said)
     assert "already finished" in [report.message for report in training.run(config, tmp_path / "run")][-1]
-    assert pipeline.load(tmp_path / "run", "cpu").longest == 4 * 3000
+    assert pipeline.load(tmp_path / "run", "cpu").reading.longest == 4 * 3000

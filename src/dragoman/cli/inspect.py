@@ -90,7 +90,7 @@ def inspect(
     wants_texts = not views or any(name in (*OF_TEXTS, "space") for name in views)
     given: Iterable[Example] = [Example(text) for text in texts] if texts else read_sources("-") if wants_texts else []
     if opened[model].codec.second is not None:
-        given = (opened[model]._example(example) for example in given)
+        given = (opened[model].reading.example(example) for example in given)
     asked = with_targets(list(warn_untagged(opened[model], tagged_with(given, source_lang, target_lang))), target)
     pictures = [path for path in (png, svg, pdf) if path is not None]
     if html is not None:

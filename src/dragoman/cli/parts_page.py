@@ -20,6 +20,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from dragoman.config import Config, presets
+from dragoman.config.schema import GROUPS, inside
 from dragoman.core.registry import Options, Part, Registry
 
 HEAD = """# Parts
@@ -90,39 +91,24 @@ def shared() -> str:
 
 def settings(registries: Registries) -> str:
     """Every key of a config file, group by group."""
-    blocks = [table(Config, registries, skip=_groups())]
-    for name, group in _groups().items():
+    blocks = [table(Config, registries, skip=GROUPS)]
+    for name, group in GROUPS.items():
         line = "" if name == "model" else f"{prose(inspect.getdoc(group) or '')}\n\n"
         blocks.append(f"### {name}\n\n{line}{table(group, registries)}")
     return "\n".join(blocks)
 
 
-def _groups() -> dict[str, type[Options]]:
-    return {
-        name: info.annotation
-        for name, info in Config.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Options)
-    }
-
-
 def places(registry: Registry[Any], registries: Registries) -> Iterator[str]:
     """Where a part of this kind can be named: settings, and options of other parts."""
-    for group, schema in _groups().items():
-        yield from (f"`{group}.{name}`" for name, info in schema.model_fields.items() if registry in _inside(info))
+    for group, schema in GROUPS.items():
+        yield from (f"`{group}.{name}`" for name, info in schema.model_fields.items() if registry in inside(info))
     for kind, other in registries.items():
         found: dict[str, list[str]] = {}
         for part in other.names:
             for option, info in other.schema(part).model_fields.items():
-                if registry in _inside(info):
+                if registry in inside(info):
                     found.setdefault(option, []).append(part)
         yield from (f"`{option}` of {kind} ({', '.join(parts)})" for option, parts in found.items())
-
-
-def _inside(item: Any) -> list[Any]:
-    """An annotation and everything in it, the registries of parts among them."""
-    if isinstance(item, FieldInfo):
-        return [*item.metadata, *_inside(item.annotation)]
-    return [item, *(found for argument in typing.get_args(item) for found in _inside(argument))]
 
 
 # -- what a block of the page looks like -------------------------------------------------------------------------------

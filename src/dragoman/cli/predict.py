@@ -272,7 +272,7 @@ def _predictions(
             yield prediction
     if cut:
         what = "tokens" if opened.codec.medium is None else "positions"
-        text = f"too long, so only the first {opened.longest:,} {what} were read: {cut:,} of the sources"
+        text = f"too long, so only the first {opened.reading.longest:,} {what} were read: {cut:,} of the sources"
         console(error=True).print(text, markup=False)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import SPECIALS, UNK, Example
 from dragoman.inspection.medium import medium
-from dragoman.inspection.pair import Pair, forced, line, opened, pair
+from dragoman.inspection.pair import Pair, forced, line, pair
 from dragoman.nn.attention import Attention, Look, MultiHead, Seen, watching
 from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
@@ -71,18 +71,22 @@ def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
         if module not in seen or side not in ("encoder", "second", "decoder"):  # a pointer's weights are in `soft`
             continue
         calls = [a if a.dim() == 4 else a[:, None] for a in seen[module]]  # (1, H, T, S); an RNN looks step by step
-        a = torch.cat(calls, 2)[0]
-        if side != "decoder":
-            found[side].append((module, a))
-        elif isinstance(module, Attention) or name.endswith("cross_attention"):
-            found["cross"].append((module, a))
-        elif model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
-            parts = {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:, S:]}
-            for kind, part in parts.items():
+        # A layer that is used again and again (`shared`) looks as often; its heads are switched off in all its uses.
+        for a in calls if isinstance(module, MultiHead) else [torch.cat(calls, 2)]:
+            for kind, part in _parts(model, side, name, module, a[0], S).items():
                 found[kind].append((module, part))
-        else:
-            found["decoder"].append((module, a))
     return [Map(kind, i, *one) for kind, layers in found.items() for i, one in enumerate(layers, 1)]
+
+
+def _parts(model: Seq2Seq, side: str, name: str, module: nn.Module, a: Tensor, S: int) -> dict[str, Tensor]:
+    """Which kinds of looks the weights (H, rows, columns) of an attention are."""
+    if side != "decoder":
+        return {side: a}
+    if isinstance(module, Attention) or name.endswith("cross_attention"):
+        return {"cross": a}
+    if model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
+        return {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:, S:]}
+    return {"decoder": a}
 
 
 def heads(every: Sequence[Map]) -> dict[str, Head]:
@@ -162,7 +166,7 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
     """The same view of what `look` cannot look into: a model that answers with labels or goes on with a text, or
     several as one. It shows what a prediction shows.
     """
-    example = opened(pipeline, source)
+    example = pipeline.reading.example(source)
     found = pipeline.predict([example], beam=beam, attention=True)[0]
     soft = None if found.attention is None else _numbers(torch.from_numpy(found.attention))
     target = [*found.tokens, "</s>"][: None if soft is None else len(soft)]
@@ -179,7 +183,7 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
         "soft": soft,
         "maps": [],
         "words": None,
-        "medium": medium(pipeline, pipeline._read(example)),
+        "medium": medium(pipeline, pipeline.reading.given(example)),
         "off": [],
         "log_prob_off": None,
         "log_probs_off": None,
@@ -235,7 +239,7 @@ def _own_tokens(pipeline: Pipeline, mine: Pair, kind: str) -> dict[str, list[str
     """What a map within one of two sources stands on, which is not all of the source's axis."""
     if mine.read.second is None or kind not in ("encoder", "second") or pipeline.model.one_sequence:
         return {}
-    first = len(pipeline._pieces(mine.read._replace(second=None)))
+    first = len(pipeline.reading.pieces(mine.read._replace(second=None)))
     return {"tokens": mine.pieces[:first] if kind == "encoder" else mine.pieces[first:]}
 
 

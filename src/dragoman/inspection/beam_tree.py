@@ -24,8 +24,9 @@ from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.ensemble import Fused
-from dragoman.inspection.pair import line, opened
-from dragoman.pipeline import NOTHING, Pipeline, Prediction
+from dragoman.inspection.pair import line
+from dragoman.limits import NOTHING, limits_for
+from dragoman.pipeline import Pipeline, Prediction
 from dragoman.search import searches
 from dragoman.search.beam import Beam
 from dragoman.search.scoring import covered
@@ -38,7 +39,7 @@ Node = dict[str, Any]
 def tree(pipeline: Pipeline, source: str | Example, reference: str | None = None, *, beam: int = 5) -> dict[str, Any]:
     """What a beam of this size did with a source; with a reference, whether search or model missed it."""
     check(pipeline, reference)
-    example = opened(pipeline, source)
+    example = pipeline.reading.example(source)
     if not example.source.strip() and not pipeline.goes_on:
         raise UserError("the source is blank, so there is nothing to search for; give a text")
     part = pipeline.search_part(beam, beam + 1)  # never greedy search, which has no tree
@@ -119,8 +120,8 @@ def _result(one: Prediction, places: Mapping[tuple[int, int], Node]) -> dict[str
 
 def _longest(pipeline: Pipeline, example: Example) -> int:
     """The most tokens, without </s>, that a result for this source may have."""
-    lengths = torch.tensor([min(len(pipeline.encode(example)), pipeline.longest)])
-    return int(pipeline.limits(lengths, [0], [NOTHING], [example.source], False).longest[0])
+    lengths = torch.tensor([len(pipeline.reading.given(example).source)])
+    return int(limits_for(pipeline.reading, lengths, [0], [NOTHING], [example.source]).longest[0])
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def _score(pipeline: Pipeline, example: Example, ids: list[int], log_prob: float
     """The score that the search would give the reference."""
     search: Any = searches.build(part)
     assert isinstance(search, Beam)
-    batch = collate([pipeline._read(example).row], [0]).to(pipeline.device)
+    batch = collate([pipeline.reading.given(example).row], [0]).to(pipeline.device)
     weight = pipeline.config.generation.ctc
     if weight:
         log_prob = (1 - weight) * log_prob + _heard(pipeline, batch, ids)
@@ -166,7 +167,7 @@ def _heard(pipeline: Pipeline, batch: Batch, ids: list[int]) -> float:
     """What the encoder alone adds to the score of a sequence, step by step, where it has a say in the search."""
     total = 0.0
     silent = torch.zeros(1, 1, len(pipeline.codec.target), device=pipeline.device)  # log p of a decoder without a say
-    for rule in pipeline._heard(pipeline.model.eval().encode(*batch.given)):
+    for rule in pipeline.begin(batch).heard:
         for t, id in enumerate(ids):
             history = torch.tensor([[ids[:t]]], dtype=torch.long, device=pipeline.device)
             total += float(rule(silent, history, torch.zeros(1, dtype=torch.long, device=pipeline.device))[0, 0, id])

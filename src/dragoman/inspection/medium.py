@@ -29,7 +29,8 @@ from dragoman.media.audio import SHIFT, AudioMedium
 from dragoman.media.clips import ClipMedium
 from dragoman.media.image import ImageMedium
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.pipeline import Given, Pipeline
+from dragoman.pipeline import Pipeline
+from dragoman.reading import Given
 
 WIDEST = 2000  # pixels of a picture of sound; what is longer is averaged
 FAINT, LOUD = 2, 98  # percentiles of all numbers that are white and black

@@ -16,7 +16,8 @@ from dragoman.core.errors import UserError
 from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
-from dragoman.pipeline import Given, Pipeline
+from dragoman.pipeline import Pipeline
+from dragoman.reading import Given
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class Pair:
 def pair(pipeline: Pipeline, source: str | Example, target: str | None = None, *, beam: int | None = None) -> Pair:
     """The ids of both sides; the model's own output where no target is given."""
     check(pipeline)
-    example = opened(pipeline, source)
+    example = pipeline.reading.example(source)
     if not example.source.strip():
         raise UserError("the source is blank, so there is nothing to look at; give a text")
     found = read(pipeline, example)
-    pieces = pipeline._pieces(found)
+    pieces = pipeline.reading.pieces(found)
     if target is None:
         best = pipeline.predict([replace(example, target=None)], beam=beam)[0]
         said, text = [*best.ids, EOS], best.text
@@ -66,19 +67,14 @@ def check(pipeline: Pipeline) -> None:
         raise UserError("a language model goes on with a text and has no source beside it; look at its steps instead")
 
 
-def opened(pipeline: Pipeline, source: str | Example) -> Example:
-    """A source, with its second where the model reads two and both stand in one line."""
-    return pipeline._example(source)
-
-
 def read(pipeline: Pipeline, example: Example) -> Given:
     """What the model reads of a source, all of it or an error."""
-    source = pipeline.encode(example)
-    reach("source", source, pipeline.longest)
+    source = pipeline.reading.encode(example)
+    reach("source", source, pipeline.reading.longest)
     if pipeline.codec.second is None:
         return Given(source, None, False)
     second = pipeline.codec.encode_second(example)
-    reach("second source", second, pipeline.longest_second)
+    reach("second source", second, pipeline.reading.longest_second)
     return Given(source, second, False)
 
 

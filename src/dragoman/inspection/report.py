@@ -169,7 +169,7 @@ def training_counts(pipeline: Pipeline) -> Counter[str] | None:
         counts: Counter[str] = Counter()
         for corpus in data.train:
             for example in read_pairs(corpus.path, columns=pipeline.config.columns, on_error=data.on_error):
-                counts.update(words(pieces(pipeline.encode(example))))
+                counts.update(words(pieces(pipeline.reading.encode(example))))
         return counts
     except (OSError, DataError):
         return None

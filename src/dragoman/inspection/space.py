@@ -21,7 +21,7 @@ import torch
 from dragoman.core.errors import UserError, nearest
 from dragoman.core.interfaces import Example
 from dragoman.data.batching import collate
-from dragoman.inspection.pair import line, opened
+from dragoman.inspection.pair import line
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.pipeline import Pipeline
 
@@ -39,7 +39,7 @@ def space(
         raise UserError(f"method is '{method}'; it must be one of {', '.join(FEWEST)}{nearest(method, FEWEST)}")
     if neighbors < 0:
         raise UserError(f"neighbors is {neighbors}; it must be 0 or more")
-    examples = [opened(pipeline, text) for text in texts]
+    examples = [pipeline.reading.example(text) for text in texts]
     if len(examples) < FEWEST[method]:
         raise UserError(f"there are {len(examples)} texts; a map by '{method}' needs at least {FEWEST[method]}")
     h = summaries(pipeline, examples)
@@ -61,7 +61,7 @@ def summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
     """The encoder's one vector for each text, (N, D)."""
     check(pipeline, examples)
     pipeline.model.eval()
-    rows = [pipeline._read(example).row for example in examples]
+    rows = [pipeline.reading.given(example).row for example in examples]
     found = []
     for first in range(0, len(rows), ROWS):
         some = rows[first : first + ROWS]

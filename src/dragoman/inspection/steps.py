@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Example, Step
+from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Example
 from dragoman.data.batching import collate
 from dragoman.ensemble import Fused
 from dragoman.inspection.alignment import entropy
-from dragoman.inspection.pair import line, longest_target, opened, reach, read
-from dragoman.pipeline import NOTHING, Given, Pipeline
-from dragoman.search import Limits, Rule
+from dragoman.inspection.pair import line, longest_target, reach, read
+from dragoman.limits import NOTHING, limits_for
+from dragoman.pipeline import Pipeline
+from dragoman.reading import Given
+from dragoman.search import Limits
 from dragoman.search.rules import constrained
 
 
@@ -40,7 +42,7 @@ def walk(
 ) -> dict[str, Any]:
     """The steps of a greedy search that begins with the tokens of `prefix`, beside those along a target."""
     check(pipeline, target, prefix, top)
-    example = opened(pipeline, source)
+    example = pipeline.reading.example(source)
     if not example.source.strip() and not pipeline.goes_on:
         raise UserError("the source is blank, so there is nothing to go through; give a text")
     given = read(pipeline, example)
@@ -82,11 +84,12 @@ def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[i
     """Along the given tokens, and on from there until </s> or the limit."""
     pipeline.model.eval()
     beginning = [id for id in given if id != EOS]
-    reach("target", [*beginning, EOS], longest_target(pipeline, len(pipeline._pieces(source))))
+    reach("target", [*beginning, EOS], longest_target(pipeline, len(pipeline.reading.pieces(source))))
     lengths = torch.tensor([len(source.source)], device=pipeline.device)
-    limits = pipeline.limits(lengths, [0], [NOTHING], [example.source], False)
+    limits = limits_for(pipeline.reading, lengths, [0], [NOTHING], [example.source])
     longest = max(int(limits.longest[0]), len(beginning))
-    step, state, heard = begin(pipeline, source, longest + 1)
+    step, start, heard = pipeline.begin(collate([source.row], [0]).to(pipeline.device))
+    state = start(Capacity(1, longest + 1))
     limits = replace(limits, rules=[*heard, *limits.rules])
     said: list[int] = []
     steps: list[dict[str, Any]] = []
@@ -103,15 +106,6 @@ def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[i
             break
     text = pipeline.codec.decode([*source.source, *said] if pipeline.goes_on else said, example.source)
     return {"text": text, "log_prob": sum(one["log_prob"] for one in steps), "steps": steps}
-
-
-def begin(pipeline: Pipeline, source: Given, room: int) -> tuple[Step, Any, list[Rule]]:
-    """The model's step, its state after the source, and what the encoder alone hears, where it has a say."""
-    batch, capacity = collate([source.row], [0]).to(pipeline.device), Capacity(1, room)
-    if pipeline.goes_on and not pipeline.model.sees_whole_prefix:
-        return pipeline.go_on, pipeline.prompted(batch, capacity), []
-    memory = pipeline.model.encode(*batch.given)
-    return pipeline.model.step, pipeline.model.start(memory, capacity), pipeline._heard(memory)
 
 
 def choice(log_p: Tensor, said: Sequence[int], limits: Limits) -> int | None:

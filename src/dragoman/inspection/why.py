@@ -107,7 +107,7 @@ def by_position(pipeline: Pipeline, examples: Iterable[Example]) -> dict[str, An
                 read(pipeline, example),
                 pipeline.codec.encode_target(example.target, source=example.source),
             )
-            pieces = pipeline._pieces(given)
+            pieces = pipeline.reading.pieces(given)
             reach("target", target, longest_target(pipeline, len(pieces)))
             rows.append((len(pieces) - (pieces[-1] == SPECIALS[EOS]), given.row._replace(target=target)))
     if not rows:

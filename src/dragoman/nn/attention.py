@@ -53,10 +53,9 @@ def watched() -> bool:
     return _seen.get() is not None
 
 
-def noted(module: nn.Module) -> Tensor | None:
-    """What this attention weighed last, if somebody is watching."""
-    weights = (_seen.get() or {}).get(module)
-    return weights[-1] if weights else None
+def notes(module: nn.Module | None, count: int) -> list[Tensor]:
+    """What an attention weighed in its last so many calls, if somebody is watching; a shared layer has several."""
+    return (_seen.get() or {}).get(module, [])[-count:] if module is not None else []
 
 
 def note(module: nn.Module, a: Tensor) -> None:

@@ -125,9 +125,9 @@ class Stack(nn.Module):
         layers: int,
         style: Style,
         position: Part,
-        *,
         layer_drop: float,
         embedding_norm: bool,
+        shared: bool,
     ) -> None:
         super().__init__()
         if style.causal and norms[style.norm.name].mixes:  # type: ignore[attr-defined]
@@ -148,7 +148,9 @@ class Stack(nn.Module):
             )
         self.embedding_norm = norms.build(style.norm, d) if embedding_norm else None
         self.dropout, self.layer_drop = Dropout(style.dropout), layer_drop
-        self.blocks = nn.ModuleList([Block(d, d_memory, style) for _ in range(layers)])
+        # Shared, it is one block again and again (Dehghani et al. 2019, without their halting).
+        blocks = [Block(d, d_memory, style) for _ in range(1 if shared else layers)]
+        self.blocks = nn.ModuleList(blocks * (layers // len(blocks)))
         self.norm = norms.build(style.norm, d) if style.norm_order == "pre" else None
 
     def inside(self, layer: int) -> Any:

@@ -42,6 +42,12 @@ def divergence(logits: Tensor, others: Tensor, gold: Tensor) -> Tensor:
     return both.masked_fill(gold == PAD, 0.0).sum()
 
 
+def agreeing(logits: Tensor, others: Tensor, gold: Tensor, smoothing: float, weight: float) -> Tensor:
+    """R-Drop's loss of two passes, halved, so that a token weighs what it weighs in one (Liang et al. 2021)."""
+    both = cross_entropy(logits, gold, smoothing) + cross_entropy(others, gold, smoothing)
+    return (both + weight * divergence(logits, others, gold)) / 2
+
+
 def score_function(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor, discount: float = 1.0) -> Tensor:
     """A term of value 0, its gradient that of the expected −log p: choice, log_p (B, T), real where a token counts."""
     better = (log_p.detach().to(choice.dtype) - baseline.to(choice.dtype)) * real

@@ -33,7 +33,7 @@ from dragoman.nn.heads import heads
 from dragoman.nn.initialization import initializers
 from dragoman.nn.joining import Second, SecondSource
 from dragoman.nn.kernels.entropy import linear_cross_entropy
-from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
+from dragoman.nn.losses import agreeing, cross_entropy, divergence, score_function, token_log_probs
 from dragoman.nn.scores import scores
 
 ONLY_PREFIX = "only a decoder that reads the source as a prefix can predict the source's own tokens"
@@ -333,11 +333,21 @@ class Seq2Seq(nn.Module):
                 return why
         return None
 
-    def packed_loss(self, batch: PackedBatch, smoothing: float = 0.0) -> Tensor:
-        """The summed loss of the same pairs without padding, the logits of a few thousand positions at a time."""
+    def packed_loss(self, batch: PackedBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
+        """The summed loss of the same pairs without padding, the logits of a few thousand positions at a time.
+
+        With `r_drop` of two passes, the logits of all positions.
+        """
+        if r_drop:
+            first, second = (self.logits(self._packed_hidden(batch)) for _ in range(2))
+            return agreeing(first, second, batch.gold, smoothing, r_drop)
+        o = self._packed_hidden(batch)[0]
+        return linear_cross_entropy(o, self.output.weight, self.output.bias, batch.gold[0], smoothing)
+
+    def _packed_hidden(self, batch: PackedBatch) -> Tensor:
         memory: Memory = self.encoder(self.frontend(batch.source), batch.sources)
         output: Output = self.decoder(self.embedding(batch.target), memory, batch.targets)
-        return linear_cross_entropy(output.o[0], self.output.weight, self.output.bias, batch.gold[0], smoothing)
+        return output.o
 
     def token_log_probs(self, batch: Batch) -> Tensor:
         """log p of each token that is to be predicted, (B, N) in float64; 0 where nothing is."""

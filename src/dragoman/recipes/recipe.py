@@ -23,6 +23,7 @@ from dragoman.core.errors import ConfigError, DataError, UserError, nearest
 from dragoman.core.registry import Options, Part, Positive
 from dragoman.evaluation.metrics import metrics
 
+SURPRISE = "bits per character"  # the score of a language model
 TOGETHER = ", together"  # after a system's name: the models of its seeds as one
 Spelling = Literal["as it is", "spacy words", "moses words", "code tokens"]
 
@@ -89,9 +90,9 @@ class Recipe(Options):
         for key, scores in self.expect.items():
             if key not in known:
                 yield f"expect: '{key}' is no system, and no system/part, of this recipe"
-            tests = {f"{test}.{score}" for test in self.tests for score in self.scores}
             for score in scores:
-                if score not in self.scores and score not in tests:
+                test, _, name = score.rpartition(".")
+                if (test and test not in self.tests) or _figure_of(name) not in {*self.scores, SURPRISE}:
                     yield f"expect.{key}: there is no score '{score}'"
 
 
@@ -185,6 +186,18 @@ def open_recipe(name: str) -> Opened:
     return Opened(name, recipe, folder)
 
 
+def _figure_of(name: str) -> str:
+    """The score that a mean over groups is one of."""
+    return name.split(", mean of ")[0]
+
+
+def _higher_is_better(recipe: Recipe, name: str) -> bool:
+    if name == SURPRISE:
+        return False
+    figure = recipe.scores[name]
+    return metrics.build(figure.metric).higher_is_better != figure.inverse
+
+
 def passed(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float, Expected, bool]]:
     """Each expectation that there are scores for: where, which score, what was reached and expected, whether it was."""
     rows = []
@@ -192,8 +205,7 @@ def passed(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> list[tu
         for name, wanted in expected.items():
             if name not in scores.get(where, {}):
                 continue
-            figure = recipe.scores[name.rpartition(".")[2]]
-            higher = metrics.build(figure.metric).higher_is_better != figure.inverse
+            higher = _higher_is_better(recipe, _figure_of(name.rpartition(".")[2]))
             reached = scores[where][name]
             good = reached >= wanted.value - wanted.tolerance if higher else reached <= wanted.value + wanted.tolerance
             rows.append((where, name, reached, wanted, good))

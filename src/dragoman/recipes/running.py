@@ -32,7 +32,7 @@ from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import interval
 from dragoman.pipeline import Pipeline
-from dragoman.recipes.recipe import TOGETHER, Figure, Job, Opened
+from dragoman.recipes.recipe import SURPRISE, TOGETHER, Figure, Job, Opened
 from dragoman.recipes.spelling import spelled
 from dragoman.training import Report
 
@@ -257,7 +257,7 @@ def _surprise(model: Pipeline, path: Path) -> dict[str, Any]:
 
     texts = [one.source for one in read_sources(str(path)) if one.source.strip()]
     nats, characters = -sum(model.score(texts)), sum(len(text) + 1 for text in texts)
-    return {"n": len(texts), "scores": {"bits per character": {"value": round(nats / log(2) / characters, 4)}}}
+    return {"n": len(texts), "scores": {SURPRISE: {"value": round(nats / log(2) / characters, 4)}}}
 
 
 def _spent(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The fast paths: the same results as the plain ones, sooner.
 
     training    packing.py (no padding), fused.py (few kernels), steps.py (captured), loops.py (recurrent decoders)
-    searching   an Engine for the device: cuda.py, cpu.py (ct2.py: CTranslate2); workers.py (many processes)
+    searching   an Engine for the device: cuda.py (kernels/: its kernels), cpu.py (ct2.py: CTranslate2); workers.py
+                (many processes)
 
 A model's own equations (nn/) and a search's own steps (search/) stay the truth; `runtime: plain` in a config, or
 `--plain`, runs them and nothing else. What a fast path does not serve goes the plain way by itself.

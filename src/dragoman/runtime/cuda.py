@@ -74,7 +74,7 @@ class Engine:
     """Greedy and beam search of a sequence-to-sequence model on its GPU."""
 
     def __init__(self, model: Seq2Seq, dtype: torch.dtype, kernels: Any, most_rows: int = MOST_ROWS) -> None:
-        """`kernels` is None where search is to run in torch's own operations, as on a CPU."""
+        """`kernels` is kernels/search.py, or None where search is to run in torch's own operations, as on a CPU."""
         self.model, self.dtype, self.kernels, self.most_rows = model, dtype, kernels, most_rows
         self.device = model.output.weight.device
         self.own = cast(model, dtype).eval()
@@ -394,6 +394,6 @@ def open(model: Any, precision: str) -> Engine | None:
         return None
     if model.output.weight.device.type != "cuda" or not triton_works():
         return None
-    from dragoman.runtime import kernels
+    from dragoman.runtime.kernels import search
 
-    return Engine(model, DTYPES[precision], kernels)
+    return Engine(model, DTYPES[precision], search)

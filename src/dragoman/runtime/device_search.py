@@ -168,28 +168,14 @@ class BeamBoard:
         self.sums.index_copy_(1, slots, self.begun.expand(-1, len(slots), -1))
 
     def advance(self, logits: Tensor, b: int, ancestry: Tensor | None) -> None:
-        t, longest, done = self.t[:b], self.longest[:b], self.done[:b]
-        token, parent, total, score = self.token[:b], self.parent[:b], self.total[:b], self.score[:b]
         if self.kernels is None:
             self._advance(logits, b)
             return
-        values, candidates = self.values[: b * self.k], self.candidates[: b * self.k]
-        self.kernels.best(logits, self.V, t, self.shortest[:b], done, self.k, values, candidates)
+        steps = self.t, self.token, self.parent, self.total, self.score, self.done, self.longest, self.shortest
+        first, rows = [x[:b] for x in steps], b * self.k
+        candidates = self.values[:rows], self.candidates[:rows]
         self.kernels.choose(
-            values,
-            candidates,
-            t,
-            token,
-            parent,
-            total,
-            score,
-            done,
-            longest,
-            self.factors,
-            self.trail,
-            self.pool,
-            ancestry,
-            self.exact,
+            logits, self.V, *first, candidates, self.factors, self.trail, self.pool, ancestry, self.exact
         )
 
     def move(self, source: Tensor, to: Tensor) -> None:
@@ -210,7 +196,7 @@ class BeamBoard:
         sizes = (whole.score > -math.inf).sum(1).tolist()
         return [NBest(whole, row, size) for row, size in enumerate(sizes)]
 
-    # -- the same as the kernels `best` and `choose` in torch's own operations: what they are tested against -----------
+    # -- the same as the kernels of `choose` in torch's own operations: what they are tested against -------------------
 
     def _advance(self, logits: Tensor, b: int) -> None:
         k, t = self.k, self.t[:b].long()

@@ -27,6 +27,7 @@ from dragoman.nn.blocks import Stack
 from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.layers import LayerNorm, RMSNorm
+from dragoman.nn.losses import agreeing
 from dragoman.nn.mixers import SelfAttention
 from dragoman.nn.positions import Rotary, Sinusoidal
 from dragoman.nn.seq2seq import Seq2Seq
@@ -188,15 +189,24 @@ class Fused:
             self.products[c] = across
         self.products[f] = Product([f.W1], kind, False), Product([f.W2], kind, False)
 
-    def __call__(self, batch: PackedBatch, smoothing: float) -> Tensor:
-        model = self.model
+    def __call__(self, batch: PackedBatch, smoothing: float, r_drop: float = 0.0) -> Tensor:
         torch._foreach_copy_(self.halves, self.fulls)
         self.site = 0
+        o = self._hidden(batch)
+        W, b, gold = self.model.output.weight, self.model.output.bias, batch.gold[0]
+        if not r_drop:
+            return linear_cross_entropy(o, W, b, gold, smoothing)
+        other = self._hidden(batch)  # what is dropped depends on the site, and the sites go on
+        half, bias = W.to(o.dtype), None if b is None else b.to(o.dtype)
+        first, second = (F.linear(hidden, half, bias)[None] for hidden in (o, other))
+        return agreeing(first, second, gold[None], smoothing, r_drop)
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        model = self.model
         x = self._embedded(model.encoder.stack, model.frontend, batch.source, batch.sources)
         h = self._stack(model.encoder.stack, x, batch.sources, None, None)
         y = self._embedded(model.decoder.stack, model.embedding, batch.target, batch.targets)
-        o = self._stack(model.decoder.stack, y, batch.targets, h, batch.sources)
-        return linear_cross_entropy(o, model.output.weight, model.output.bias, batch.gold[0], smoothing)
+        return self._stack(model.decoder.stack, y, batch.targets, h, batch.sources)
 
     def _embedded(self, stack: Stack, frontend: Tokens, ids: Tensor, side: Segments) -> Tensor:
         from dragoman.nn.kernels.fused_triton import Embed

@@ -10,8 +10,8 @@
     h = norm(x)      x ← x + W₂ f(W₁ h)
 
 Keys and values of the source are projected once, for all layers in one product; those of the target are written where
-they arise and never moved (kernels.py). `AnyStep` runs every other decoder through its own `step` and copies the state
-it returns to where the last one was.
+they arise and never moved (kernels/attention.py). `AnyStep` runs every other decoder through its own `step` and copies
+the state it returns to where the last one was.
 
 B slots, k hypotheses, C room for target and S for source positions, L layers, H heads, G key heads, D width.
 """
@@ -72,7 +72,7 @@ class TransformerWeights(Layers):
 
     def turns(self, C: int, layer: int) -> Any:
         """What positions do inside the attention of a layer."""
-        from dragoman.runtime.kernels import Turns
+        from dragoman.runtime.kernels.attention import Turns
 
         position = self.stack.inside(layer)
         if isinstance(position, (T5, ALiBi)):
@@ -109,7 +109,9 @@ class TransformerStep:
     """A Transformer's step on the tensors of one board."""
 
     def __init__(self, encoding: Encoding, weights: TransformerWeights, B: int, k: int, S: int, C: int) -> None:
-        self.encoding, self.w, self.kernels, self.k, self.S = encoding, weights, weights.kernels, k, S
+        from dragoman.runtime.kernels import attention
+
+        self.encoding, self.w, self.attention, self.k, self.S = encoding, weights, attention, k, S
         layers, device, dtype = weights.layers, weights.device, weights.dtype
         back = layers[0].back
         self.keys = torch.zeros(len(layers), B, k, C, back.key_heads * back.d_k, dtype=dtype, device=device)
@@ -131,7 +133,7 @@ class TransformerStep:
         return past + S * (len(encoding.Wk) + len(encoding.Wv)) * size + logits
 
     def enter(self, lot: Lot, slots: Tensor, lengths: Tensor) -> None:
-        self.kernels.lay(*self.encoding(lot, self.S), self.source_keys, self.source_values)
+        self.attention.lay(*self.encoding(lot, self.S), self.source_keys, self.source_values)
         self.lengths.index_copy_(0, slots, lengths)
 
     def move(self, source: Tensor, to: Tensor) -> None:
@@ -143,15 +145,15 @@ class TransformerStep:
             x[:, to] = x[:, source]
 
     def __call__(self, board: Board, b: int) -> Tensor:
-        kernels, w, n = self.kernels, self.w, b * self.k
+        attention, w, n = self.attention, self.w, b * self.k
         t, done, x = board.t[:b], board.done[:b], self.x[:n]
         w.embed(board.token[:b], t, self.places, x)
         stream = Stream(w, x)
         for i, layer in enumerate(w.layers):
             qkv = stream.read(layer.norms[0], layer.Wqkv, layer.bqkv)
             c = qkv.new_empty(n, layer.back.heads * layer.back.d_v)
-            past = kernels.Past(self.keys[i], self.values[i], self.ancestry)
-            kernels.look_back(qkv, past, t, done, layer.back, self.turns[i], c)
+            past = attention.Past(self.keys[i], self.values[i], self.ancestry)
+            attention.look_back(qkv, past, t, done, layer.back, self.turns[i], c)
             stream.add(c, layer.Wo, layer.bo, layer.norms[0])
 
             q = stream.read(layer.norms[1], layer.Wq, layer.bq)
@@ -159,7 +161,7 @@ class TransformerStep:
             c = q.new_empty(n, H * d_v)
             source_keys = self.source_keys[:b, :, i * G * d_k : (i + 1) * G * d_k]
             source_values = self.source_values[:b, :, i * G * d_v : (i + 1) * G * d_v]
-            kernels.look_across(q, source_keys, source_values, self.lengths, done, layer.across, self.k, c)
+            attention.look_across(q, source_keys, source_values, self.lengths, done, layer.across, self.k, c)
             stream.add(c, layer.Wc, layer.bc, layer.norms[1])
 
             stream.feed(layer)

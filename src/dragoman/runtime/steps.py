@@ -53,8 +53,8 @@ class Captured:
 class Steps:
     """Adds the gradient of packed batches to the parameters of a model."""
 
-    def __init__(self, model: Seq2Seq, smoothing: float, precision: str, tokens: int) -> None:
-        self.model, self.smoothing, self.precision = model, smoothing, precision
+    def __init__(self, model: Seq2Seq, smoothing: float, precision: str, tokens: int, r_drop: float = 0.0) -> None:
+        self.model, self.smoothing, self.precision, self.r_drop = model, smoothing, precision, r_drop
         self.multiple = max(tokens // SHAPES, 64)
         self.captured: dict[tuple[int, ...], Captured] = {}
         self.seen: set[tuple[int, ...]] = set()
@@ -122,7 +122,7 @@ class Steps:
 
     def _plain(self, batch: Batch, count: float) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bfloat16"):
-            loss = self.model.loss(batch.to(self.device), self.smoothing).sum
+            loss = self.model.loss(batch.to(self.device), self.smoothing, r_drop=self.r_drop).sum
         (loss / count).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -137,11 +137,11 @@ class Steps:
 
     def _run(self, batch: PackedBatch, count: Tensor) -> Tensor:
         if self.fused is not None:
-            loss = self.fused(batch, self.smoothing)
+            loss = self.fused(batch, self.smoothing, self.r_drop)
         else:
             half = self.precision == "bfloat16"
             with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
-                loss = self.model.packed_loss(batch, self.smoothing)
+                loss = self.model.packed_loss(batch, self.smoothing, self.r_drop)
         # Not backward(): adding each gradient to its parameter's would be a kernel for every one of them.
         found = torch.autograd.grad(loss / count, self.trained, allow_unused=True)
         pairs: list[Any] = [(p.grad, g) for p, g in zip(self.trained, found, strict=True) if g is not None]
@@ -179,8 +179,8 @@ def why_not(model: Seq2Seq, device: torch.device, options: Any) -> str | None:
         return "it is made for CUDA"
     if not triton_works():
         return "Triton, or a GPU of compute capability 8.0, is missing"
-    if options.r_drop or options.teacher.name != "gold":
-        return "training.r_drop and training.teacher need all logits"
+    if options.teacher.name != "gold":
+        return "training.teacher needs all logits"
     if options.objective.name not in ("pairs", "denoising", "span_corruption"):
         return f"objective '{options.objective.name}' predicts more than a target"
     return model.packs()

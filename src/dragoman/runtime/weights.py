@@ -50,7 +50,7 @@ class Layer:
 
 
 def shape(attention: MultiHead) -> Any:
-    from dragoman.runtime.kernels import Shape
+    from dragoman.runtime.kernels.attention import Shape
 
     H, G = attention.heads, attention.key_heads
     d_k, d_v = attention.Wq.out_features // H, attention.Wv.out_features // G
@@ -61,18 +61,17 @@ class Layers:
     """The weights of a stack of blocks, and of the embedding before it."""
 
     def __init__(self, stack: Stack, embedding: Tokens, dtype: torch.dtype) -> None:
-        from dragoman.runtime import kernels
+        from dragoman.runtime.kernels import residual
 
         post = stack.norm is None
 
-        def norm(module: Any) -> kernels.Norm:
-            weight = module.weight.detach().float()
-            bias = torch.zeros_like(weight) if isinstance(module, RMSNorm) else module.bias.detach().float()
-            kind = (kernels.RMS if isinstance(module, RMSNorm) else 0) | (kernels.POST if post else 0)
-            return kernels.Norm(weight, bias, float(module.eps), kind)
+        def norm(module: Any) -> residual.Norm:
+            rms, weight = isinstance(module, RMSNorm), module.weight.detach().float()
+            bias = torch.zeros_like(weight) if rms else module.bias.detach().float()
+            return residual.Norm(weight, bias, float(module.eps), rms, post)
 
         blocks: Any = stack.blocks
-        self.kernels, self.stack, self.dtype, self.device = kernels, stack, dtype, embedding.table.weight.device
+        self.residual, self.stack, self.dtype, self.device = residual, stack, dtype, embedding.table.weight.device
         self.layers = [Layer(block, dtype, norm) for block in blocks]
         self.norm = None if stack.norm is None else norm(stack.norm)
         self.embedding_norm = stack.embedding_norm
@@ -92,7 +91,7 @@ class Layers:
     def embed(self, tokens: Tensor, t: Tensor, places: Tensor | None, x: Tensor) -> None:
         """tokens (B, k) at t (B,) to x (B · k, D) in float32."""
         if self.inward is None:
-            self.kernels.embed(tokens, t, self.table, self.factor, places, x)
+            self.residual.embed(tokens, t, self.table, self.factor, places, x)
         else:
             weight, bias = self.inward.weight.to(self.dtype), self.inward.bias.to(self.dtype)
             y = F.linear(F.embedding(tokens, self.table) * self.factor, weight, bias)
@@ -107,7 +106,7 @@ class Stream:
     """The residual stream of some rows: x (n, D) in float32 whatever the weights are in; h is x, normed, like them."""
 
     def __init__(self, layers: Layers, x: Tensor) -> None:
-        self.kernels, self.pre, self.last, self.x = layers.kernels, layers.norm is not None, layers.norm, x
+        self.residual, self.pre, self.last, self.x = layers.residual, layers.norm is not None, layers.norm, x
         self.h = torch.empty_like(x, dtype=layers.dtype) if self.pre else x.to(layers.dtype)
         self.y: Tensor | None = None  # what has not been added yet
         self.norm: Any = None  # the one by which h has been normed, or with y, post, is to be
@@ -128,10 +127,10 @@ class Stream:
     def settle(self, norm: Any) -> None:
         """h as the next part wants it. A sum and a norm are one kernel, so the sum has waited for it."""
         if self.pre and self.norm is not norm:
-            self.kernels.add_norm(self.x, self.y, norm, self.h)
+            self.residual.add_norm(self.x, self.y, norm, self.h)
             self.norm = norm
         elif not self.pre and self.y is not None:
-            self.kernels.add_norm(self.x, self.y, self.norm, self.h)
+            self.residual.add_norm(self.x, self.y, self.norm, self.h)
         self.y = None
 
     def feed(self, layer: Layer) -> None:

@@ -301,7 +301,7 @@ def described(name: str, pipeline: Pipeline) -> Message:
             "target_vocabulary": len(codec.target),
         },
         "search": {"name": config.generation.search.name, "beam": search.size, "draws": search.draws},
-        "longest_source": pipeline.longest,
+        "longest_source": pipeline.reading.longest,
         "precision": pipeline.precision,
         "device": str(pipeline.device),
         "example": sample(pipeline),

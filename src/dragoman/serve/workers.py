@@ -280,9 +280,9 @@ class Workers:
 def how_many(device: str) -> int:
     """One process fills a GPU; on a CPU one for each core, with one thread each, shares it best."""
     if device != "cpu":
-        from dragoman.pipeline import pick_device  # torch, which takes its time
+        from dragoman import devices  # torch, which takes its time
 
-        if pick_device(device).type != "cpu":
+        if devices.pick(device).type != "cpu":
             return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

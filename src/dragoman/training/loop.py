@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman import checkpoint
+from dragoman import checkpoint, devices
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.pipeline import pick_device
 from dragoman.text import codec as codecs
 from dragoman.training import distributed, preparation, tensorboard
 from dragoman.training.distributed import Ranks
@@ -36,7 +35,7 @@ from dragoman.training.trainer import Trainer
 
 def run(config: Config, folder: Path | None = None, *, allow_change: Sequence[str] = ()) -> Iterator[Report]:
     """Train as a config says; in a folder that holds a run already, go on with it."""
-    with distributed.joined(pick_device(config.runtime.device), config.training.rank_timeout) as ranks:
+    with distributed.joined(devices.pick(config.runtime.device), config.training.rank_timeout) as ranks:
         place = RunFolder(folder or Path("runs") / config.name, writes=ranks.first)
         events = tensorboard.events(place.path / "tensorboard", config.runtime.tensorboard and ranks.first)
         with place.locked(), events as record:

@@ -13,7 +13,7 @@ from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core.errors import DataError, RunError
 from dragoman.core.interfaces import Example, Medium
-from dragoman.data import store as stores
+from dragoman.data import caching
 from dragoman.data.check import check
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
@@ -146,7 +146,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     objective.prepare(codec)
 
     def store(path: str, keep_text: bool) -> Store:
-        return stores.prepare(
+        return caching.prepare(
             files_of(path),
             lambda: one_by_one(pairs(config, path)),
             codec,

@@ -22,7 +22,8 @@ import torch
 from dragoman.constraints import Constraints
 from dragoman.core.interfaces import EOS, SPECIALS, Example
 from dragoman.core.registry import Part
-from dragoman.pipeline import NOTHING, Pipeline, Prediction
+from dragoman.limits import NOTHING
+from dragoman.pipeline import Pipeline, Prediction
 from dragoman.training import preparation
 
 LONGEST = 100  # tokens of a result: a model that knows nothing yet talks until it is stopped
@@ -56,7 +57,7 @@ def frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> dict[st
 def limit(pipeline: Pipeline, example: Example) -> Constraints:
     """At most LONGEST tokens, where the config allows more."""
     options = pipeline.config.generation
-    usual = pipeline.states(len(pipeline.encode(example))) * options.ratio + options.extra
+    usual = pipeline.reading.counted(len(pipeline.reading.encode(example))) * options.ratio + options.extra
     return Constraints(longest=LONGEST) if usual > LONGEST else NOTHING
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dragoman import checkpoint
+from dragoman import checkpoint, devices
 from dragoman.config import Config, build_model
 from dragoman.core import files
 from dragoman.core.errors import Diverged, ModelError, RunError, Stopped, UserError
@@ -29,7 +29,7 @@ from dragoman.nn.seq2seq import Loss, Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
 from dragoman.optim.teachers import teachers
-from dragoman.pipeline import Pipeline, pick_device
+from dragoman.pipeline import Pipeline
 from dragoman.runtime.loops import hurry
 from dragoman.runtime.steps import Steps, eagerly, why_not
 from dragoman.training import backbone, preparation, replay
@@ -53,7 +53,7 @@ class Trainer:
     def __init__(self, config: Config, place: RunFolder, prepared: Prepared, ranks: Ranks | None = None) -> None:
         self.config, self.options, self.place, self.prepared = config, config.training, place, prepared
         self.ranks = ranks or Alone()
-        self.device = self.ranks.device(pick_device(config.runtime.device))
+        self.device = self.ranks.device(devices.pick(config.runtime.device))
         self.progress = Progress(data=preparation.fingerprints(prepared), ranks=self.ranks.count)
 
     # -- beginning -------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Trainer:
             hurry(self.model.decoder)
             yield self.report("notice", message=f"rows are padded and steps not captured as a whole: {why}")
             return
-        self.steps = Steps(self.model, options.label_smoothing, options.precision, options.batch_tokens)
+        self.steps = Steps(self.model, options.label_smoothing, options.precision, options.batch_tokens, options.r_drop)
 
     @property
     def out_of_patience(self) -> bool:

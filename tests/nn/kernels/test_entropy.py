@@ -41,6 +41,15 @@ def test_the_loss_of_nothing_is_zero():
     assert linear_cross_entropy(o, W, b, torch.full_like(gold, PAD), 0.1) == 0
 
 
+def test_the_kernel_reads_gold_tokens_that_do_not_lie_side_by_side(device):
+    from dragoman.nn.kernels import entropy_triton
+
+    targets = torch.tensor([[1, 5, 2], [1, 9, 2], [1, 11, 2]], device=device)
+    z = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    wanted = cross_entropy(z, targets[:, 1], reduction="none")
+    torch.testing.assert_close(entropy_triton.to_gradient(z, targets[:, 1:2].flatten(), 0.0), wanted)
+
+
 @pytest.mark.parametrize("V", [40, 1000, 70_000])  # the last is more than a program holds at once
 def test_the_kernel_turns_logits_into_torchs_loss_and_gradient(device, V):
     from dragoman.nn.kernels import entropy_triton

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from dragoman.nn.kernels import packed
 from dragoman.nn.kernels.packed import packed_attention
 
 lengths = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)), min_size=1, max_size=4)
@@ -65,3 +66,13 @@ def test_the_kernel_gives_what_torch_gives_and_the_same_gradients(device, q_size
     found = packed_triton.backward(dc, q, k, v, c, lse, *places, longest, causal, 0.25)
     for mine, theirs in zip(found, torch.autograd.grad(truth, (q, k, v), dc), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_torch_is_told_the_shapes_that_the_operators_give(device):
+    """What torch.compile plans with, for rows of which one has no keys."""
+    q, k, v = (x.detach().float().to(device) for x in inputs([3, 4], [5, 0], 4, 2))
+    rest = starts([3, 4]).to(device), starts([5, 0]).to(device), 5, False, 0.3
+    torch.library.opcheck(packed._attend, (q, k, v, *rest), test_utils=("test_schema", "test_faketensor"))
+    c, lse = packed._attend(q, k, v, *rest)
+    given = torch.randn_like(c), q, k, v, c, lse
+    torch.library.opcheck(packed._attend_backward, (*given, *rest), test_utils=("test_schema", "test_faketensor"))

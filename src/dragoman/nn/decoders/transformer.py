@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Capacity, Memory, Output, Segments
 from dragoman.core.registry import Part, Positive, Share
-from dragoman.nn.attention import Heads, Places, noted
+from dragoman.nn.attention import Heads, Places, notes
 from dragoman.nn.blocks import BlockState, Stack, Style
 from dragoman.nn.decoders import decoders
 from dragoman.nn.layers import Activation, norms
@@ -68,6 +68,7 @@ class TransformerDecoder(nn.Module):
         dropout: Share = 0.1,
         attention_dropout: Share = 0.0,
         layer_drop: Share = 0.0,
+        shared: bool = False,  # one layer's weights for all of them
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
@@ -87,9 +88,7 @@ class TransformerDecoder(nn.Module):
         side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
         style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
         across = d_memory if source == "attention" else None
-        self.stack = Stack(
-            d_in, d, across, layers, style, position, layer_drop=layer_drop, embedding_norm=embedding_norm
-        )
+        self.stack = Stack(d_in, d, across, layers, style, position, layer_drop, embedding_norm, shared)
 
     @property
     def length(self) -> int | None:
@@ -137,8 +136,8 @@ class TransformerDecoder(nn.Module):
 
     def alignment(self) -> Tensor | None:
         """Where a watched pass looked, (B, T, S): the mean over the heads of all layers."""
-        weights = [noted(block.cross_attention) for block in self.stack.blocks]  # type: ignore[arg-type]
-        seen = [a.mean(1) for a in weights if a is not None]
+        every = [block.cross_attention for block in self.stack.blocks]
+        seen = [a.mean(1) for module in dict.fromkeys(every) for a in notes(module, every.count(module))]  # type: ignore[arg-type]
         return torch.stack(seen).mean(0) if seen else None
 
     def start(self, memory: Memory, capacity: Capacity) -> TransformerState:

@@ -46,6 +46,7 @@ class TransformerEncoder(nn.Module):
         dropout: Share = 0.1,
         attention_dropout: Share = 0.0,
         layer_drop: Share = 0.0,
+        shared: bool = False,  # one layer's weights for all of them
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
@@ -54,7 +55,7 @@ class TransformerEncoder(nn.Module):
         self.d = d = width or d_in
         side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
         style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False)
-        self.stack = Stack(d_in, d, None, layers, style, position, layer_drop=layer_drop, embedding_norm=embedding_norm)
+        self.stack = Stack(d_in, d, None, layers, style, position, layer_drop, embedding_norm, shared)
 
     @property
     def length(self) -> int | None:

@@ -11,10 +11,10 @@ from dragoman.core.interfaces import PAD
 
 
 @triton.jit
-def _to_gradient(Z, GOLD, LOSS, z_n, V, smoothing, PADDING: tl.constexpr, BLOCK: tl.constexpr):
+def _to_gradient(Z, GOLD, LOSS, z_n, gold_n, V, smoothing, PADDING: tl.constexpr, BLOCK: tl.constexpr):
     n = tl.program_id(0).to(tl.int64)
     Z += n * z_n
-    gold = tl.load(GOLD + n)
+    gold = tl.load(GOLD + n * gold_n)
     j = tl.arange(0, BLOCK)
     if gold == PADDING:
         for start in range(0, V, BLOCK):
@@ -61,5 +61,6 @@ def to_gradient(z: Tensor, gold: Tensor, smoothing: float) -> Tensor:
         whole = triton.next_power_of_2(V)
         block = whole if whole <= 65536 else 8192
         warps = 4 if block <= 2048 else 8 if block <= 8192 else 16 if block <= 16384 or whole > 65536 else 32
-        _to_gradient[(len(z),)](z, gold, loss, z.stride(0), V, smoothing, PAD, block, num_warps=warps)
+        strides = z.stride(0), gold.stride(0)  # a classifier's gold is one column of the targets
+        _to_gradient[(len(z),)](z, gold, loss, *strides, V, smoothing, PAD, block, num_warps=warps)
     return loss

@@ -60,50 +60,23 @@ def _attend(
 
 
 @_attend.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, longest: int, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape[0], q.shape[1], v.shape[2]), q.new_empty(q.shape[0], q.shape[1], dtype=torch.float32)
 
 
 @torch.library.custom_op("dragoman::packed_attention_backward", mutates_args=())
 def _attend_backward(
-    dc: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    lse: Tensor,
-    q_starts: Tensor,
-    k_starts: Tensor,
-    longest: int,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dc: Tensor, q: Tensor, k: Tensor, v: Tensor, c: Tensor, lse: Tensor, q_starts: Tensor, k_starts: Tensor,
+    longest: int, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from dragoman.nn.kernels import packed_triton
 
     return packed_triton.backward(dc, q, k, v, c, lse, q_starts, k_starts, longest, causal, scale)
 
 
 @_attend_backward.register_fake
-def _(
-    dc: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    lse: Tensor,
-    q_starts: Tensor,
-    k_starts: Tensor,
-    longest: int,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        torch.empty_like(k, memory_format=torch.contiguous_format),
-        torch.empty_like(v, memory_format=torch.contiguous_format),
-    )
+def _(dc: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -16,16 +16,33 @@ from torch import Tensor
 
 
 @triton.jit
+def _row(Q_STARTS, K_STARTS):
+    """Of this program's row: where its queries and its keys begin, and how many there are of each."""
+    row = tl.program_id(0)
+    q0, k0 = tl.load(Q_STARTS + row).to(tl.int64), tl.load(K_STARTS + row).to(tl.int64)
+    n_q = (tl.load(Q_STARTS + row + 1) - q0).to(tl.int32)
+    n_k = (tl.load(K_STARTS + row + 1) - k0).to(tl.int32)
+    return q0, k0, n_q, n_k
+
+
+@triton.jit
+def _visible(t, s, n_k, CAUSAL: tl.constexpr):
+    """Which keys s each query t may see, (TILE, TILE)."""
+    seen = s[None, :] < n_k
+    if CAUSAL:
+        seen = seen & (s[None, :] <= t[:, None])
+    return seen
+
+
+@triton.jit
 def _forward(
     Q, K, V, C, LSE, Q_STARTS, K_STARTS, scale,
     q_n, q_h, k_n, k_h, v_n, v_h, c_n, c_h, lse_n,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0), tl.program_id(1)
-    q0, k0 = tl.load(Q_STARTS + row).to(tl.int64), tl.load(K_STARTS + row).to(tl.int64)
-    n_q = (tl.load(Q_STARTS + row + 1) - q0).to(tl.int32)
-    n_k = (tl.load(K_STARTS + row + 1) - k0).to(tl.int32)
+    head = tl.program_id(1)
+    q0, k0, n_q, n_k = _row(Q_STARTS, K_STARTS)
     i, d, dv = tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
     Q += q0 * q_n + head * q_h
     K += k0 * k_n + (head // GROUP) * k_h
@@ -46,10 +63,7 @@ def _forward(
             k = tl.load(K + s[:, None] * k_n + d, mask=s[:, None] < n_k, other=0.0)
             v = tl.load(V + s[:, None] * v_n + dv, mask=s[:, None] < n_k, other=0.0)
             e = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (TILE, TILE)
-            seen = s[None, :] < n_k
-            if CAUSAL:
-                seen = seen & (s[None, :] <= t[:, None])
-            e = tl.where(seen, e, -float("inf"))
+            e = tl.where(_visible(t, s, n_k, CAUSAL), e, -float("inf"))
             higher = tl.maximum(m, tl.max(e, 1))
             a = tl.exp(e - higher[:, None])
             shrink = tl.exp(m - higher)
@@ -69,10 +83,8 @@ def _backward(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, key_head = tl.program_id(0), tl.program_id(1)
-    q0, k0 = tl.load(Q_STARTS + row).to(tl.int64), tl.load(K_STARTS + row).to(tl.int64)
-    n_q = (tl.load(Q_STARTS + row + 1) - q0).to(tl.int32)
-    n_k = (tl.load(K_STARTS + row + 1) - k0).to(tl.int32)
+    key_head = tl.program_id(1)
+    q0, k0, n_q, n_k = _row(Q_STARTS, K_STARTS)
     i, d, dv = tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
     K += k0 * k_n + key_head * k_h
     V += k0 * v_n + key_head * v_h
@@ -97,10 +109,7 @@ def _backward(
                 dc = tl.load(DC + (q0 + t[:, None]) * dc_n + head * dc_h + dv, mask=real, other=0.0)
                 lse = tl.load(LSE + (q0 + t) * lse_n + head, mask=t < n_q, other=0.0)
                 e = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-                seen = (s[None, :] < n_k) & real
-                if CAUSAL:
-                    seen = seen & (s[None, :] <= t[:, None])
-                p = tl.where(seen, tl.exp(e - lse[:, None]), 0.0)
+                p = tl.where(_visible(t, s, n_k, CAUSAL) & real, tl.exp(e - lse[:, None]), 0.0)
                 dvalue += tl.dot(tl.trans(p.to(dc.dtype)), dc, input_precision=PRECISION)
                 dp = tl.dot(dc, tl.trans(v), input_precision=PRECISION)
                 if one_tile:  # c is a v here, and c · dc is a · dp: no need to read it
@@ -135,10 +144,7 @@ def _backward(
                     k = tl.load(K + s[:, None] * k_n + d, mask=s[:, None] < n_k, other=0.0)
                     v = tl.load(V + s[:, None] * v_n + dv, mask=s[:, None] < n_k, other=0.0)
                     e = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-                    seen = (s[None, :] < n_k) & real
-                    if CAUSAL:
-                        seen = seen & (s[None, :] <= t[:, None])
-                    p = tl.where(seen, tl.exp(e - lse[:, None]), 0.0)
+                    p = tl.where(_visible(t, s, n_k, CAUSAL) & real, tl.exp(e - lse[:, None]), 0.0)
                     dp = tl.dot(dc, tl.trans(v), input_precision=PRECISION)
                     de = (p * (dp - delta[:, None]) * scale).to(q.dtype)
                     dq += tl.dot(de, k, input_precision=PRECISION)
@@ -162,19 +168,9 @@ def forward(
 
 
 def backward(
-    dc: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    lse: Tensor,
-    q_starts: Tensor,
-    k_starts: Tensor,
-    longest: int,
-    causal: bool,
-    scale: float,
-    into: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dc: Tensor, q: Tensor, k: Tensor, v: Tensor, c: Tensor, lse: Tensor, q_starts: Tensor, k_starts: Tensor,
+    longest: int, causal: bool, scale: float, into: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """∂q, ∂k, ∂v, written where `into` says if it does."""
     dc, q, k, v, c = (dense(x) for x in (dc, q, k, v, c))
     dq, dk, dv = into or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

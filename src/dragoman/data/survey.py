@@ -1,0 +1,200 @@
+"""One pass over the pairs of a split, and what is kept of them: counts, histograms, 24 bytes a pair.
+
+    files ─readers, skipping bad lines→ Examples ─look→ Split
+
+Texts are not kept. Of each pair stay two hashes of 8 bytes (of the pair; of its source and languages), the log of its
+length ratio and its place; lengths go into histograms. Past REMEMBERED pairs even these are no longer kept. Two texts
+count as the same when they differ in nothing but spaces and Unicode composition.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, Protocol
+
+from dragoman.core.errors import DataError
+from dragoman.core.interfaces import UNK, Example
+from dragoman.data.lines import PLACES, Tally, count_lines
+from dragoman.data.readers import files_of, read_pairs
+
+REMEMBERED = 10_000_000  # pairs of a split compared with each other: 240 MB
+UNKNOWN_TEXTS = 100_000  # different ones counted
+
+
+class CodecLike(Protocol):
+    """As much of a codec as is needed to count tokens; `source` and `target` are its tokenizers."""
+
+    source: Any
+    target: Any
+
+    def encode_source(self, example: Example) -> Any: ...
+
+    def encode_target(self, text: str) -> list[int]: ...
+
+
+@dataclass
+class Seen:
+    """How often something was seen, and where first."""
+
+    count: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def add(self, example: Example) -> None:
+        self.count += 1
+        if len(self.places) < PLACES:
+            self.places.append(f"{example.file}:{example.line}")
+
+
+@dataclass
+class Texts:
+    """The texts of one side: histogram of their lengths, and their characters."""
+
+    lengths: Counter[int] = field(default_factory=Counter)
+    alphabet: set[str] = field(default_factory=set)
+    tokens: int = 0
+    unknown: int = 0
+    unknown_texts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, text: str) -> None:
+        self.lengths[len(text)] += 1
+        self.alphabet.update(text)
+
+    def add_tokens(self, text: str, ids: list[int], tokenizer: Any) -> None:
+        self.tokens += len(ids)
+        if unknown := ids.count(UNK):
+            self.unknown += unknown
+            if len(self.unknown_texts) < UNKNOWN_TEXTS:
+                self.unknown_texts.update(_unknown_texts(text, tokenizer))
+
+
+class Split:
+    """Everything that is kept of the pairs of one split."""
+
+    def __init__(self, name: str, codec: CodecLike | None) -> None:
+        self.name, self.codec = name, codec
+        self.read = 0  # pairs of any kind
+        self.pairs = 0  # those that training would take
+        self.tally = Tally()
+        self.broken: list[DataError] = []  # files that could not be read to their end
+        self.empty: list[str] = []  # files without one usable pair
+        self.partly: list[str] = []  # files of which only the beginning was looked at
+        self.source, self.target = Texts(), Texts()
+        self.lengths: Counter[int] = Counter()  # of the longer side, in tokens or characters
+        self.seen: dict[str, Seen] = {}
+        # A row for each pair without a blank side:
+        self.pair_keys, self.source_keys = array("Q"), array("Q")
+        self.ratios, self.lines = array("f"), array("I")
+        self.files: list[tuple[int, str]] = []  # the first row of each file
+
+    def note(self, code: str, example: Example) -> None:
+        self.seen.setdefault(code, Seen()).add(example)
+
+    def add(self, example: Example) -> None:
+        self.read += 1
+        if example.cut:
+            return  # training leaves it out, and the readers have noted it
+        source, target = example.source, example.target
+        blank = (not source.strip(), target is not None and not target.strip())
+        if any(blank):
+            self.note({(True, True): "blank-pair", (True, False): "blank-source"}.get(blank, "blank-target"), example)
+            return
+        self.pairs += 1
+        self.source.add(source)
+        if target is not None:
+            self.target.add(target)
+            if source == target:
+                self.note("identical", example)
+        if not (_composed(source) and _composed(target or "")):
+            self.note("not-nfc", example)
+        self.lengths[self._length(example)] += 1
+        if len(self.lines) < REMEMBERED:
+            self._remember(example)
+
+    def _length(self, example: Example) -> int:
+        """The longer side, in tokens where there is a codec."""
+        source, target = example.source, example.target or ""
+        if self.codec is None:
+            return max(len(source), len(target))
+        try:
+            source_ids, target_ids = self.codec.encode_source(example), self.codec.encode_target(target)
+        except DataError:  # a language tag that the codec does not know
+            self.note("unknown-language", example)
+            return 0
+        self.source.add_tokens(source, source_ids, self.codec.source)
+        self.target.add_tokens(target, target_ids, self.codec.target)
+        return max(len(source_ids), len(target_ids))
+
+    def _remember(self, example: Example) -> None:
+        if not self.files or self.files[-1][1] != example.file:
+            self.files.append((len(self.lines), example.file))
+        target = example.target or ""
+        key = f"{example.source_lang}\n{example.target_lang}\n{_plain(example.source)}"
+        if example.second:  # a question is another one with another picture
+            key += f"\n{_plain(example.second)}"
+        self.source_keys.append(_hash(key))
+        self.pair_keys.append(_hash(f"{key}\n{_plain(target)}"))
+        self.ratios.append(math.log((1 + len(target)) / (1 + len(example.source))))
+        self.lines.append(example.line)
+
+    def place(self, row: int) -> str:
+        _, file = self.files[bisect_right(self.files, row, key=lambda entry: entry[0]) - 1]
+        return f"{file}:{self.lines[row]}"
+
+
+def _composed(text: str) -> bool:
+    return text.isascii() or unicodedata.is_normalized("NFC", text)
+
+
+def _plain(text: str) -> str:
+    """The text as far as it matters for being the same."""
+    text = " ".join(text.split())
+    return text if _composed(text) else unicodedata.normalize("NFC", text)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _unknown_texts(text: str, tokenizer: Any) -> Iterator[str]:
+    """What in a text is unknown: single characters where each stands for itself, else whole words."""
+    for word in text.split():
+        unknown = tokenizer.encode(word).count(UNK)
+        if unknown:
+            characters = [c for c in word if UNK in tokenizer.encode(c)]
+            yield from characters if len(characters) == unknown else [word]
+
+
+def look(name: str, specs: list[str], columns: Sequence[str], codec: CodecLike | None, most: int | None) -> Split:
+    """Read every file of a split, whatever is wrong with any of them."""
+    split = Split(name, codec)
+    for spec in specs:
+        pairs = read_pairs(spec, columns=columns, extra_targets=name != "train", on_error="skip", tally=split.tally)
+        before = split.pairs
+        try:
+            for example in islice(pairs, most):
+                split.add(example)
+            if most is not None and next(pairs, None) is not None:
+                split.partly.append(spec)
+                _count_sides(spec, pairs)
+        except DataError as error:
+            split.broken.append(error)
+            continue
+        if split.pairs == before:
+            split.empty.append(spec)
+    return split
+
+
+def _count_sides(spec: str, pairs: Iterator[Example]) -> None:
+    """Compare the line counts of long parallel files cheaply; read on for the place only where they differ."""
+    files = files_of(spec)
+    if all(path.is_file() for path in files) and len({count_lines(path) for path in files}) > 1:  # a pipe is read once
+        for _ in pairs:
+            pass

@@ -1,0 +1,35 @@
+"""A codec to see through, and pairs for it: what token stores are built from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dragoman.core.interfaces import EOS, Example
+
+LIMITS = {"max_source": 100, "max_target": 100}
+
+
+class Letters:
+    """A codec to see through: a letter's id is its code point, moved; </s> ends both sides."""
+
+    samples = False
+    medium = second = None
+
+    def __init__(self, size: int = 1000, shift: int = 0) -> None:
+        self.source = self.target = range(size)
+        self.shift = shift
+        self.fingerprint = f"letters {size} {shift}"
+
+    def encode_source(self, example: Example) -> list[int]:
+        return self.encode_target(example.source)
+
+    def encode_target(self, text: str, source: str = "") -> list[int]:
+        return [*(ord(letter) + self.shift for letter in text), EOS]
+
+
+def pairs(count: int = 3) -> list[Example]:
+    return [Example("ab" * (i + 1), "xyz" * (i + 1), line=i + 1) for i in range(count)]
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return list(folder.glob(".tmp-*"))
