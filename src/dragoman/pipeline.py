@@ -266,13 +266,13 @@ class Pipeline:
 
     @torch.inference_mode()
     def _search(
-        self, batch: Batch, asked: Asked, limits_for: Callable[[Tensor], Limits]
+        self, batch: Batch, asked: Asked, limited: Callable[[Tensor], Limits]
     ) -> tuple[list[list[Hypothesis]], Traces]:
         """The results of a batch, best first, and where it was asked for, how they were found."""
         self.model.eval()
         if self.model.head is not None:
             return self._answer(batch, asked.nbest), {}
-        limits = limits_for(batch.source_lengths)
+        limits = limited(batch.source_lengths)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             step, start, heard = self.begin(batch, asked.search.looks)
             found = asked.search(step, start, replace(limits, rules=[*heard, *limits.rules]))

@@ -6,6 +6,7 @@ Where there is no GPU, the kernels run in Triton's interpreter.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,6 +165,28 @@ def test_the_kernels_of_a_beam_find_what_the_beam_finds(size: int, stop: str, ru
 def test_the_kernel_of_greedy_search_finds_what_greedy_search_finds() -> None:
     tables, search = Tables(torch.randint(2**31, ()).item(), 4, 9), searches.build(Part("greedy"))
     assert_same(tables.search(search), through_a_board(tables, search, 2, kernels))
+
+
+def test_a_beam_refills_as_hypotheses_end_and_cuts_off_only_those_that_did_not() -> None:
+    """p is 0.3 for </s> and 0.4, 0.2, 0.1 for three words, after one of which a result is as long as it may be.
+
+    First </s> ends, and all three words live on. Then 3 3 (0.16), 3 </s> (0.12) and 3 4 (0.08) rank highest: 3 has
+    ended, so the one place that is left in the pool goes to 4.
+    """
+    search = searches.build(Part("beam", {"size": 3, "length": Part("none")}))
+    board = device_search.board(search, 1, 4, 6, DEVICE, kernels)
+    device_search.prepare(board, search)
+    slot = torch.tensor([0], device=DEVICE)
+    board.reset(slot, torch.tensor([[1], [0]], device=DEVICE))
+    logits = torch.tensor([0.0, 0.0, 0.3, 0.4, 0.2, 0.1], device=DEVICE).log().expand(3, 6).contiguous()
+    board.advance(logits, 1, None)
+    assert board.token[0].tolist() == [3, 4, 5]
+    assert not board.done[0]
+    board.advance(logits, 1, None)
+    assert board.done[0]
+    [found] = board.results(board.taken(slot, 4).cpu(), 4)
+    assert [(h.tokens, h.ended) for h in found] == [([], "end"), ([3], "end"), ([4], "length")]
+    assert [h.score for h in found] == pytest.approx([math.log(0.3), math.log(0.12), math.log(0.2)])
 
 
 def test_ancestors_follow_the_parents() -> None:
