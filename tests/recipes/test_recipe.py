@@ -47,8 +47,16 @@ def test_data_is_found_in_its_own_folder_and_in_the_one_that_holds_it(tmp_path: 
     (tmp_path / "things").mkdir()
     assert made().sets(tmp_path) == {"things": tmp_path / "things"}
     assert made().sets(tmp_path / "things") == {"things": tmp_path / "things"}
+
+
+def test_a_data_set_is_missed_by_the_part_that_needs_it(tmp_path: Path):
+    (tmp_path / "things").mkdir()
+    found = made(data=["things", "other"]).sets(tmp_path)
+    assert found["things"] == tmp_path / "things"
     with pytest.raises(DataError, match="no folder with the data set 'other'"):
-        made(data=["things", "other"]).sets(tmp_path)
+        found["other"]
+    with pytest.raises(DataError, match="no folder with the data set 'things'"):
+        made(data=["things", "other"]).sets(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(

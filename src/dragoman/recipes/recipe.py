@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -147,21 +147,33 @@ class Opened:
                 wanted.insert(wanted.index((system, part)), (before, part))
         return [Job(system, part, seed) for seed in (seeds or recipe.seeds) for system, part in wanted]
 
-    def sets(self, place: Path) -> dict[str, Path]:
-        """The folder of each data set: `place` holds them by name, or is the only one."""
+    def sets(self, place: Path) -> Sets:
+        """The folder of each data set that is there: `place` holds them by name, or is the only one."""
         names = self.recipe.data
-        if len(names) == 1 and not (place / names[0]).is_dir():
-            found = {names[0]: place}
-        else:
-            found = {name: place / name for name in names}
-        for name, folder in found.items():
-            if not folder.is_dir():
-                raise DataError(
-                    f"there is no folder with the data set '{name}'; --data names it, or the folder that holds it "
-                    f"(`dragoman recipe show {self.name}` says how to get it)",
-                    folder,
-                )
+        alone = len(names) == 1 and not (place / names[0]).is_dir()
+        folders = {names[0]: place} if alone else {name: place / name for name in names}
+        found = Sets({name: folder for name, folder in folders.items() if folder.is_dir()}, self.name, place)
+        if not found:
+            found.miss(names[0])
         return found
+
+
+class Sets(dict[str, Path]):
+    """Data sets by name; one that is not there is missed when a part asks for it."""
+
+    def __init__(self, found: Mapping[str, Path], recipe: str, place: Path) -> None:
+        super().__init__(found)
+        self.recipe, self.place = recipe, place
+
+    def __missing__(self, name: str) -> Path:
+        self.miss(name)
+
+    def miss(self, name: str) -> NoReturn:
+        raise DataError(
+            f"there is no folder with the data set '{name}'; --data names it, or the folder that holds it "
+            f"(`dragoman recipe show {self.recipe}` says how to get it)",
+            self.place,
+        )
 
 
 def names() -> list[str]:
