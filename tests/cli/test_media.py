@@ -227,6 +227,9 @@ def test_files_are_looked_for_in_places_given_and_there_first(
     assert [float(line) for line in scored.out.splitlines()] == pytest.approx(truth, abs=1e-5)
     evaluated = here("evaluate", run, tmp_path / "pairs.tsv", "--metrics", "exact", *places)
     assert evaluated.code == 0, evaluated.err
+    compared = here("compare", run, f"{run}/", "--data", tmp_path / "pairs.tsv", "--metrics", "exact", *places)
+    assert compared.code == 0, compared.err  # with its training data at hand, too
+    assert "may be chance" in compared.out
     assert here("score", run, tmp_path / "pairs.tsv").code == 2
 
 
@@ -254,3 +257,14 @@ def test_bytes_say_what_their_file_says(made: Callable[[str], Path], kind: str) 
     }
     named, given = pairs.get(kind, (Example(name), Example("", content=data)))
     assert loaded.predict([given])[0] == loaded.predict([named])[0]
+
+
+def test_training_ends_with_a_command_that_can_be_typed(
+    here: Callable[..., Done], made: Callable[[str], Path], work: Path
+) -> None:
+    for run, ends in ((made("image"), "FILE"), (made("asked"), "FILE"), (work / "runs" / "copy", "copy")):
+        done = here("train", run / "config.yaml", "--run", run)  # which has ended already
+        assert done.code == 0, done.err
+        assert "already finished" in done.err
+        assert done.err.split()[-1].endswith(ends)
+        assert ('"some source"' in done.err) == (ends == "copy")

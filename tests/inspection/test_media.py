@@ -24,6 +24,7 @@ from dragoman.data.objectives import Row
 from dragoman.inspection import beam_tree, places, space, steps, why
 from dragoman.inspection.alignment import effects, look, said
 from dragoman.inspection.medium import gray, png, sound
+from dragoman.inspection.probes import probe
 from dragoman.nn.attention import watching
 from dragoman.pipeline import Pipeline
 
@@ -244,6 +245,9 @@ def test_what_cannot_be_is_refused_and_the_rest_is_not(media: Media) -> None:
     points = why.by_position(hearing, [Example(tone, "a red bar")])["points"]
     assert [point["position"] for point in points] == [3, 6, 8]  # of 8 states, beside 3 words
     assert why.sequential(media("asked").pipeline)["rows"][1]["part"] == "second encoder"
+    for model in (seeing, media("asked").pipeline):
+        with pytest.raises(UserError, match="probes are for models of one text"):
+            probe(model)
     with pytest.raises(DataError, match=r"no file 'lost\.png'"):
         look(seeing, "lost.png")
     with pytest.raises(DataError, match="not an image"):

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from dragoman import config as configs
+from dragoman.config.schema import Corpus
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
-from dragoman.inspection.quality import Assessment, measure
+from dragoman.inspection.quality import Assessment, assess, measure
 from dragoman.inspection.report import READABLE, SWELLS, report, training_counts
 from dragoman.pipeline import Pipeline, Prediction
 from dragoman.text import codec as codecs
@@ -160,6 +163,21 @@ def test_training_data_that_is_gone_broken_or_endless_is_not_counted(tmp_path: P
     os.mkfifo(tmp_path / "pipe.tsv")
     assert training_counts(build(tmp_path / "pipe.tsv")) is None
     assert training_counts(build("/dev/zero")) is None
+
+
+def test_cells_of_an_image_are_no_tokens_of_a_training_text_and_all_of_them_count(
+    media: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """The guide's own model of images was compared with a traceback where its training data was still there."""
+    for kind, states in (("soft", 16), ("asked", 6 + 16)):  # 4 × 4 cells; a question of 5 words and </s> before them
+        model, source = media(kind)
+        (tmp_path / "train.tsv").write_text(f"{source}\ta red square\n")
+        corpora = model.config.data.model_copy(update={"train": [Corpus(path=str(tmp_path / "train.tsv"))]})
+        model = replace(model, config=model.config.model_copy(update={"data": corpora}))
+        assert training_counts(model) is None
+        pair = replace(model.reading.example(source), target="a red square")
+        found = report({"one": assess(model, [pair], ["exact"])})
+        assert [(p["low"], p["high"]) for p in found["by_length"][0]["points"]] == [(states, states)]
 
 
 def test_training_data_that_takes_long_to_read_is_not_counted(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_frames_have_their_slopes_and_are_normalized(place: Path) -> None:
         ("empty.npy", "not one or more frames"),
         ("words.npy", "not one or more frames"),
         ("infinite.npy", "not one or more frames"),
+        ("double.npy", "beyond those of float32"),
         ("objects.npy", "not an array"),
         ("noise.npy", "not an array"),
         ("crooked.npz/0", "does not say where"),
@@ -70,6 +71,7 @@ def test_what_is_no_row_of_frames_is_one_error_with_its_place(place: Path, name:
     np.save(place / "empty.npy", np.zeros((0, 4)))
     np.save(place / "words.npy", np.array([["a", "b", "c", "d"]]))
     np.save(place / "infinite.npy", np.full((2, 4), np.inf))
+    np.save(place / "double.npy", np.array([[1e300, 0, 0, 0], [-1e300, 0, 0, 0]]))
     np.save(place / "objects.npy", np.array([[{}, 1, 2, 3]], dtype=object))
     (place / "noise.npy").write_bytes(b"\x93NUMPY\x01\x00nothing of the kind")
     np.savez(place / "crooked.npz", feats=np.zeros((9, 4)), offsets=np.array([0, 5, 3]))

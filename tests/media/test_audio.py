@@ -189,8 +189,16 @@ def test_a_file_is_read_from_an_archive_as_from_a_folder(tmp_path: Path) -> None
         (written(np.zeros(0, np.float32)), "no sample"),
         (written(np.array([0.1, np.nan], np.float32), subtype="FLOAT"), "no numbers"),
         (written(np.array([0.1, np.inf], np.float32), subtype="FLOAT"), "no numbers"),
+        (written(np.tile(np.array([1e30, -1e30], np.float32), 400), subtype="FLOAT"), "far too large"),
     ],
-    ids=["nothing", "a beginning", "no samples", "not a number", "infinite"],  # a FLOAT file holds the time of day
+    ids=[
+        "nothing",
+        "a beginning",
+        "no samples",
+        "not a number",
+        "infinite",
+        "too loud",
+    ],  # a FLOAT file holds the time of day
 )
 def test_what_is_no_sound_is_one_error_with_its_place(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "bad.wav").write_bytes(data)

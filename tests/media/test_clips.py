@@ -106,13 +106,19 @@ def test_gray_frames_and_a_single_picture_are_clips_too(tmp_path: Path) -> None:
         ("none.npy", "shape"),
         ("objects.npy", "not an array that can be read"),
         ("broken", "not an image"),
+        ("n" * 300, "cannot be looked for"),
+        ("pictures.zip", "not an array that can be read"),  # whose bounds on pixels are others
     ],
+    ids=lambda text: text[:20],
 )
 def test_what_is_no_clip_is_an_error_that_names_it_and_its_line(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "0.png").write_bytes(png(frames()[0])[:40])
     (tmp_path / "text.txt").write_text("no clip")
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        archive.writestr("0.png", png(frames()[0]))
+        archive.writestr("1.NPY", png(frames()[1]))
     np.save(tmp_path / "floats.npy", np.zeros((2, SIZE, SIZE, 3)))
     np.save(tmp_path / "flat.npy", np.zeros((2, 5), np.uint8))
     np.save(tmp_path / "none.npy", np.zeros((0, SIZE, SIZE, 3), np.uint8))

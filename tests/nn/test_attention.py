@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Attention, Heads, MultiHead, Places, noted, watched, watching
+from dragoman.nn.attention import Attention, Heads, MultiHead, Places, notes, watched, watching
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import Inside, positions
 from dragoman.nn.scores import scores
@@ -212,7 +212,7 @@ def test_multi_head_is_torch_s_multi_head(d_memory: int, look: bool) -> None:
     with path(look):
         found = ours(x, *ours.keys_values(h), anywhere(mask=real[:, None, None]))
         if look:
-            close(noted(ours), weights)  # type: ignore[arg-type]
+            close(notes(ours, 1)[0], weights)
     close(found, expected)
 
 
@@ -425,14 +425,14 @@ def test_watching_notes_the_weights_of_every_call_and_ends() -> None:
     assert not watched()
     with watching() as seen:
         assert watched()
-        assert noted(heads) is None
+        assert notes(heads, 2) == []
         heads(x, k, v, anywhere())
         heads(x[:, :1], k, v, anywhere(1))
         assert [a.shape for a in seen[heads]] == [(B, H, T, T), (B, H, 1, T)]
-        assert noted(heads) is seen[heads][-1]
+        assert notes(heads, 1)[0] is seen[heads][-1]
         assert not seen[heads][0].requires_grad
     assert not watched()
-    assert noted(heads) is None
+    assert notes(heads, 2) == []
     heads(x, k, v, anywhere())
     assert len(seen[heads]) == 2
 

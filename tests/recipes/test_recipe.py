@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dragoman import recipes
-from dragoman.core.errors import DataError, UserError
+from dragoman.core.errors import DataError, RunError, UserError
 from dragoman.recipes import running
 from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, passed
 
@@ -100,6 +108,31 @@ def test_means_are_taken_over_seeds_and_over_parts():
     assert found["after"]["test.exact"] == pytest.approx(70.0)
 
 
+def test_a_folder_that_was_prepared_from_other_data_is_not_taken_for_this(tmp_path: Path):
+    opened = recipes.open_recipe("scan")
+    example = running.Setting(opened, None, tmp_path, example=True)
+    assert running.prepare(example, "simple") == running.prepare(example, "simple")
+    with pytest.raises(RunError, match=r"from a hundred made-up items .* choose another folder with --run"):
+        running.prepare(running.Setting(opened, tmp_path / "example", tmp_path), "simple")
+
+
+def test_data_that_another_command_is_preparing_is_waited_for_and_taken(tmp_path: Path):
+    setting = running.Setting(recipes.open_recipe("scan"), None, tmp_path, example=True)
+    folder = setting.prepared("simple")
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = threading.Thread(target=running.prepare, args=(setting, "simple"))
+        other.start()
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "example/scan/length.test.tsv.gz").exists():  # the last that is made up
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (folder / "prepared").touch()
+    other.join()
+    assert not (folder / "train.tsv").exists()
+
+
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +141,8 @@ def dragoman(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-COMMAND = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1,2", "--together")
+COMMAND = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1,2,1", "--together")
+COMMAND += ("--jobs", "2")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +174,18 @@ def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
     assert "tiny, together" in done.stdout
 
 
+def test_models_of_other_seeds_do_not_get_the_scores_of_those_before(ran, tmp_path: Path):
+    folder, _ = ran
+    runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
+    shutil.copytree(runs / "tiny-cased-seed2", runs / "tiny-cased-seed3")
+    opened = recipes.open_recipe("multi30k")
+    setting = running.Setting(opened, None, runs, example=True)
+    for seeds in ([1, 2], [2, 3]):
+        [found] = running.together(setting, opened.jobs(["tiny/cased"], seeds))
+        assert found["seed"] == seeds[0]
+        assert found["members"] == [Job("tiny", "cased", seed).name for seed in seeds]
+
+
 def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     folder, first = ran
     weights = sorted((folder / "runs/multi30k-example/tiny-cased").rglob("*.safetensors"))
@@ -155,6 +201,7 @@ def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path
         (("run", "multi30"), "did you mean 'multi30k'?"),
         (("run", "multi30k"), "needs --data DIR"),
         (("run", "multi30k", "--data", "nowhere"), "no folder with the data set"),
+        (("run", "question-answering", "--data", "nowhere"), "leave out --data"),
         (("show", "ladderr"), "did you mean 'ladder'?"),
     ):
         done = dragoman("recipe", *words, folder=tmp_path)
@@ -162,6 +209,49 @@ def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path
         assert sentence in done.stderr.replace("\n", " ")
         assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def free(lock: Path) -> bool:
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: Path):
+    (tmp_path / "scan").mkdir()
+    recipes.open_recipe("scan").code.example({"scan": tmp_path / "scan"}, random.Random(1))
+    command = [
+        "recipe",
+        "run",
+        "scan",
+        "--data",
+        "scan",
+        "--only",
+        "transformer/simple",
+        "--seed",
+        "1,2",
+        "--jobs",
+        "2",
+    ]
+    command += ["--set", "runtime.device=cpu", "--set", "training.precision=float32"]
+    places = [tmp_path / "runs/scan" / name for name in ("transformer-simple", "transformer-simple-seed2")]
+    began = subprocess.Popen([sys.executable, "-m", "dragoman", *command], cwd=tmp_path, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not all((place / "config.yaml").exists() for place in places):
+            assert began.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        began.terminate()
+        assert began.wait(120) == 128 + signal.SIGTERM
+        assert all(free(place / ".lock") for place in places)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(began.pid, signal.SIGKILL)
+        began.wait()
 
 
 def test_every_recipe_is_listed(tmp_path: Path):

@@ -25,6 +25,7 @@ import soundfile
 from PIL import Image
 
 from dragoman import pipeline
+from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
 from dragoman.inspection import alignment, beam_tree, steps, why
 from dragoman.pipeline import Pipeline, Prediction
@@ -440,6 +441,12 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_and_costs_no_worker(
     assert len(data) < 400_000
     assert "inputs[0].source" in refusal(served.predict(b64(data), model=model))
     assert served.predict("abc").status_code == 200
+
+
+@pytest.mark.parametrize("side", [5000, 15_000])  # of 13,378 or more Pillow opens none
+def test_an_image_of_too_many_pixels_is_told_so_however_many(side: int) -> None:
+    with pytest.raises(DataError, match=r"'the image' has .* pixels.*24,000,000.*; send a smaller one"):
+        media.content(b64(png(side, side)) | media.told("image", "the image", Serving()))
 
 
 def test_a_sound_that_is_longer_than_the_model_reads_is_cut_and_says_so(served: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -234,9 +235,16 @@ def test_training_skips_and_counts_what_cannot_be_read_and_predicting_says_it(tm
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
     lines = ["0.png\tone\tone", "broken.png\ttwo\ttwo", "missing.png\tthree\tthree", "1.png\tfour\tfour"]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
-    config = config_of(tmp_path, training={"steps": 2, "schedule": "constant"})
-    messages = [report.message for report in training.run(config, tmp_path / "run") if report.message]
+    (tmp_path / "valid.tsv").write_text("\n".join(reversed(lines[1:])) + "\n")
+    asked = {"steps": 2, "schedule": "constant", "validate_every": 1, "validate_metrics": ["exact"], "replay": 3}
+    config = config_of(tmp_path, training=asked, data={"valid": str(tmp_path / "valid.tsv")})
+    reports = list(training.run(config, tmp_path / "run"))
+    messages = [report.message for report in reports if report.message]
     assert any("4 pairs are used; left out: 4 source cannot be read" in message for message in messages)
+    assert any("exact" in report.values for report in reports)  # of the one image of the validation set that is whole
+    told = [json.loads(line) for line in (tmp_path / "run" / "replay.jsonl").read_text().splitlines()]
+    assert told
+    assert all([one["source"] for one in frame["sources"]] == ["1.png"] for frame in told)
     model = pipeline.load(tmp_path / "run", "cpu")
     assert model.predict(["2.png"])[0].text is not None
     with pytest.raises(DataError, match=r"broken\.png' is not an image that can be read"):

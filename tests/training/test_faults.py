@@ -222,6 +222,18 @@ def test_what_no_number_depends_on_may_change_freely(tiny, tmp_path):
     assert train(made.config("training.steps=10", "data.workers=1", "runtime.threads=2", other), run)[-1].kind == "end"
 
 
+def test_a_run_from_before_an_option_came_goes_on_unless_that_option_is_used(tiny, tmp_path):
+    made, run = tiny("transformer"), tmp_path / "run"
+    train(made.config("training.steps=2"), run)
+    lines = (run / "config.yaml").read_text(encoding="utf-8").split("\n")
+    older = [line for line in lines if line.strip() != "shared: false"]
+    assert len(older) == len(lines) - 2  # encoder and decoder
+    (run / "config.yaml").write_text("\n".join(older), encoding="utf-8")
+    with pytest.raises(RunError, match=r"model\.encoder\.shared: was False, is now True"):
+        train(made.config("training.steps=2", "model.encoder.shared=true"), run)
+    assert train(made.config("training.steps=2"), run)[-1].kind == "end"
+
+
 def test_changed_data_is_refused_and_can_be_allowed(tiny, shell, tmp_path):
     made, run = tiny(), tmp_path / "run"
     train(made.config("training.steps=10"), run)

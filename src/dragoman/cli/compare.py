@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.evaluate import parse_metrics
-from dragoman.cli.options import Beam, Columns, Device, Imports, columns_of, console, import_all
+from dragoman.cli.options import Beam, Columns, Device, Imports, Places, columns_of, console, import_all
 
 if TYPE_CHECKING:
     from dragoman.inspection.quality import Assessment
@@ -36,6 +36,7 @@ def compare(
     columns: Columns = "",
     device: Device = "auto",
     modules: Imports = [],
+    files: Places = [],
 ) -> None:
     """Compare models on the same pairs: scores, the first against each other by paired bootstrap, quality by length.
 
@@ -55,7 +56,7 @@ def compare(
     from dragoman.inspection.quality import assess
     from dragoman.inspection.report import training_counts
 
-    opened = {name: pipeline.load(name, device) for name in models}
+    opened = {name: pipeline.load(name, device).with_files(files) for name in models}
     named = columns_of(columns, opened[models[0]])
     examples = list(read_pairs(data, columns=named, extra_targets=True))
     found = {name: assess(model, examples, parts, beam=beam) for name, model in opened.items()}

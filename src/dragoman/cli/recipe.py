@@ -67,14 +67,19 @@ def run(
     """Prepare the data, train, score and show; the same command again goes on where it was stopped."""
     from dragoman import recipes
     from dragoman.core.errors import UserError
-    from dragoman.recipes import running
 
     opened = recipes.open_recipe(name)
     if opened.recipe.data and (data is None) == (not example):
         raise UserError(
             f"recipe run needs --data DIR, the folder with {', '.join(opened.recipe.data)} (or --example, without it)"
         )
+    if data is not None and not opened.recipe.data:
+        raise UserError(f"the recipe '{name}' makes its data up and reads none; leave out --data")
     chosen = opened.jobs(_words(only), _seeds(seed))
+    if data is not None:
+        opened.sets(data)
+    from dragoman.recipes import running  # and torch: what was wrong so far was said without it
+
     where = Path("runs") / (f"{name}-example" if example else name)
     setting = running.Setting(opened, data, run or where, example, set)
     if jobs > 1 and len(chosen) > 1:
@@ -97,7 +102,7 @@ def _seeds(text: str) -> list[int]:
 
     if not all(word.isdecimal() for word in _words(text)):
         raise UserError(f"--seed is '{text}'; it must be whole numbers, separated by commas")
-    return [int(word) for word in _words(text)]
+    return list(dict.fromkeys(int(word) for word in _words(text)))  # a seed that is named twice is one training
 
 
 def _one(setting: Setting, job: Any) -> None:

@@ -6,7 +6,7 @@ Under torchrun every rank runs this command; the first one shows what happens.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,7 +51,10 @@ def train(
     last = progress.show(reports)
     if last is not None:
         folder = run or Path("runs") / loaded.config.name
-        console(error=True).print(f'try it: echo "some source" | {program()} predict {folder}', markup=False)
+        model: Any = loaded.config.model
+        one_text = model.frontend.name == "tokens" and model.second is None
+        begin, end = ('echo "some source" | ', "") if one_text else ("", " FILE")
+        console(error=True).print(f"try it: {begin}{program()} predict {folder}{end}", markup=False)
 
 
 def _explain(loaded: object) -> None:

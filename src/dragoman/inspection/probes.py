@@ -361,3 +361,5 @@ def refuse(pipeline: Pipeline) -> None:
         raise UserError("the model answers with labels from a head; probes are for models that write an output")
     if pipeline.goes_on:
         raise UserError("this is a language model, which goes on with a text; probes are for models with a source")
+    if pipeline.codec.medium is not None or pipeline.codec.second is not None:
+        raise UserError("the model reads files, or two sources; probes are for models of one text")

@@ -99,9 +99,9 @@ def worst_of(one: Assessment, metric: str, count: int) -> list[dict[str, Any]]:
 
 
 def grouped_by_length(assessments: Mapping[str, Assessment], metric: str) -> Buckets:
-    """A metric by the length of the source in tokens, </s> not counted."""
+    """A metric by the length of the source in tokens, </s> not counted, or in states of a source that is no text."""
     first = next(iter(assessments.values()))
-    sizes = [len(prediction.source_tokens) - 1 for prediction in first.predictions]
+    sizes = [len(words(prediction.source_tokens)) for prediction in first.predictions]
     return {name: by_length(score.metric, score.stats, sizes) for name, score in named(assessments, metric)}
 
 
@@ -157,11 +157,14 @@ def frequency(token: str, counts: Mapping[str, int]) -> int:
 
 
 def training_counts(pipeline: Pipeline) -> Counter[str] | None:
-    """How often each source token is in the training data; None where that is gone, changed beyond reading, or large.
+    """How often each source token is in the training data; None where that is gone, changed beyond reading, or large,
+    or where the sources are no texts.
 
     The files are looked for where the config names them, from the working directory as in training.
     """
     data, codec = pipeline.config.data, pipeline.codec
+    if codec.medium is not None or codec.second is not None:  # whose states are not all tokens
+        return None
     try:
         if sum(size(corpus.path) for corpus in data.train) > READABLE:
             return None

@@ -55,7 +55,10 @@ class ArrayMedium:
             raise wrong(
                 example, f"has {x.shape[1]} numbers in a frame, not {self.numbers}; set model.frontend.numbers to that"
             )
-        x = with_deltas(x, self.deltas)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = with_deltas(x, self.deltas)
+        if not np.isfinite(x).all():  # in float64 they were
+            raise wrong(example, "has numbers beyond those of float32; scale them down")
         if not self.normalize and np.abs(x).max() > np.finfo(np.float16).max:
             raise wrong(example, "has numbers too large to keep; set model.frontend.normalize to true")
         return (normalized(x) if self.normalize else x).astype(np.float16)

@@ -13,6 +13,7 @@ frequency f comes to be at f · speed), and hides bands and spans of them (frame
 from __future__ import annotations
 
 import io
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST = 3600  # seconds that are decoded: a small file may claim to be a long one
+LOUDEST = 2.0**32  # of samples that should be from −1 to 1: the energies of 1e30 are no numbers any more
 SHIFT = 0.01  # seconds from frame to frame
 
 
@@ -97,8 +99,8 @@ def waveform(data: bytes, rate: int) -> NDArray[Any]:
         raise ValueError(str(error).strip().rstrip(".")) from None
     if not len(samples):
         raise ValueError("it holds no sample")
-    if not np.isfinite(samples).all():
-        raise ValueError("it holds samples that are no numbers")
+    if not np.abs(samples).max() <= LOUDEST:  # nor is what is no number
+        raise ValueError("it holds samples that are no numbers, or far too large")
     return samples if found == rate else _resampled(samples, found, rate)
 
 
@@ -130,7 +132,8 @@ def _torch(samples: NDArray[Any], rate: int, bins: int) -> NDArray[Any]:
 
     from dragoman.media.mel import log_mel
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    forked = multiprocessing.parent_process() is not None  # such a process cannot begin to use a GPU
+    device = "cuda" if torch.cuda.is_available() and not forked else "cpu"
     energies: NDArray[Any] = log_mel(torch.from_numpy(samples).to(device), rate, bins).cpu().numpy()
     return energies
 

@@ -78,13 +78,13 @@ class ClipMedium:
         """The frames of a folder or archive, one for each of its files; a single array may hold all of them."""
         if not members:
             raise wrong(example, "has no frames in it (no images and no arrays)")
-        if len(members) == 1 and members[0].source.endswith(".npy"):
+        if len(members) == 1 and is_array(members[0].source):
             return self._array(content(members[0], self.files), members[0])
         return [self._frame(members[i]) for i in spread(len(members), self.frames)]
 
     def _frame(self, example: Example) -> NDArray[Any]:
         """(H, W · 3)"""
-        if not example.source.endswith(".npy"):
+        if not is_array(example.source):
             return self.image.read(example)
         return self._picture(opened(content(example, self.files), example), example)
 
@@ -177,10 +177,13 @@ def listed(example: Example, places: Sequence[str] = ()) -> list[str] | None:
     """The names of the frames in the folder or archive that a source names; None where it is neither."""
     name = example.source.strip().rstrip("/")
     beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
-    for place in [*beside, "", *places]:
-        found = _names(name, Path(place))
-        if found is not None:
-            return frames_of(found)
+    try:
+        for place in [*beside, "", *places]:
+            found = _names(name, Path(place))
+            if found is not None:
+                return frames_of(found)
+    except OSError as error:  # a name too long for one, a folder that may not be looked into
+        raise wrong(example, f"cannot be looked for ({error.strerror})") from None
     return None
 
 
@@ -188,6 +191,11 @@ def frames_of(names: Iterable[str]) -> list[str]:
     """Those that are frames, in order; what begins with a dot is hidden (some systems leave such files everywhere)."""
     seen = (name for name in names if not PurePosixPath(name).name.startswith("."))
     return sorted((name for name in seen if name.lower().endswith((*IMAGES, ".npy"))), key=by_number)
+
+
+def is_array(name: str) -> bool:
+    """In any case, as for images: what is called .NPY would be decoded as one, past the bounds of a server's images."""
+    return name.lower().endswith(".npy")
 
 
 def by_number(name: str) -> list[tuple[float, str]]:

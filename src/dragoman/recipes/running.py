@@ -10,12 +10,16 @@ Nothing is fetched: data is read where the user points. Jobs may run side by sid
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -25,7 +29,7 @@ from dragoman import config as configs
 from dragoman import pipeline, training
 from dragoman.config import Config
 from dragoman.core import files
-from dragoman.core.errors import RunError
+from dragoman.core.errors import RunError, Stopped
 from dragoman.core.interfaces import Example
 from dragoman.data.check import check
 from dragoman.data.readers import read_pairs, read_sources
@@ -75,13 +79,26 @@ class Setting:
 def prepare(setting: Setting, part: str) -> Path:
     """The files of a part, written where they are not there yet."""
     folder = setting.prepared(part)
-    done = folder / "prepared"
+    done, origin = folder / "prepared", _origin(setting)
     if not done.exists():
         sets = _made_up(setting) if setting.example else _pointed_to(setting)
         files.make_folder(folder)
-        setting.opened.code.prepare(sets, part, folder)
-        files.write(done, b"")
+        with (folder / ".lock").open("ab") as lock:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be at the same data
+            if not done.exists():
+                setting.opened.code.prepare(sets, part, folder)
+                files.write(done, f"{origin}\n".encode())
+    if (before := done.read_text(encoding="utf-8").strip()) not in ("", origin):
+        remedy = f"choose another folder with --run, or remove {folder} to prepare it again"
+        raise RunError(f"{folder}: was prepared from {before}, not from {origin}; {remedy}")
     return folder
+
+
+def _origin(setting: Setting) -> str:
+    if setting.data is not None:
+        return str(setting.data.resolve())
+    return "a hundred made-up items (--example)" if setting.example else "what the recipe makes up"
 
 
 def _pointed_to(setting: Setting) -> dict[str, Path]:
@@ -154,11 +171,11 @@ def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
             continue
         folder = setting.out / f"{replace(first, seed=1).name}-together"
         saved = folder / "result.json"
-        if saved.exists():
-            found.append(json.loads(saved.read_text(encoding="utf-8")))
-            continue
-        files.make_folder(folder)
-        found.append(_scored(setting, first, members, folder))
+        result = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+        if result.get("members") != [member.name for member in members]:  # those of other seeds may have answered
+            files.make_folder(folder)
+            result = _scored(setting, first, members, folder)
+        found.append(result)
     return found
 
 
@@ -172,6 +189,7 @@ def _scored(setting: Setting, job: Job, members: Sequence[Path], folder: Path) -
         "system": job.system if len(members) == 1 else f"{job.system}{TOGETHER}",
         "part": job.part,
         "seed": job.seed,
+        "members": [member.name for member in members],
         "parameters": sum(p.numel() for p in model.model.parameters()),
         "steps": spent[0]["steps"],
         "minutes": round(sum(one["minutes"] for one in spent), 2),
@@ -301,28 +319,54 @@ def side_by_side(setting: Setting, jobs: Sequence[Job], count: int) -> None:
         [job for job in jobs if after[job.system] is None],
         [job for job in jobs if after[job.system] is not None],
     ):
-        with ThreadPoolExecutor(count) as pool:
-            codes = list(pool.map(lambda job: _process(setting, job), wave))
+        codes = _in_processes(setting, wave, count)
         failed = [job.name for job, code in zip(wave, codes, strict=True) if code]
         if failed:
             raise RunError(f"these jobs failed: {', '.join(failed)}; {setting.out}/JOB.log says why")
 
 
-def _process(setting: Setting, job: Job) -> int:
+def _in_processes(setting: Setting, jobs: Sequence[Job], count: int) -> list[int]:
+    """The exit codes of jobs, so many at a time; what ends this process early ends them too, and they save first."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def run(job: Job) -> int:
+        with (setting.out / f"{job.name}.log").open("ab") as log:
+            child = subprocess.Popen(_command(setting, job), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        children.append(child)
+        return child.wait()
+
+    files.make_folder(setting.out)
+    with ThreadPoolExecutor(count) as pool, _terminable():
+        try:
+            return list(pool.map(run, jobs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()
+            raise
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM as an error inside, so that what was begun can be ended."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped("stopped by a signal; the same command goes on", 128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _command(setting: Setting, job: Job) -> list[str]:
+    """One job on the command line."""
     only = f"{job.system}/{job.part}" if job.part else job.system
     where = ["--data", str(setting.data)] if setting.data is not None else ["--example"] * setting.example
-    command = [
-        sys.executable,
-        "-m",
-        "dragoman",
-        "recipe",
-        "run",
-        setting.opened.name,
-        *where,
-        "--run",
-        str(setting.out),
-    ]
-    command += ["--only", only, "--seed", str(job.seed), *(f"--set={value}" for value in setting.sets)]
-    files.make_folder(setting.out)
-    with (setting.out / f"{job.name}.log").open("ab") as log:
-        return subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False).returncode
+    name, out = setting.opened.name, str(setting.out)
+    words = ["recipe", "run", name, *where, "--run", out, "--only", only, "--seed", str(job.seed)]
+    return [sys.executable, "-m", "dragoman", *words, *(f"--set={value}" for value in setting.sets)]

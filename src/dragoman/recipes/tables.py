@@ -7,11 +7,14 @@ of white space inside a text becomes one space.
 from __future__ import annotations
 
 import gzip
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dragoman.core import files
 from dragoman.core.errors import DataError
+from dragoman.data.lines import read_lines
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -19,13 +22,7 @@ def lines(path: Path) -> Iterator[str]:
     found = path if path.exists() else path.with_name(path.name + ".gz")
     if not found.exists():
         raise DataError("the data set lacks this file (with or without .gz)", path)
-    with (
-        gzip.open(found, "rt", encoding="utf-8", newline="\n")
-        if found.suffix == ".gz"
-        else found.open(encoding="utf-8", newline="\n") as file
-    ):
-        for line in file:
-            yield line.rstrip("\n")
+    return (line.text for line in read_lines(found))
 
 
 def rows(path: Path, least: int = 1) -> Iterator[list[str]]:
@@ -35,6 +32,25 @@ def rows(path: Path, least: int = 1) -> Iterator[list[str]]:
         if len(fields) < least:
             raise DataError(f"has {len(fields)} columns, not {least} or more", path, number)
         yield fields
+
+
+def archive(path: Path) -> zipfile.ZipFile:
+    """A .zip of a data set, opened."""
+    try:
+        return zipfile.ZipFile(path)
+    except FileNotFoundError:
+        raise DataError("the data set lacks this file", path) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot be opened as a .zip ({error}); copy or download it again", path) from None
+
+
+def member(opened: zipfile.ZipFile, name: str) -> bytes:
+    """A file inside it."""
+    try:
+        return opened.read(name)
+    except (KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile):
+        problem = f"has no whole '{name}', which a table of the set names; copy or download it again"
+        raise DataError(problem, opened.filename) from None
 
 
 def write(path: Path, every: Iterable[Sequence[str]]) -> int:

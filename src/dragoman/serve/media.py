@@ -222,9 +222,14 @@ class Claim(Exception):
 def image_claims(data: bytes, most: int) -> None:
     from dragoman.media.image import FORMATS, pillow
 
-    with pillow().Image.open(io.BytesIO(data), formats=FORMATS) as file:
-        if file.width * file.height > most:
-            raise Claim(f"has {file.width:,} × {file.height:,} pixels, and {most:,} at most are decoded here")
+    pil = pillow()
+    try:
+        with pil.Image.open(io.BytesIO(data), formats=FORMATS) as file:
+            width, height = file.size
+    except pil.Image.DecompressionBombError:  # so many that Pillow does not even open it
+        raise Claim(f"has far more pixels than the {most:,} at most that are decoded here") from None
+    if width * height > most:
+        raise Claim(f"has {width:,} × {height:,} pixels, and {most:,} at most are decoded here")
 
 
 def clip_claims(data: bytes, most: int) -> None:

@@ -167,7 +167,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
         prepared.valid = store(config.data.valid, False)
         if config.training.validate_metrics:
             wanted = config.training.validate_examples
-            prepared.examples = list(itertools.islice(pairs(config, config.data.valid), wanted))
+            prepared.examples = list(itertools.islice(readable(pairs(config, config.data.valid), codec), wanted))
     return prepared
 
 
@@ -176,6 +176,19 @@ def pairs(config: Config, path: str) -> Iterator[Example]:
     several = path == config.data.valid
     several = several and config.columns.count("target") > 0
     return read_pairs(path, columns=config.columns, extra_targets=several, on_error=config.data.on_error)
+
+
+def readable(examples: Iterable[Example], codec: Codec) -> Iterator[Example]:
+    """Those whose files can be read: a store leaves the others out, and at a validation they would end the run."""
+    for example in examples:
+        try:
+            if codec.medium is not None:
+                codec.encode_source(example)
+            if (codec.second or "text") != "text":
+                codec.encode_second(example)
+        except DataError:
+            continue
+        yield example
 
 
 def one_by_one(examples: Iterable[Example]) -> Iterator[Example]:

@@ -37,7 +37,7 @@ def sources(pipeline: Pipeline) -> list[Example]:
     if config.data.valid is None:
         return []
     every = (e for e in preparation.pairs(config, config.data.valid) if e.source.strip() and not e.cut)
-    first = list(itertools.islice(every, config.training.replay))
+    first = list(itertools.islice(preparation.readable(every, pipeline.codec), config.training.replay))
     return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.goes_on else first
 
 

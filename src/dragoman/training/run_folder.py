@@ -17,15 +17,15 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dragoman.config import Config
+from dragoman.config import Config, validate
 from dragoman.core import files, yaml
-from dragoman.core.errors import RunError, UserError
+from dragoman.core.errors import ConfigError, RunError, UserError
 from dragoman.version import __version__
 
 # No weight depends on these.
@@ -79,7 +79,7 @@ class RunFolder:
         if saved.exists() and not fresh:
             changes = [
                 (key, old, new)
-                for key, old, new in differences(yaml.read(saved), config.plain())
+                for key, old, new in differences(_brought_up(saved), config.plain())
                 if not any(key == free or key.startswith(free + ".") for free in (*FREE_TO_CHANGE, *allowed))
             ]
             if changes:
@@ -159,6 +159,14 @@ class RunFolder:
 
     def point(self, pointer: str, checkpoint: str) -> None:
         self._write(pointer, f"{checkpoint}\n")
+
+
+def _brought_up(saved: Path) -> dict[str, Any]:
+    """What a saved config says, with the defaults of options that have come since: they leave things as they were."""
+    value = yaml.read(saved)
+    with suppress(ConfigError):  # of an option that is gone, the difference tells
+        return validate(value, str(saved)).plain()
+    return value
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:

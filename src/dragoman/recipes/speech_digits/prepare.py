@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dragoman.core.errors import MissingExtra
+from dragoman.core import files
+from dragoman.core.errors import DataError, MissingExtra
 from dragoman.recipes import tables
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["fsdd"].resolve()
-    with zipfile.ZipFile(place / "recordings.zip") as recordings:
+    with tables.archive(place / "recordings.zip") as recordings:
         for name, split in {"train": "train", "valid": "dev", "test": "test"}.items():
             rows = tables.rows(place / f"strings.{split}.tsv", 6)
             tables.write(folder / f"{name}.tsv", composed(rows, recordings, folder / f"{split}.zip"))
@@ -44,9 +45,9 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
 def composed(rows: Iterator[list[str]], recordings: zipfile.ZipFile, path: Path) -> list[list[str]]:
     """The strings as sound files in an archive; the pairs that name them."""
     pairs = []
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, _, _, words, files, gaps in rows:
-            clips = [sound(recordings.read(file)) for file in files.split(",")]
+    with files.aside(path) as made, zipfile.ZipFile(made, "w") as archive:
+        for name, _, _, words, recorded, gaps in rows:
+            clips = [sound(recordings, file) for file in recorded.split(",")]
             string = joined(clips, [int(gap) for gap in gaps.split(",") if gap])
             archive.writestr(f"{name}.flac", written(string, "FLAC"))
             pairs.append([f"{path.name}/{name}.flac", words])
@@ -61,10 +62,13 @@ def joined(clips: Sequence[NDArray[Any]], gaps: Sequence[int]) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def sound(data: bytes) -> NDArray[Any]:
-    """The samples of a file, as they are: whole numbers of 16 bits."""
-    samples, rate = soundfile().read(io.BytesIO(data), dtype="int16")
-    assert rate == RATE, f"{rate} samples a second, not {RATE}"
+def sound(recordings: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """The samples of a recording, as they are: whole numbers of 16 bits."""
+    samples, rate = soundfile().read(io.BytesIO(tables.member(recordings, name)), dtype="int16")
+    if rate != RATE:
+        raise DataError(
+            f"{name} has {rate:,} samples a second; the set's recordings have {RATE:,}", recordings.filename
+        )
     found: NDArray[Any] = samples
     return found
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dragoman.core import files
 from dragoman.core.errors import MissingExtra
 from dragoman.media.audio import waveform
 from dragoman.recipes import tables
@@ -58,10 +59,10 @@ def couples(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 def joined(pairs: Iterator[tuple[Row, Row]], recordings: Path, path: Path) -> list[Row]:
     """The sounds of both in an archive, and the pairs that name them."""
     rows: list[Row] = []
-    with zipfile.ZipFile(recordings) as archive, zipfile.ZipFile(path, "w") as made:
+    with tables.archive(recordings) as archive, files.aside(path) as file, zipfile.ZipFile(file, "w") as made:
         for pair in pairs:
             name = f"{'+'.join(row[0] for row in pair)}.flac"
-            sounds = [waveform(archive.read(f"{row[0]}.opus"), RATE) for row in pair]
+            sounds = [waveform(tables.member(archive, f"{row[0]}.opus"), RATE) for row in pair]
             made.writestr(name, written(np.concatenate(sounds), RATE, "FLAC", "PCM_16"))
             rows.append([f"{path.name}/{name}", " ".join(row[3] for row in pair)])
     return rows

@@ -4,7 +4,8 @@
     sentences.tsv   "place 2 of 7 : a sentence" → best or other: best is the one that is most like the TLDR
     reading.tsv     abstract with a gap → the sentence that stood there; abstract → the two that say most of the rest
 
-What reading.tsv asks for needs no TLDR. An extractive system answers with the sentence it finds most likely the best.
+Abstracts of dev and test are not learned from: two papers of the test set are in train, too, with their TLDR. What
+reading.tsv asks for needs no TLDR. An extractive system answers with the sentence it finds most likely the best.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     train, dev, test = (
         [row[1:] for row in tables.rows(place / f"{split}.tsv", 3)] for split in ("train", "dev", "test")
     )
+    kept_apart = {row[0] for row in [*dev, *test]}
+    train = [row for row in train if row[0] not in kept_apart]
     tables.write(folder / "train.tsv", train)
     tables.write(folder / "valid.tsv", dev)
     tables.write(folder / "test.tsv", test)
