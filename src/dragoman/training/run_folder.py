@@ -79,7 +79,7 @@ class RunFolder:
         if saved.exists() and not fresh:
             changes = [
                 (key, old, new)
-                for key, old, new in differences(_brought_up(saved), config.plain())
+                for key, old, new in differences(_whole(yaml.read(saved)), _whole(config.plain()))
                 if not any(key == free or key.startswith(free + ".") for free in (*FREE_TO_CHANGE, *allowed))
             ]
             if changes:
@@ -161,11 +161,10 @@ class RunFolder:
         self._write(pointer, f"{checkpoint}\n")
 
 
-def _brought_up(saved: Path) -> dict[str, Any]:
-    """What a saved config says, with the defaults of options that have come since: they leave things as they were."""
-    value = yaml.read(saved)
+def _whole(value: dict[str, Any]) -> dict[str, Any]:
+    """A config with every default: those of options that have come since it was saved leave things as they were."""
     with suppress(ConfigError):  # of an option that is gone, the difference tells
-        return validate(value, str(saved)).plain()
+        return validate(value, "config.yaml").plain()
     return value
 
 
