@@ -40,7 +40,10 @@ def show(name: Name) -> None:
     from dragoman import recipes
 
     text, out = recipes.open_recipe(name).readme, console()
-    out.print(Markdown(text) if out.is_terminal else text, markup=False)
+    if out.is_terminal:
+        out.print(Markdown(text))
+    else:
+        print(text, end="")
 
 
 @app.command()

@@ -138,8 +138,8 @@ class Opened:
         allowed = sorted({name for *_, known in every for name in known if name})
         for name in only:
             if name not in allowed:
-                known = f"it has: {', '.join(allowed)}"
-                raise UserError(f"--only: the recipe '{self.name}' has no '{name}'{nearest(name, allowed)}; {known}")
+                there = f"(there is {', '.join(allowed)})"
+                raise UserError(f"--only: the recipe '{self.name}' has no '{name}'{nearest(name, allowed)} {there}")
         wanted = [(system, part) for system, part, known in every if not only or known & {*only}]
         for system, part in list(wanted):
             before = recipe.systems[system].after
@@ -185,7 +185,7 @@ def names() -> list[str]:
 def open_recipe(name: str) -> Opened:
     known = names()
     if name not in known:
-        raise UserError(f"there is no recipe '{name}'{nearest(name, known)}; `dragoman recipe list` shows them all")
+        raise UserError(f"there is no recipe '{name}'{nearest(name, known)} (`dragoman recipe list` shows them all)")
     folder = Path(str(resources.files("dragoman.recipes"))) / name.replace("-", "_")
     where = folder / "recipe.yaml"
     try:

@@ -56,6 +56,7 @@ QUICK = (
     "training.replay=0",
     "data.workers=0",
     "runtime.device=cpu",
+    "runtime.threads=1",
 )
 
 
