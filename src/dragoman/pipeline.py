@@ -28,7 +28,7 @@ from dragoman import checkpoint, devices, ensemble, runtime
 from dragoman.beginning import Beginning, begin
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints
-from dragoman.core.errors import UserError
+from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, PAD, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
@@ -47,6 +47,7 @@ Traces = dict[int, list[dict[str, Any]]]  # by row
 Tell = Callable[[int, int], None]  # (the place of a source, a token of its result)
 
 WINDOW = 4096  # inputs that are sorted together while streaming
+FILES = 128  # where they are files, all of which are held at once: 4,096 clips of 16 frames of 224 pixels are 10 GB
 PRECISIONS = ("float32", "bfloat16", "int8")
 
 
@@ -173,7 +174,9 @@ class Pipeline:
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
         examples = (self.reading.example(source) for source in sources)
         pairs = zip(examples, for_each(constraints), strict=False)
-        while window := list(itertools.islice(pairs, WINDOW)):
+        codec = self.codec
+        most = WINDOW if codec.medium is None and codec.second in (None, "text") else FILES
+        while window := list(itertools.islice(pairs, most)):
             asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window], tell)
             yield from self._window([example for example, _ in window], asked)
             first += len(window)
@@ -221,8 +224,9 @@ class Pipeline:
         return Part("greedy") if beam == nbest == 1 else Part("beam", {**kept, "size": beam})
 
     def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
+        sources, problem = self._read(window)
+        window = window[: len(sources)]
         results: list[Prediction | None] = [None] * len(window)
-        sources = [self.reading.given(example) for example in window]
         for i, example in enumerate(window):
             if blank(example) and not self.goes_on:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.reading.pieces(sources[i]))
@@ -240,6 +244,18 @@ class Pipeline:
             if asked.attention and batch is not None:
                 self._look(batch, results, rows, sources)
         yield from (result for result in results if result is not None)
+        if problem is not None:
+            raise problem
+
+    def _read(self, window: list[Example]) -> tuple[list[Given], DataError | None]:
+        """What is read of the inputs of a window, up to one that cannot be: the results before it are not lost."""
+        sources: list[Given] = []
+        for example in window:
+            try:
+                sources.append(self.reading.given(example))
+            except DataError as error:
+                return sources, error
+        return sources, None
 
     def _searched(
         self, window: list[Example], sources: list[Given], waiting: list[int], asked: Asked

@@ -247,6 +247,19 @@ def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(
         one.with_files([str(tmp_path / "nowhere")])
 
 
+@pytest.mark.parametrize("held", [1, 2, 100])  # files at once
+def test_what_was_answered_before_a_file_that_is_missing_is_not_lost(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(pipeline, "FILES", held)
+    loaded = pipeline.load(made("image"), "cpu")
+    wanted = loaded.predict(["2.png", "0.png", "1.png"])
+    answers = loaded.stream(["2.png", "0.png", "1.png", "nowhere.png", "0.png"])
+    assert [next(answers).text for _ in wanted] == [one.text for one in wanted]
+    with pytest.raises(DataError, match=r"no file 'nowhere\.png'"):
+        next(answers)
+
+
 @pytest.mark.parametrize("kind", [*FRONTENDS, "asked", "shown"])
 def test_bytes_say_what_their_file_says(made: Callable[[str], Path], kind: str) -> None:
     loaded, medium = pipeline.load(made(kind), "cpu"), kind if kind in FRONTENDS else "image"
