@@ -69,7 +69,7 @@ class ArrayMedium:
             table = _table(archive, example.file, tuple(self.files))
             if table is not None:
                 return _row(table, int(row), example)
-        return _array(content(example, self.files), example)
+        return opened(content(example, self.files), example)
 
     def blank(self) -> NDArray[Any]:
         return np.zeros((1, self.width), np.float16)
@@ -89,7 +89,8 @@ def wrong(example: Example, what: str) -> DataError:
     return DataError(f"'{example.source}' {what}", example.file or None, example.line or None)
 
 
-def _array(data: bytes, example: Example) -> NDArray[Any]:
+def opened(data: bytes, example: Example) -> NDArray[Any]:
+    """An array from the bytes of an .npy file."""
     try:
         array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return array
@@ -109,7 +110,7 @@ def _table(archive: str, file: str, files: tuple[str, ...]) -> Table | None:
         found = content(feats, files), content(offsets, files)
     except DataError:
         return None
-    frames, places = _array(found[0], feats), _array(found[1], offsets)
+    frames, places = opened(found[0], feats), opened(found[1], offsets)
     rising = places.ndim == 1 and len(places) > 1 and places.dtype.kind in "iu" and bool((np.diff(places) >= 0).all())
     if not rising or places[0] < 0 or places[-1] > len(frames):
         raise wrong(offsets, f"does not say where the rows of {len(frames):,} frames begin")

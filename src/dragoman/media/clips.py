@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
+from dragoman.media.arrays import opened, wrong
 from dragoman.media.files import Zip, archive, content, is_archive
 from dragoman.media.image import FORMATS, PIXELS, ImageMedium, pillow, upright
 
@@ -132,21 +132,8 @@ class ClipMedium:
         return {}
 
 
-def wrong(example: Example, what: str) -> DataError:
-    return DataError(f"'{example.source}' {what}", example.file or None, example.line or None)
-
-
 def inside(example: Example, name: str) -> Example:
     return replace(example, source=f"{example.source.strip().rstrip('/')}/{name}")
-
-
-def opened(data: bytes, example: Example) -> NDArray[Any]:
-    """An array from the bytes of an .npy file."""
-    try:
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array
-    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
-        raise wrong(example, f"is not an array that can be read ({error})") from None
 
 
 def unpacked(data: bytes, most: int, example: Example) -> list[Example]:
