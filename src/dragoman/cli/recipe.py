@@ -122,11 +122,13 @@ def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:
     """One line for each job and test, and one for each baseline of a part."""
     from rich.table import Column, Table
 
+    from dragoman.recipes.recipe import Job
+
     labels = {name: figure.label or name for name, figure in recipe.scores.items()}
     table = Table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters", box=None, pad_edge=False)
     told: set[str] = set()
     for one in found:
-        job = "-".join(filter(None, (one["system"], one["part"], f"seed{one['seed']}" if one["seed"] != 1 else "")))
+        job = Job(one["system"], one["part"], one["seed"]).name
         for test, scored in one["tests"].items():
             table.add_row(
                 job, test, _figures(scored["scores"], labels), f"{one['minutes']:.1f}", f"{one['parameters']:,}"
