@@ -132,7 +132,7 @@ def test_every_scheme_has_a_matrix_that_is_json_untrained_and_in_a_model(name: s
         assert {*one} == {"view", "scheme", "side", "trained", "what", "matrix"}
         assert one["scheme"] == name
         assert [len(row) for row in one["matrix"]] == [L] * L
-        assert one["trained"] == (one["side"] != "no model" and name in ("learned", "t5", "shaw"))
+        assert one["trained"] == (one["side"] != "no model" and name in ("learned", "t5", "shaw", "xl"))
 
 
 @pytest.mark.parametrize("kind", ["conv", "identity", "attention"])

@@ -288,6 +288,7 @@ SCHEMES = [
     Part("alibi"),
     Part("t5", {"buckets": 4, "distance": 3}),
     Part("shaw", {"distance": 2}),
+    Part("xl", {"distance": 2}),
 ]
 
 

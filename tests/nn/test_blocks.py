@@ -163,6 +163,7 @@ def test_the_paper_s_sizes_are_the_defaults_and_depths_are_independent() -> None
 NEAR = {  # schemes with a reach: shorter than the target, except for learned, which end with it
     "t5": {"buckets": 4, "distance": 3},
     "shaw": {"distance": 2, "values": True},
+    "xl": {"distance": 2},
     "learned": {"length": T},
 }
 
@@ -188,9 +189,9 @@ def test_swapping_two_source_words_matters_with_positions_and_only_then() -> Non
         assert torch.allclose(a.states[:, order], b.states, atol=1e-4) == (name == "none"), name
 
 
-def test_shaw_has_vectors_for_every_layer_and_t5_one_table_for_all() -> None:
-    for name, own in (("shaw", 3), ("t5", 1), ("learned", 1)):
-        stack = encoder_of(layers=3, position=Part(name)).stack
+def test_shaw_has_vectors_for_every_layer_of_its_own_and_t5_one_table_for_all() -> None:
+    for name, shared, own in (("shaw", False, 3), ("shaw", True, 1), ("t5", False, 1), ("learned", False, 1)):
+        stack = encoder_of(layers=3, position=Part(name), shared=shared).stack
         assert len(stack.positions) == own
         assert len({id(stack.inside(i)) for i in range(3)}) == own
 

@@ -17,7 +17,7 @@ from dragoman.nn.positions import Inside, positions
 
 B, H, D_HEAD = 2, 4, 6
 D = H * D_HEAD
-INSIDE = ["alibi", "rotary", "shaw", "t5"]
+INSIDE = ["alibi", "rotary", "shaw", "t5", "xl"]
 
 
 def build(name: str, causal: bool = False, heads: int = H, **options: Any) -> Any:
@@ -85,6 +85,22 @@ def test_shaw_adds_a_vector_of_the_clipped_distance_to_keys_and_values() -> None
                 assert_close(mix[b, h, i], expected)
     assert (part.sees_weights, part.each_layer, build("shaw").sees_weights) == (True, True, False)
     assert build("shaw").mix(a, t, s) is None
+
+
+def test_xl_asks_queries_and_a_vector_of_each_head_for_the_sinusoids_of_the_distance() -> None:
+    k, T, S = 3, 3, 8
+    part = build("xl", distance=k)
+    torch.nn.init.normal_(part.v)
+    q, t, s = torch.randn(B, H, T, D_HEAD), places(T, 4), places(S)
+    bias = part.bias(q, t, s)
+    W = part.W.weight.view(H, D_HEAD, D)
+    for i in range(T):
+        for j in range(S):
+            far = max(-k, min(k, j - (i + 4)))
+            wave = torch.tensor([f(far / 10000 ** (2 * m / D)) for m in range(D // 2) for f in (math.sin, math.cos)])
+            for h in range(H):
+                expected = (q[:, h, i] + part.v[h]) @ (W[h] @ wave) / math.sqrt(D_HEAD)
+                assert_close(bias[:, h, i, j], expected)
 
 
 def bucket_of_the_paper(later: int, buckets: int, distance: int, causal: bool) -> int:

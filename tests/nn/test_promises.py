@@ -100,6 +100,7 @@ OUTSIDE: list[Any] = [
 ]
 INSIDE: list[Any] = [{"name": "shaw", "distance": 2, "values": True}, {"name": "shaw", "distance": 3}]
 INSIDE += [{"name": "t5", "buckets": 8, "distance": 6}, "rotary", {"name": "rotary", "layout": "halves"}, "alibi"]
+INSIDE += [{"name": "xl", "distance": 4}]
 
 TRANSFORMER: Space = {
     "layers": [2],

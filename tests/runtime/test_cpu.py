@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alibi": {"position": Part("alibi"), "activation": "swiglu"},
     "t5": {"position": Part("t5"), "norm": Part("rms"), "bias": False},
     "shaw": {"position": Part("shaw"), "key_width": 6, "value_width": 10, "activation": "gelu"},
+    "xl": {"position": Part("xl", {"distance": 5}), "shared": True},
 }
 
 

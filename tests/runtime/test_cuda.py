@@ -77,6 +77,7 @@ def assert_same(want: Sequence[Sequence[Hypothesis]], got: Sequence[Sequence[Hyp
 FAMILIES = {
     "transformer": transformer(),
     "shaw": transformer(position=Part("shaw")),
+    "xl": transformer(position=Part("xl", {"distance": 5})),
     "sparsemax": transformer(normalizer=Part("sparsemax")),
     "ssru": transformer(mixer=Part("ssru")),
     "average": transformer(mixer=Part("average")),

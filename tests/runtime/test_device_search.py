@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -87,6 +88,12 @@ def through_a_board(tables: Tables, search: Search, slots: int, kernels: Any) ->
     return [results[i] for i in range(len(results))]
 
 
+def apart(found: list[list[Hypothesis]]) -> bool:
+    """Whether no two of a sentence are as good: the same steps in another order are, and which is first is rounding."""
+    scores = [sorted(h.score for h in some) for some in found]
+    return all(b - a > 1e-5 for some in scores for a, b in pairwise(some))
+
+
 def assert_same(want: list[list[Hypothesis]], got: list[Sequence[Hypothesis]]) -> None:
     for wanted, found in zip(want, got, strict=True):
         assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
@@ -107,7 +114,9 @@ beams = st.builds(
 @given(st.integers(0, 2**32), beams, st.integers(4, 12), st.integers(1, 4))
 def test_a_beam_on_a_board_finds_what_the_beam_finds(seed: int, search: Search, V: int, slots: int) -> None:
     tables = Tables(seed, 5, V)
-    assert_same(tables.search(search), through_a_board(tables, search, slots, None))
+    want = tables.search(search)
+    assume(apart(want))
+    assert_same(want, through_a_board(tables, search, slots, None))
 
 
 @given(st.integers(0, 2**32), st.integers(4, 12), st.integers(1, 4))

@@ -139,7 +139,8 @@ class Stack(nn.Module):
         heads = mixers[style.mixer.name].has_heads  # type: ignore[attr-defined]
         inside = Inside(H, d_k or d // H, style.causal) if heads else None
         self.inward = linear(d_in, d) if d != d_in else nn.Identity()
-        own = layers if positions[position.name].each_layer else 1  # type: ignore[attr-defined]
+        different = 1 if shared else layers
+        own = different if positions[position.name].each_layer else 1  # type: ignore[attr-defined]
         self.positions = nn.ModuleList([positions.build(position, d, inside) for _ in range(own)])  # type: ignore[misc]
         if self.inside(0).sees_weights and (d_k or d // H) != (d_v or d // H):
             raise PartError(
@@ -149,8 +150,8 @@ class Stack(nn.Module):
         self.embedding_norm = norms.build(style.norm, d) if embedding_norm else None
         self.dropout, self.layer_drop = Dropout(style.dropout), layer_drop
         # Shared, it is one block again and again (Dehghani et al. 2019, without their halting).
-        blocks = [Block(d, d_memory, style) for _ in range(1 if shared else layers)]
-        self.blocks = nn.ModuleList(blocks * (layers // len(blocks)))
+        blocks = [Block(d, d_memory, style) for _ in range(different)]
+        self.blocks = nn.ModuleList(blocks * (layers // different))
         self.norm = norms.build(style.norm, d) if style.norm_order == "pre" else None
 
     def inside(self, layer: int) -> Any:

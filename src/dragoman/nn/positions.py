@@ -4,6 +4,7 @@
                       learned      P[t]
     added to scores   shaw         e_ts += q_t · A^K[clip(s − t)] / √d        c_t += Σ_s a_ts A^V[clip(s − t)]
                       t5           e_ts += b_h[bucket(s − t)]
+                      xl           e_ts += (q_t + v_h) · W_h PE(s − t) / √d
                       alibi        e_ts −= m_h |t − s|
     turns q and k     rotary       pair i of the vector at t, by the angle t / base^(2i/d)
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Positive, Rate, Registry
+from dragoman.nn.layers import linear
 
 Layout = Literal["interleaved", "halves"]
 
@@ -138,19 +140,42 @@ class Shaw(Nowhere):
     def bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
         # q against all 2k + 1 vectors, then the right one for each pair: no (T, S, d) tensor is formed.
         e: Tensor = q @ self.keys.to(q.dtype).T * self.scale  # (B, H, T, 2k + 1)
-        return e.gather(-1, self.clipped(t, s).expand(*q.shape[:-1], -1))  # (B, H, T, S)
+        return e.gather(-1, _clipped(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
     def mix(self, a: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
         if self.values is None:
             return None
         # The weights of all keys at one clipped distance, summed; then the vectors of the distances, averaged.
         seen = a.new_zeros(*a.shape[:-1], 2 * self.distance + 1)  # (B, H, T, 2k + 1)
-        seen = seen.scatter_add(-1, self.clipped(t, s).expand_as(a), a)
+        seen = seen.scatter_add(-1, _clipped(t, s, self.distance).expand_as(a), a)
         return seen @ self.values.to(a.dtype)  # (B, H, T, d)
 
-    def clipped(self, t: Tensor, s: Tensor) -> Tensor:
-        """Row of the tables for each query and key, (B, 1, T, S)."""
-        return _distance(t, s).clamp(-self.distance, self.distance) + self.distance
+
+@positions.register("xl")
+class XL(Nowhere):
+    """e_ts = (q_t · k_s + (q_t + v_h) · W_h PE(s − t)) / √d, PE as in sinusoidal (Transformer-XL, Dai et al. 2019).
+
+    W and v are each block's own. Their u, which a query adds before the content of keys, is the bias of the queries'
+    own matrix here. Distances beyond `distance` count as that one.
+    """
+
+    each_layer = biases = True
+
+    def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 128) -> None:
+        super().__init__()
+        self.inside, self.distance = _needed(inside, "xl"), distance
+        if d % 2:
+            raise PartError(f"xl positions need an even width, not {d}")
+        angles = torch.arange(-distance, distance + 1)[:, None].float() * _rates(d, 10000.0)  # (2k + 1, D/2)
+        self.register_buffer("waves", _join(torch.sin(angles), torch.cos(angles), "interleaved"), persistent=False)
+        self.waves: Tensor  # PE of each distance
+        self.W = linear(d, self.inside.heads * self.inside.d_head, bias=False)
+        self.v = nn.Parameter(torch.zeros(self.inside.heads, 1, self.inside.d_head))
+
+    def bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
+        r = self.W(self.waves).unflatten(-1, (self.inside.heads, -1)).movedim(0, -1)  # (H, d, 2k + 1)
+        e: Tensor = (q + self.v.to(q.dtype)) @ r.to(q.dtype) * self.inside.d_head**-0.5  # (B, H, T, 2k + 1)
+        return e.gather(-1, _clipped(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
 
 @positions.register("t5")
@@ -206,6 +231,11 @@ class ALiBi(Nowhere):
 def _distance(t: Tensor, s: Tensor) -> Tensor:
     """How far each key stands after each query, s − t: (B, 1, T, S)."""
     return s[..., None, None, :] - t[..., None, :, None]
+
+
+def _clipped(t: Tensor, s: Tensor, most: int) -> Tensor:
+    """The row for each query and key in a table of the distances −most … most, (B, 1, T, S)."""
+    return _distance(t, s).clamp(-most, most) + most
 
 
 def _vectors(n: int, d: int) -> nn.Parameter:
