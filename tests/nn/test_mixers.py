@@ -150,7 +150,8 @@ def test_a_mixer_that_reads_from_left_to_right_is_refused_where_both_sides_are_s
 
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [(name, "none") for name in mixers.names] + [("attention", name) for name in ("rotary", "alibi", "t5", "shaw", "xl")],
+    [(name, "none") for name in mixers.names]
+    + [("attention", name) for name in ("rotary", "alibi", "t5", "shaw", "xl")],
 )
 def test_steps_after_a_padded_beginning_are_a_run_over_the_row_without_padding(name: str, scheme: str) -> None:
     """Rows of unequal lengths, one of them empty, and hypotheses that read different things."""

@@ -6,7 +6,7 @@ import torch
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.runtime.loops import Loops, built, hurry, rounded, widened
+from dragoman.runtime.loops import Loops, built, forget, hurry, rounded, up, widened
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = [
@@ -54,7 +54,16 @@ def test_shapes_are_never_cut_and_a_long_source_adds_no_steps():
             assert steps >= T
             assert positions >= S
             assert steps < max(2 * T, T + 8) + 8
-    assert len({rounded(T, S) for T in range(1, 65) for S in range(T // 2, 2 * T)}) <= 16  # of texts
+    assert len({rounded(T, S) for T in range(1, 65) for S in range(T // 2, T * 3 // 2)}) <= 16  # of texts
+    assert len({rounded(T, S) for T in range(1, 41) for S in range(81, 257)}) <= 20  # of conversations and answers
+
+
+def test_what_is_rounded_up_grows_by_less_than_the_unit_or_the_share_asked_for():
+    for least, parts in ((8, 4), (32, 2)):
+        for n in range(1, 3000):
+            assert up(n, least, parts) % least == 0
+            assert 0 <= up(n, least, parts) - n < max(least, n / parts)
+            assert up(n, least, parts) <= up(n + 1, least, parts)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")
@@ -74,6 +83,9 @@ def test_a_captured_loop_gives_the_same_loss_and_gradients(options):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-3)
     assert isinstance(model.decoder.loop, Loops)
     assert model.decoder.loop.captured
+    forget(model.decoder)  # as where a batch did not fit: from now on it runs step by step
+    torch.testing.assert_close(model.loss(batch, 0.1).sum.detach(), wanted)
+    assert not model.decoder.loop.captured
 
 
 def test_a_decoder_that_computes_all_steps_at_once_keeps_its_way():

@@ -3,11 +3,11 @@
     decoder.loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
 
 Where a step waits for the attention of the step before, the loop is some 40 small kernels a step, and launching them
-takes far longer than running them. Rows are rounded up to multiples of ROWS, lengths to multiples of LENGTH, and both
-lengths to the longer one: of two texts that are about as long that leaves few shapes. A source that is much longer (the
-places of an image, frames of sound) is rounded for itself, to multiples of LONG: a caption of 15 words would take as
-many steps as an image has places, 64. A shape that comes a second time is captured. Rows and steps that were added get
-no gradient, so they change none.
+takes far longer than running them. Rows and lengths are rounded up, and both lengths to the longer one: of two texts
+that are about as long that leaves few shapes. A source that is much longer (a conversation, the places of an image) is
+rounded for itself: a caption of 15 words would take as many steps as an image has places, 64. Steps cost time, rows and
+positions hardly any, so these are rounded more coarsely. A shape that comes a second time is captured, as long as the
+GPU's memory holds it. Rows and steps that were added get no gradient, so they change none.
 
 B rows, T target and S source positions, D width.
 """
@@ -28,8 +28,8 @@ from dragoman.nn.decoders.rnn import RNNDecoder, RNNState, View
 
 logger = logging.getLogger("dragoman")
 
-LENGTH, LONG, ROWS = 8, 64, 32
-SHAPES = 48  # that are captured
+LENGTH, LONG, ROWS = 8, 32, 32  # what is added is less than this, or than a quarter, a half and a half
+SHAPES = 96  # that are captured
 
 
 class Loop(nn.Module):
@@ -57,7 +57,13 @@ class Loops:
         self.decoder, self.plain = decoder, decoder.in_steps
         self.captured: dict[tuple[int, ...], tuple[Callable[..., tuple[Tensor, ...]], list[str]]] = {}
         self.seen: set[tuple[int, ...]] = set()
+        self.room = SHAPES
         self.pool: Any = None
+
+    def forget(self) -> None:
+        """Give back what was captured, with its memory, and capture no more."""
+        self.captured.clear()
+        self.pool, self.room = None, 0
 
     def __call__(self, y: Tensor, state: RNNState) -> Output:
         view, (B, T) = state.view, y.shape[:2]
@@ -65,25 +71,28 @@ class Loops:
             return self.plain(y, state)
         S, given = view.keys.shape[2], (y, state)
         steps, positions = rounded(T, S)
-        y, tensors = widened(y, state, view, -B % ROWS, steps - T, positions - S)
+        y, tensors = widened(y, state, view, up(B, ROWS, 2) - B, steps - T, positions - S)
         key = (*y.shape[:2], positions, torch.is_autocast_enabled("cuda"))
-        if key not in self.seen or (key not in self.captured and len(self.captured) >= SHAPES):
-            self.seen.add(key)
-            output = self.plain(y, built(tensors))
-            found: tuple[Tensor, ...] = (output.o, *output.extras.values())
-            names = list(output.extras)
-        else:
-            if key not in self.captured:
-                try:
-                    self.captured[key] = self._capture(y, tensors)
-                except RuntimeError as error:
-                    reason = str(error).splitlines()[0]
-                    logger.warning("the decoder's loop cannot be captured and runs step by step: %s", reason)
-                    self.decoder.loop = self.plain
-                    mend_generator()
-                    return self.decoder.loop(*given)
+        if key in self.seen and key not in self.captured and len(self.captured) < self.room:
+            try:
+                self.captured[key] = self._capture(y, tensors)
+            except torch.OutOfMemoryError:
+                self.room = 0
+                mend_generator()
+                logger.warning("the GPU's memory does not hold more captured loops; other shapes run step by step")
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                logger.warning("the decoder's loop cannot be captured and runs step by step: %s", reason)
+                self.decoder.loop = self.plain
+                mend_generator()
+                return self.decoder.loop(*given)
+        self.seen.add(key)
+        if key in self.captured:
             run, names = self.captured[key]
             found = run(y, *tensors, *self.decoder.parameters())
+        else:
+            output = self.plain(y, built(tensors))
+            names, found = list(output.extras), (output.o, *output.extras.values())
         o, *extras = (x[:B, :T] for x in found)
         return Output(o, None, dict(zip(names, extras, strict=True)))
 
@@ -98,17 +107,27 @@ class Loops:
         half = torch.is_autocast_enabled("cuda")
         with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
             run: Any = torch.cuda.make_graphed_callables(
-                Loop(self.decoder, names).of, tuple(samples), allow_unused_input=True, pool=self.pool
+                Loop(self.decoder, names).of,
+                tuple(samples),
+                num_warmup_iters=1,  # the kernels have run before
+                allow_unused_input=True,
+                pool=self.pool,
             )
         return run, names
 
 
 def rounded(T: int, S: int) -> tuple[int, int]:
     """The steps and positions that a loop is captured for."""
-    if S > 2 * T:
-        return T + -T % LENGTH, S + -S % LONG
-    longer = max(S, T) + -max(S, T) % LENGTH
+    if S > 1.5 * T:
+        return up(T, LENGTH, 4), up(S, LONG, 2)
+    longer = up(max(S, T), LENGTH, 4)
     return longer, longer
+
+
+def up(n: int, least: int, parts: int) -> int:
+    """n rounded up, to multiples of `least` or of one of so many parts of the power of two below it."""
+    unit = max(least, (1 << max(n - 1, 1).bit_length() - 1) // parts)
+    return n + -n % unit
 
 
 def mend_generator() -> None:
@@ -138,6 +157,12 @@ def built(tensors: Any) -> RNNState:
     s = tuple(x for x in rest if x.dim() == 4)  # of each layer
     o, *memo = rest[len(s) :]
     return RNNState(s, o, t, None, View(keys, values, mask, lengths, memo[0] if memo else None))
+
+
+def forget(decoder: Any) -> None:
+    """Give back the memory of a decoder's captured loops, where it has some."""
+    if isinstance(decoder, RNNDecoder) and isinstance(decoder.loop, Loops):
+        decoder.loop.forget()
 
 
 def hurry(decoder: Any) -> None:

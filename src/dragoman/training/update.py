@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Batch
 from dragoman.nn.seq2seq import Loss, Seq2Seq
+from dragoman.runtime.loops import forget
 from dragoman.runtime.steps import Steps
 
 SIGNS = (
@@ -92,6 +93,7 @@ def gradient(
         pieces = [piece for batch in batches for piece in split(batch, limit)]
         if steps is not None:
             steps.forget()
+        forget(model.decoder)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
