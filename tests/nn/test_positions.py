@@ -93,7 +93,7 @@ def test_xl_asks_queries_and_a_vector_of_each_head_for_the_sinusoids_of_the_dist
     torch.nn.init.normal_(part.v)
     q, t, s = torch.randn(B, H, T, D_HEAD), places(T, 4), places(S)
     bias = part.bias(q, t, s)
-    W = part.W.weight.view(H, D_HEAD, D)
+    W = part.W.T.reshape(H, D_HEAD, D)
     for i in range(T):
         for j in range(S):
             far = max(-k, min(k, j - (i + 4)))

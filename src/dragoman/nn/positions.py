@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Positive, Rate, Registry
-from dragoman.nn.layers import linear
 
 Layout = Literal["interleaved", "halves"]
 
@@ -169,11 +168,11 @@ class XL(Nowhere):
         angles = torch.arange(-distance, distance + 1)[:, None].float() * _rates(d, 10000.0)  # (2k + 1, D/2)
         self.register_buffer("waves", _join(torch.sin(angles), torch.cos(angles), "interleaved"), persistent=False)
         self.waves: Tensor  # PE of each distance
-        self.W = linear(d, self.inside.heads * self.inside.d_head, bias=False)
+        self.W = _vectors(d, self.inside.heads * self.inside.d_head)
         self.v = nn.Parameter(torch.zeros(self.inside.heads, 1, self.inside.d_head))
 
     def bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        r = self.W(self.waves).unflatten(-1, (self.inside.heads, -1)).movedim(0, -1)  # (H, d, 2k + 1)
+        r = (self.waves @ self.W).unflatten(-1, (self.inside.heads, -1)).movedim(0, -1)  # (H, d, 2k + 1)
         e: Tensor = (q + self.v.to(q.dtype)) @ r.to(q.dtype) * self.inside.d_head**-0.5  # (B, H, T, 2k + 1)
         return e.gather(-1, _clipped(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
