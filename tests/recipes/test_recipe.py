@@ -196,6 +196,23 @@ def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     assert [file.stat().st_mtime_ns for file in weights] == times
 
 
+def test_a_job_that_is_trained_on_is_scored_anew_whatever_its_folder_is_called(ran, tmp_path: Path):
+    folder, _ = ran
+    runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
+    result = runs / "tiny-cased" / "result.json"
+    saved = json.loads(result.read_text(encoding="utf-8"))
+    result.write_text(json.dumps({**saved, "steps": 1, "parameters": 0}), encoding="utf-8")  # as of an earlier step
+    words = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1", "--run")
+    moved = dragoman(*words, str(runs), folder=tmp_path)
+    assert moved.returncode == 2  # the data of this copy is elsewhere
+    assert "--allow-change" in moved.stderr
+    assert json.loads(result.read_text(encoding="utf-8"))["parameters"] == 0
+    done = dragoman(*words, str(runs), "--allow-change", "data", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(result.read_text(encoding="utf-8"))["parameters"] == saved["parameters"]
+    assert dragoman(*words, "runs/../runs", folder=tmp_path).returncode == 0
+
+
 def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path: Path):
     for words, sentence in (
         (("run", "multi30"), "did you mean 'multi30k'?"),

@@ -23,6 +23,9 @@ Pairs = Annotated[
     str, typer.Argument(help="file.tsv (source TAB target), source.txt,target.txt or .jsonl; .gz too.", metavar="PAIRS")
 ]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE over the config, as in model.decoder.layers=2.")]
+AllowChange = Annotated[
+    list[str], typer.Option(help="Resume although this key (or 'data', or 'ranks') is not as it was before.")
+]
 Imports = Annotated[list[str], typer.Option("--import", help="A Python module to import first: it may register parts.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]

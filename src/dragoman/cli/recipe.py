@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import Set, console
+from dragoman.cli.options import AllowChange, Set, console
 
 if TYPE_CHECKING:
     from dragoman.recipes.recipe import Recipe
@@ -56,6 +56,7 @@ def run(
     seed: Annotated[str, typer.Option(help="Seeds, separated by commas. Default: the recipe's.")] = "",
     set: Set = [],
     run: Annotated[Path | None, typer.Option(help="Where to work. Default: runs/<recipe>.")] = None,
+    allow_change: AllowChange = [],
     jobs: Annotated[int, typer.Option(help="Trainings side by side, each a process.", min=1)] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the expected scores; exit code 4 if below.")
@@ -84,7 +85,7 @@ def run(
     from dragoman.recipes import running  # and torch: what was wrong so far was said without it
 
     where = Path("runs") / (f"{name}-example" if example else name)
-    setting = running.Setting(opened, data, run or where, example, set)
+    setting = running.Setting(opened, data, run or where, example, set, allow_change)
     if jobs > 1 and len(chosen) > 1:
         running.side_by_side(setting, chosen, jobs)
     else:
@@ -114,7 +115,7 @@ def _one(setting: Setting, job: Any) -> None:
 
     console(error=True).print(f"{setting.opened.name}: {job.name}", markup=False, style="bold")
     progress.show(running.train(setting, job))
-    if setting.opened.recipe.systems[job.system].scored and not (setting.folder(job) / "result.json").exists():
+    if setting.opened.recipe.systems[job.system].scored and not running.scored(setting, job):
         running.score(setting, job)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.options import Imports, Set, console, import_all, program
+from dragoman.cli.options import AllowChange, Imports, Set, console, import_all, program
 
 
 def train(
@@ -19,9 +19,7 @@ def train(
     set: Set = [],
     run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
     explain: Annotated[bool, typer.Option(help="Print every value and where it came from; train nothing.")] = False,
-    allow_change: Annotated[
-        list[str], typer.Option(help="Resume although this key (or 'data', or 'ranks') is not as it was before.")
-    ] = [],
+    allow_change: AllowChange = [],
     modules: Imports = [],
 ) -> None:
     """Train a model. The same command again resumes where a stopped or killed run left off."""

@@ -69,6 +69,7 @@ class Setting:
     out: Path
     example: bool = False  # on made-up data, a few steps
     sets: Sequence[str] = ()
+    allow_change: Sequence[str] = ()  # keys of the config that a run that is gone on with may differ in
 
     def folder(self, job: Job) -> Path:
         return self.out / job.name
@@ -152,7 +153,13 @@ def overlap(setting: Setting, job: Job, config: Config) -> dict[str, str]:
 
 def train(setting: Setting, job: Job) -> Iterator[Report]:
     """Train one job; one that is finished only says so."""
-    return training.run(config_of(setting, job), setting.folder(job))
+    return training.run(config_of(setting, job), setting.folder(job), allow_change=setting.allow_change)
+
+
+def scored(setting: Setting, job: Job) -> bool:
+    """Whether a job has the scores of all its steps; one that was trained on has not."""
+    saved = setting.folder(job) / "result.json"
+    return saved.exists() and json.loads(saved.read_bytes())["steps"] == _spent(setting.folder(job))["steps"]
 
 
 # -- scoring -----------------------------------------------------------------------------------------------------------
@@ -370,4 +377,5 @@ def _command(setting: Setting, job: Job) -> list[str]:
     where = ["--data", str(setting.data)] if setting.data is not None else ["--example"] * setting.example
     name, out = setting.opened.name, str(setting.out)
     words = ["recipe", "run", name, *where, "--run", out, "--only", only, "--seed", str(job.seed)]
-    return [sys.executable, "-m", "dragoman", *words, *(f"--set={value}" for value in setting.sets)]
+    more = (*(f"--set={value}" for value in setting.sets), *(f"--allow-change={key}" for key in setting.allow_change))
+    return [sys.executable, "-m", "dragoman", *words, *more]

@@ -164,8 +164,16 @@ class RunFolder:
 def _whole(value: dict[str, Any]) -> dict[str, Any]:
     """A config with every default: those of options that have come since it was saved leave things as they were."""
     with suppress(ConfigError):  # of an option that is gone, the difference tells
-        return validate(value, "config.yaml").plain()
+        value = validate(value, "config.yaml").plain()
+        data = value["data"]
+        data["train"] = [{**corpus, "path": _where(corpus["path"])} for corpus in data["train"]]
+        data["valid"] = data["valid"] and _where(data["valid"])
     return value
+
+
+def _where(path: str) -> str:
+    """The same for the same files, however they are called."""
+    return ",".join(map(os.path.realpath, path.split(",")))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
