@@ -260,6 +260,31 @@ def test_what_was_answered_before_a_file_that_is_missing_is_not_lost(
         next(answers)
 
 
+def test_what_cannot_be_read_is_left_out_if_one_asks_for_it(
+    here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = made("image")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    files = [run.parent / "image" / "1.png", tmp_path / "broken.png", run.parent / "image" / "0.png"]
+    assert here("predict", run, *files).code == 2
+    done = here("predict", run, *files, "--on-error", "skip")
+    first, last = (text for text, _ in expected(run, [str(files[0]), str(files[2])]))
+    assert (done.code, done.out.splitlines()) == (0, [first, "", last])
+    assert "1 of the sources cannot be read" in done.err
+    assert "broken.png" in done.err
+
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text(f"1.png\ta\n{files[1]}\tb\n0.png\tc\n")
+    good = tmp_path / "good.tsv"
+    good.write_text("1.png\ta\n0.png\tc\n")
+    for command in (["score"], ["evaluate", "--metrics", "exact"]):
+        name, *options = command
+        assert here(name, run, pairs, *options).code == 2
+        some, wanted = here(name, run, pairs, *options, "--on-error", "skip"), here(name, run, good, *options)
+        assert some.code == wanted.code == 0
+        assert some.out.splitlines()[0] == wanted.out.splitlines()[0]
+
+
 @pytest.mark.parametrize("kind", [*FRONTENDS, "asked", "shown"])
 def test_bytes_say_what_their_file_says(made: Callable[[str], Path], kind: str) -> None:
     loaded, medium = pipeline.load(made(kind), "cpu"), kind if kind in FRONTENDS else "image"

@@ -23,6 +23,7 @@ from dragoman.cli.options import (
     columns_of,
     console,
     import_all,
+    readable,
     warn_untagged,
 )
 
@@ -61,7 +62,7 @@ def evaluate(
         raise UserError("a language model has no targets to compare with; `dragoman score` gives its perplexity")
     named = columns_of(columns, opened)
     found_pairs = read_pairs(pairs, columns=named, extra_targets=True, on_error=on_error)  # type: ignore[arg-type]
-    examples = list(warn_untagged(opened, found_pairs))
+    examples = list(warn_untagged(opened, readable(opened, found_pairs, on_error, each=False)))
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target", pairs)
     found = assess(opened, examples, names, beam=beam, workers=workers)

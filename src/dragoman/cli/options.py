@@ -42,7 +42,7 @@ Precision = Annotated[
     str | None, typer.Option(help="Of searching: float32, bfloat16 or int8. Default: as the model's config has it.")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="The model's own equations, without the fast paths.")]
-OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line that cannot be read.")]
+OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line, or a file, that cannot be read.")]
 Places = Annotated[
     list[str],
     typer.Option("--files", help="A folder or archive with the images or sounds that sources name. Repeatable."),
@@ -79,6 +79,32 @@ def import_all(modules: Sequence[str]) -> None:
 def columns_of(given: str, pipeline: Pipeline) -> list[str]:
     """The columns named on the command line, or those the model was trained on."""
     return given.split(",") if given else pipeline.config.columns
+
+
+def readable(pipeline: Pipeline, examples: Iterable[Example], on_error: str, each: bool) -> Iterator[Example]:
+    """The same examples but for those with a file that cannot be read, if they are to be skipped.
+
+    Where `each` must have an answer they are blank. To know them, every file is read once more.
+    """
+    from dragoman.core.errors import DataError
+    from dragoman.core.interfaces import Example
+
+    if on_error != "skip" or (pipeline.codec.medium is None and pipeline.codec.second in (None, "text")):
+        yield from examples
+        return
+    count, first = 0, ""
+    for example in examples:
+        try:
+            pipeline.reading.given(pipeline.reading.example(example))
+        except DataError as error:
+            count, first = count + 1, first or str(error)
+            if each:
+                yield Example("", file=example.file, line=example.line)
+        else:
+            yield example
+    if count:
+        text = f"{count:,} of the sources cannot be read and {'have no answer' if each else 'were left out'}: {first}"
+        console(error=True).print(text, markup=False, soft_wrap=True)
 
 
 def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[Example]:

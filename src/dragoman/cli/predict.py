@@ -37,6 +37,7 @@ from dragoman.cli.options import (
     choice,
     console,
     import_all,
+    readable,
     warn_untagged,
 )
 from dragoman.cli.progress import clock
@@ -154,7 +155,8 @@ def predict(
     tally, out = Tally(), console(error=True)
     media = media_inputs(opened, files, second)
     given = Input(files[0], on_error, tally) if media is None else Media(media)
-    tagged = warn_untagged(opened, tagged_with(given, source_lang, target_lang, opened.codec.second is not None))
+    sources = readable(opened, given, on_error, each=True)
+    tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang, opened.codec.second is not None))
     shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
     count = 0 if given.interactive else streaming.how_many(opened, workers)
     with (

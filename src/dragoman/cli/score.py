@@ -23,6 +23,7 @@ from dragoman.cli.options import (
     columns_of,
     console,
     import_all,
+    readable,
     warn_untagged,
 )
 from dragoman.cli.predict import write
@@ -51,7 +52,8 @@ def score(
     choice(on_error, ("stop", "skip"), "--on-error")
     named = columns_of(columns, opened)
     examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
-    found = list(streaming.token_scores(opened, warn_untagged(opened, examples), workers=workers))
+    examples = warn_untagged(opened, readable(opened, examples, on_error, each=False))
+    found = list(streaming.token_scores(opened, examples, workers=workers))
     write((" ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)])) for row in found), output)
     count = sum(map(len, found))
     perplexity = math.exp(min(-sum(map(sum, found)) / max(count, 1), 700.0))
