@@ -317,6 +317,25 @@ def test_a_model_is_as_before_after_a_look(transformer: Pipeline, rnn: Pipeline)
 # -- what cannot be shown ----------------------------------------------------------------------------------------------
 
 
+def test_what_is_too_much_for_a_view_is_left_out_within_the_source_first(
+    transformer: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    size = {kind: 0 for kind in ("cross", "decoder", "encoder")}
+    for one in whole["maps"]:
+        size[one["kind"]] += sum(np.array(head["weights"]).size for head in one["heads"])
+    assert whole["left_out"] == []
+    for most, left in ((sum(size.values()) - 1, ["encoder"]), (size["cross"], ["decoder", "encoder"])):
+        monkeypatch.setattr(alignment, "MOST", most)
+        view = look(transformer, SOURCES["transformer"], TARGETS["transformer"], off=["encoder.1.1"])
+        assert view["left_out"] == left
+        assert view["maps"] == [one for one in whole["maps"] if one["kind"] not in left]
+        assert view["log_prob_off"] is not None  # what is not shown can be switched off all the same
+    monkeypatch.setattr(alignment, "MOST", size["cross"] - 1)
+    with pytest.raises(UserError, match="take less text"):
+        look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+
+
 def test_what_has_nothing_to_show_says_why(
     transformer: Pipeline, no_attention: Pipeline, language_model: Pipeline, classifier: Pipeline, rnn: Pipeline
 ) -> None:

@@ -12,7 +12,8 @@ head does all three, and each of its names switches it off. No model file knows 
 are changed by hooks.
 
 A source that is no text has states all the same: the cells of an image, spans of a sound. `medium` says where they lie
-on its picture (medium.py).
+on its picture (medium.py). A long sound has many: what they look at among themselves may be too much for a view and is
+left out then, `left_out` names it.
 
 T target tokens with </s>, S source tokens with </s>, or states of another source, H heads.
 """
@@ -135,7 +136,7 @@ def look(
     """The alignment of a source with a target, or with the model's output; `off` names heads to switch off."""
     mine = pair(pipeline, source, target, beam=beam)
     found, every = _watched(pipeline, mine)
-    log_probs = _log_probs(found)
+    shown, log_probs = _shown(every), _log_probs(found)
     without = None
     if off:
         with switched_off(_named(heads(every), off)):
@@ -153,7 +154,8 @@ def look(
         "log_probs": log_probs,
         "log_prob": sum(log_probs),
         "soft": None if soft is None else _numbers(soft),
-        "maps": [_plain(one) | _own_tokens(pipeline, mine, one.kind) for one in every],
+        "maps": [_plain(one) | _own_tokens(pipeline, mine, one.kind) for one in shown],
+        "left_out": sorted({one.kind for one in every} - {one.kind for one in shown}),
         "words": None if soft is None else words(pipeline, mine, soft),
         "medium": medium(pipeline, mine.read),
         "off": list(dict.fromkeys(off)),
@@ -182,6 +184,7 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
         "log_prob": found.log_prob,
         "soft": soft,
         "maps": [],
+        "left_out": [],
         "words": None,
         "medium": medium(pipeline, pipeline.reading.given(example)),
         "off": [],
@@ -208,10 +211,21 @@ def _watched(pipeline: Pipeline, mine: Pair) -> tuple[Predicted, list[Map]]:
     every = maps(pipeline.model, seen, len(mine.pieces))
     if not every and found.output.attention is None:
         raise UserError("this model has no attention to look at; its steps and its beam can be looked at")
-    size = sum(one.weights.numel() for one in every)
-    if size > MOST:
-        raise UserError(f"the attention of all heads has {size:,} weights, and a view {MOST:,}; take shorter texts")
     return found, every
+
+
+def _shown(every: Sequence[Map]) -> list[Map]:
+    """As much as a view can hold: what looks from target to source first, what looks within the source last."""
+    kinds, room = set[str](), MOST
+    for kind in ("cross", "decoder", "second", "encoder"):
+        size = sum(one.weights.numel() for one in every if one.kind == kind)
+        if size > room and kind == "cross":
+            raise UserError(
+                f"there are {size:,} weights from target to source, and a view has {room:,}; take less text"
+            )
+        if size <= room:
+            kinds, room = kinds | {kind}, room - size
+    return [one for one in every if one.kind in kinds]
 
 
 def _log_probs(found: Predicted) -> list[float]:

@@ -146,13 +146,14 @@ function headGrid(data, shown, chosen, choose, actions) {
     for (let i = map.heads.length; i < widest; i++) grid.append(make("span", {}));
   }
   const among = kinds.length > 1 && choice("Attention", kinds, chosen.kind, (kind) => choose({ kind }));
+  const omitted = (data.left_out ?? []).map((kind) => `; ${MAP_KINDS[kind]}: too large to show`).join("");
   const order = "a row for each layer, a column for each head, the mean entropy of its rows in nats below it";
   return make(
     "figure",
     { class: "small" },
     make("h3", {}, "Layers and heads"),
     make("div", { class: "controls" }, among, scaleBar(scale)),
-    make("p", { class: "note" }, `Attention ${MAP_KINDS[chosen.kind]}: ${order}.`),
+    make("p", { class: "note" }, `Attention ${MAP_KINDS[chosen.kind]}: ${order}${omitted}.`),
     make("div", { class: "scroll" }, grid),
     behind(() => entropyTable(data), "entropies as a table"),
   );
