@@ -321,7 +321,7 @@ def test_what_is_too_much_for_a_view_is_left_out_within_the_source_first(
     transformer: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = look(transformer, SOURCES["transformer"], TARGETS["transformer"])
-    size = {kind: 0 for kind in ("cross", "decoder", "encoder")}
+    size = dict.fromkeys(("cross", "decoder", "encoder"), 0)
     for one in whole["maps"]:
         size[one["kind"]] += sum(np.array(head["weights"]).size for head in one["heads"])
     assert whole["left_out"] == []

@@ -56,6 +56,11 @@ class Medium(Protocol):
     """
 
     @property
+    def kind(self) -> str:
+        """What it is to those who draw it or have it sent: image, sound, frames, clip, or what they do not know."""
+        ...
+
+    @property
     def width(self) -> int:
         """F"""
         ...

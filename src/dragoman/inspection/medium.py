@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.interfaces import Medium
 from dragoman.ensemble import Ensemble
-from dragoman.media.arrays import ArrayMedium
-from dragoman.media.audio import SHIFT, AudioMedium
-from dragoman.media.clips import ClipMedium
-from dragoman.media.image import ImageMedium
+from dragoman.media.audio import SHIFT
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.pipeline import Pipeline
 from dragoman.reading import Given
@@ -78,16 +75,16 @@ def _one(model: Any) -> Seq2Seq:
     return model
 
 
-def _drawn(reader: Medium, x: NDArray[Any], frontend: Any, stride: int) -> Picture | None:
+def _drawn(reader: Any, x: NDArray[Any], frontend: Any, stride: int) -> Picture | None:
     """None: the states are no places on a picture that is known here."""
-    if isinstance(reader, AudioMedium | ArrayMedium):
+    if reader.kind in ("sound", "frames"):
         return sound(x, frontend.stride * stride, getattr(frontend, "shift", SHIFT))
     if stride > 1:  # several cells or frames are one state
         return None
-    if isinstance(reader, ImageMedium):
+    if reader.kind == "image":
         pixels = x.reshape(reader.size, reader.size, 3)
         return {"kind": "image", "src": data_url(pixels), "rows": frontend.cells, "columns": frontend.cells}
-    if isinstance(reader, ClipMedium):
+    if reader.kind == "clip":
         frames = x.reshape(-1, reader.size, reader.size, 3)
         per_frame = len(frontend.labels(len(frames))) // len(frames)
         return {"kind": "clip", "frames": [data_url(frame) for frame in frames], "per_frame": per_frame}

@@ -29,7 +29,6 @@ from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
 from dragoman.inspection.medium import labels, medium
 from dragoman.inspection.pair import check, line, longest_target, pair, reach, read
-from dragoman.media.image import ImageMedium
 from dragoman.nn.blocks import Block
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.losses import token_log_probs
@@ -79,7 +78,8 @@ def gradients(pipeline: Pipeline, source: str | Example, target: str | None = No
 
 def follows(pipeline: Pipeline) -> bool:
     """Whether the source has one order, in which it may be read: an image has none, and two sources have two."""
-    return pipeline.codec.second is None and not isinstance(pipeline.codec.medium, ImageMedium)
+    first = pipeline.codec.medium
+    return pipeline.codec.second is None and (first is None or first.kind != "image")
 
 
 def by_distance(norms: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -40,7 +40,7 @@ class ArrayMedium:
     looks: Looks = field(default=Looks(band_masks=0), repr=False)
     files: Sequence[str] = field(default=(), repr=False)
 
-    dtype = "<f2"
+    kind, dtype = "frames", "<f2"
 
     @property
     def width(self) -> int:

@@ -46,7 +46,7 @@ class AudioMedium:
     looks: Looks = field(default=Looks(), repr=False)
     files: Sequence[str] = field(default=(), repr=False)
 
-    dtype = "<f2"
+    kind, dtype = "sound", "<f2"
 
     @property
     def width(self) -> int:

@@ -50,7 +50,7 @@ class ClipMedium:
     flip: bool = field(default=False, repr=False)
     files: Sequence[str] = field(default=(), repr=False)
 
-    dtype = "|u1"
+    kind, dtype = "clip", "|u1"
 
     @property
     def width(self) -> int:

@@ -38,7 +38,7 @@ class ImageMedium:
     flip: bool = field(default=True, repr=False)
     files: Sequence[str] = field(default=(), repr=False)
 
-    dtype = "|u1"
+    kind, dtype = "image", "|u1"
 
     @property
     def width(self) -> int:

@@ -24,13 +24,11 @@ from dragoman.serve.options import Serving
 from dragoman.serve.schema import Refused
 
 if TYPE_CHECKING:
-    from dragoman.config import Config
     from dragoman.text.codec import Codec
 
 Message = dict[str, Any]
 
 SIDES = ("source", "second")
-KINDS = {"image": "image", "audio": "sound", "frames": "frames", "clips": "clip"}  # by frontend
 NAMES = {"text": "a text", "image": "an image", "sound": "a sound", "frames": "an array", "clip": "a clip"}
 ACCEPTS = {
     "text": ["application/json"],
@@ -50,17 +48,10 @@ HEAD = 1 << 18  # bytes of such a frame in which its size must stand
 HEARD = 160  # bytes for a frame of sound, a guess: 320 in a plain wav of speech, 80 in an mp3
 
 
-def kinds(config: Config, codec: Codec) -> dict[str, str | None]:
+def kinds(codec: Codec) -> dict[str, str | None]:
     """What a model reads: `source`, and `second` where there are two."""
-    model: Any = config.model
-    first = "text" if codec.medium is None else kind_of(model.frontend.name)
-    if codec.second is None or codec.second == "text":
-        return {"source": first, "second": codec.second}
-    return {"source": first, "second": kind_of(model.second.frontend.name)}
-
-
-def kind_of(frontend: str) -> str:
-    return KINDS.get(frontend, frontend)  # one that others registered goes by its own name
+    second = codec.second if codec.second is None or isinstance(codec.second, str) else codec.second.kind
+    return {"source": "text" if codec.medium is None else codec.medium.kind, "second": second}
 
 
 def named(kind: str) -> str:

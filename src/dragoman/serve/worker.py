@@ -284,7 +284,7 @@ def described(name: str, pipeline: Pipeline) -> Message:
 
     config, model, codec = pipeline.config, pipeline.model, pipeline.codec
     search = searches.build(config.generation.search)
-    shape, reads = config.model.model_dump(), media.kinds(config, codec)
+    shape, reads = config.model.model_dump(), media.kinds(codec)
     return {
         "name": name,
         **reads,  # source, second
@@ -315,7 +315,7 @@ def sample(pipeline: Pipeline) -> Message:
     codec, pair = pipeline.codec, first_pair(pipeline) or made_up(pipeline)
     found: Message = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
     readers = {"source": codec.medium, "second": codec.second}
-    for side, kind in media.kinds(pipeline.config, codec).items():
+    for side, kind in media.kinds(codec).items():
         if kind == "text":
             found[side] = getattr(pair, side)
         elif kind is not None:  # the files of the validation data are nobody's business
@@ -350,7 +350,7 @@ def warm(pipeline: Pipeline, item: Message) -> None:
     from dragoman.core.errors import DragomanError, MissingExtra
     from dragoman.serve import media
 
-    item = media.ready(item, media.kinds(pipeline.config, pipeline.codec))
+    item = media.ready(item, media.kinds(pipeline.codec))
     for options in ({"beam": 1, "max_length": 2}, {"max_length": 2}):
         try:
             predicted(pipeline, [media.example(item)], options)
