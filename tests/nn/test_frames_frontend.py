@@ -77,6 +77,16 @@ def test_half_precision_frames_are_read_in_the_models_own() -> None:
     torch.testing.assert_close(found, frontend.read(x.double(), Segments(torch.tensor(LENGTHS)))[0])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("subsampling", ["conv", "stack"])
+def test_what_comes_out_is_about_as_large_as_what_goes_in(subsampling: str) -> None:
+    """Before any training: beside a Transformer's positions, which are 0.7 in size, frames must be heard."""
+    options = {"name": "audio", "bins": 80, "subsampling": subsampling}
+    frontend = frontends.build(frontends.parse(options), 80, 256)
+    x, _ = frontend.read(torch.randn(4, 200, 80), Segments(torch.tensor([200] * 4)))
+    assert 0.5 < x.std() < 2.0
+
+
 @pytest.mark.parametrize("subsampling", ["conv", "stack"])
 def test_labels_are_times(subsampling: str) -> None:
     frontend = a_frontend(subsampling=subsampling)

@@ -123,6 +123,11 @@ class Convolutions(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(1, channels, 3, 2, 1)
         self.second = nn.Conv2d(channels, channels, 3, 2, 1)
+        # What comes out is as large as what goes in (He et al. 2015): torch's own weights would leave a fifth of it,
+        # and what is said would drown in the positions that a Transformer adds.
+        for convolution in (self.first, self.second):
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)
         self.W = linear(channels * -(-size // 4), d)
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
