@@ -186,6 +186,26 @@ def test_models_of_other_seeds_do_not_get_the_scores_of_those_before(ran, tmp_pa
         assert found["members"] == [Job("tiny", "cased", seed).name for seed in seeds]
 
 
+def test_systems_that_a_recipe_puts_together_are_scored_as_one_too(ran, tmp_path: Path):
+    folder, _ = ran
+    runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
+    shutil.copytree(runs / "tiny-cased-seed2", runs / "tiny-rdrop-cased")
+    opened = recipes.open_recipe("multi30k")
+    recipe = opened.recipe.model_copy(update={"together": {"both": ["tiny", "tiny-rdrop"]}})
+    setting = running.Setting(Opened(opened.name, recipe, opened.folder), None, runs, example=True)
+    assert not running.together(setting, [Job("tiny", "cased", 1)])
+    [found] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny-rdrop", "cased", 1)])
+    assert found["system"] == "both, together"
+    assert found["members"] == ["tiny-cased", "tiny-rdrop-cased"]
+    assert (runs / "both-cased-together" / "test.output.tsv").exists()
+
+
+def test_a_name_for_systems_together_is_new_and_of_systems_there_are():
+    assert not list(made(together={"both": ["before", "after"]}).recipe.problems())
+    assert list(made(together={"before": ["before", "after"]}).recipe.problems())
+    assert list(made(together={"both": ["before", "never"]}).recipe.problems())
+
+
 def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     folder, first = ran
     weights = sorted((folder / "runs/multi30k-example/tiny-cased").rglob("*.safetensors"))

@@ -62,7 +62,7 @@ def run(
         bool, typer.Option("--check", help="Compare with the expected scores; exit code 4 if below.")
     ] = False,
     together: Annotated[
-        bool, typer.Option("--together", help="Score the models of several seeds as one, besides.")
+        bool, typer.Option("--together", help="Score the models of several seeds, or systems, as one, besides.")
     ] = False,
     example: Annotated[
         bool, typer.Option("--example", help="A few steps on a hundred made-up pairs, to see the whole way.")

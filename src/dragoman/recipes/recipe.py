@@ -78,6 +78,7 @@ class Recipe(Options):
     scores: dict[str, Annotated[Figure, BeforeValidator(_figure)]]  # the first is the one that matters
     beam: Positive | None = None  # default: as the config has it
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
+    together: dict[str, Annotated[list[str], Field(min_length=2)]] = {}  # systems that answer as one, by a name
     expect: dict[str, dict[str, Expected]] = {}
     extras: list[str] = []  # what has to be installed besides
 
@@ -85,7 +86,10 @@ class Recipe(Options):
         for name, system in self.systems.items():
             if system.after is not None and system.after not in self.systems:
                 yield f"systems.{name}.after is '{system.after}', which is no system of this recipe"
-        systems = [*self.systems, *(f"{system}{TOGETHER}" for system in self.systems)]
+        for name, members in self.together.items():
+            if name in self.systems or not {*members} <= self.systems.keys():
+                yield f"together.{name} must be a new name for some of the systems {', '.join(self.systems)}"
+        systems = [*self.systems, *(f"{name}{TOGETHER}" for name in (*self.systems, *self.together))]
         known = {*systems, *(f"{system}/{part}" for system in systems for part in self.parts)}
         for key, scores in self.expect.items():
             if key not in known:

@@ -167,34 +167,38 @@ def scored(setting: Setting, job: Job) -> bool:
 
 def score(setting: Setting, job: Job) -> dict[str, Any]:
     """Decode the tests of a trained job, score them, and write result.json beside the model."""
-    return _scored(setting, job, [setting.folder(job)], setting.folder(job))
+    return _scored(setting, [job], setting.folder(job), job.system)
 
 
 def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """The same of the models of several seeds as one, for each system and part that has them."""
+    """The same of several models as one: the seeds of each system, and the systems that the recipe puts together."""
+    recipe = setting.opened.recipe
+    groups = {name: [name] for name, system in recipe.systems.items() if system.scored} | recipe.together
     found = []
-    for first in [job for job in jobs if setting.opened.recipe.systems[job.system].scored]:
-        members = [setting.folder(job) for job in jobs if (job.system, job.part) == (first.system, first.part)]
-        if members[0] != setting.folder(first) or len(members) < 2:
-            continue
-        folder = setting.out / f"{replace(first, seed=1).name}-together"
-        saved = folder / "result.json"
-        result = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-        if result.get("members") != [member.name for member in members]:  # those of other seeds may have answered
-            files.make_folder(folder)
-            result = _scored(setting, first, members, folder)
-        found.append(result)
+    for part in dict.fromkeys(job.part for job in jobs):
+        for name, systems in groups.items():
+            mine = [job for job in jobs if job.part == part and job.system in systems]
+            if len(mine) < 2 or {job.system for job in mine} != {*systems}:
+                continue
+            folder = setting.out / f"{Job(name, part, 1).name}-together"
+            saved = folder / "result.json"
+            result = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+            if result.get("members") != [job.name for job in mine]:  # those of other seeds may have answered
+                files.make_folder(folder)
+                result = _scored(setting, mine, folder, f"{name}{TOGETHER}")
+            found.append(result)
     return found
 
 
-def _scored(setting: Setting, job: Job, members: Sequence[Path], folder: Path) -> dict[str, Any]:
+def _scored(setting: Setting, jobs: Sequence[Job], folder: Path, system: str) -> dict[str, Any]:
     """The scores of a model, or of several that answer together, written into a folder."""
+    job, members = jobs[0], [setting.folder(job) for job in jobs]
     recipe, config = setting.opened.recipe, config_of(setting, job)
     model = pipeline.load("+".join(map(str, members)))
     spent = [_spent(member) for member in members]
     result: dict[str, Any] = {
         "recipe": setting.opened.name,
-        "system": job.system if len(members) == 1 else f"{job.system}{TOGETHER}",
+        "system": system,
         "part": job.part,
         "seed": job.seed,
         "members": [member.name for member in members],

@@ -127,7 +127,6 @@ class Convolutions(nn.Module):
         # and what is said would drown in the positions that a Transformer adds.
         for convolution in (self.first, self.second):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-            nn.init.zeros_(convolution.bias)
         self.W = linear(channels * -(-size // 4), d)
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
