@@ -172,7 +172,7 @@ class XL(Nowhere):
         self.v = nn.Parameter(torch.zeros(self.inside.heads, 1, self.inside.d_head))
 
     def bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        r = (self.waves @ self.W).view(-1, *self.v.shape[::2]).movedim(0, -1)  # (H, d, 2k + 1)
+        r = (self.waves.to(self.W.dtype) @ self.W).view(-1, *self.v.shape[::2]).movedim(0, -1)  # (H, d, 2k + 1)
         e: Tensor = (q + self.v.to(q.dtype)) @ r.to(q.dtype) * self.inside.d_head**-0.5  # (B, H, T, 2k + 1)
         return e.gather(-1, _clipped(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
