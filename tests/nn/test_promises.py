@@ -520,8 +520,10 @@ def test_a_decoder_sees_the_past_and_the_source(part: Part) -> None:
     decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, T, D_IN)
     for x in (y, memory.states, memory.summary):
         x.requires_grad_()
-    o = decoder(y, memory).o
-    (o[:, 0].sin().sum() + o[:, -1].sin().sum()).backward()
+    for _ in range(4):  # weights: all units of a rectified cell may happen to be off
+        o = decoder(y, memory).o
+        (o[:, 0].sin().sum() + o[:, -1].sin().sum()).backward()
+        decoder = decoder_of(part)
     assert y.grad is not None
     if part.options.get("past", True) and not narrow(part):  # B7's decoder may be told to know its last input only
         assert y.grad.abs().amax(-1).min() > 0
