@@ -193,7 +193,8 @@ def test_systems_that_a_recipe_puts_together_are_scored_as_one_too(ran, tmp_path
     opened = recipes.open_recipe("multi30k")
     recipe = opened.recipe.model_copy(update={"together": {"both": ["tiny", "tiny-rdrop"]}})
     setting = running.Setting(Opened(opened.name, recipe, opened.folder), None, runs, example=True)
-    assert not running.together(setting, [Job("tiny", "cased", 1)])
+    [seeds] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny", "cased", 2)])  # of one system alone
+    assert seeds["system"] == "tiny, together"
     [found] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny-rdrop", "cased", 1)])
     assert found["system"] == "both, together"
     assert found["members"] == ["tiny-cased", "tiny-rdrop-cased"]
@@ -223,10 +224,13 @@ def test_a_job_that_is_trained_on_is_scored_anew_whatever_its_folder_is_called(r
     saved = json.loads(result.read_text(encoding="utf-8"))
     result.write_text(json.dumps({**saved, "steps": 1, "parameters": 0}), encoding="utf-8")  # as of an earlier step
     words = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1", "--run")
-    done = dragoman(*words, str(runs), "--allow-change", "data", folder=tmp_path)  # the data of this copy is elsewhere
+    done = dragoman(*words, str(runs), folder=tmp_path)  # the data of this copy is elsewhere, and the same
     assert done.returncode == 0, done.stderr
     assert json.loads(result.read_text(encoding="utf-8"))["parameters"] == saved["parameters"]
-    assert dragoman(*words, "runs/../runs", folder=tmp_path).returncode == 0
+    refused = dragoman(*words, "runs", "--set", "training.label_smoothing=0.2", folder=tmp_path)
+    assert refused.returncode == 2
+    allowed = ("--set", "training.label_smoothing=0.2", "--allow-change", "training.label_smoothing")
+    assert dragoman(*words, "runs", *allowed, folder=tmp_path).returncode == 0
 
 
 def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path: Path):

@@ -165,15 +165,10 @@ def _whole(value: dict[str, Any]) -> dict[str, Any]:
     """A config with every default: those of options that have come since it was saved leave things as they were."""
     with suppress(ConfigError):  # of an option that is gone, the difference tells
         value = validate(value, "config.yaml").plain()
-        data = value["data"]
-        data["train"] = [{**corpus, "path": _where(corpus["path"])} for corpus in data["train"]]
-        data["valid"] = data["valid"] and _where(data["valid"])
+        # Whatever the files are called: what they hold must be as it was, which is looked at when they are read.
+        value["data"]["train"] = [{**corpus, "path": ""} for corpus in value["data"]["train"]]
+        value["data"]["valid"] = value["data"]["valid"] is not None
     return value
-
-
-def _where(path: str) -> str:
-    """The same for the same files, however they are called."""
-    return ",".join(map(os.path.realpath, path.split(",")))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
