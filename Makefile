@@ -14,7 +14,7 @@ test: $(VENV)/.dev lint
 
 # Soaks, sweeps and trainings that take longer; their last results are in docs/results.md.
 test-long: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m long
+	DRAGOMAN_TEST_SEED=$${DRAGOMAN_TEST_SEED:-fresh} OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m long
 
 # Debian's Chromium, for the tests of pages; without one they are skipped.
 browser:

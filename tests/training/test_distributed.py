@@ -402,7 +402,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happ
 
 @pytest.mark.long
 def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_that_was_not(tiny, world, same_end, tmp_path):
-    seed = time.time_ns() % 10**6
+    seed = torch.initial_seed() % 10**6
     print(f"deaths are drawn from seed {seed}")
     draw = random.Random(seed)
     made = tiny("transformer")

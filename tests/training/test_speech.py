@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import secrets
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def write(folder: Path, name: str, count: int, rng: np.random.Generator) -> list
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
-    folder, seed = tmp_path_factory.mktemp("tones"), secrets.randbits(32)
+    folder, seed = tmp_path_factory.mktemp("tones"), torch.initial_seed()
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     write(folder, "train", 400, rng)
