@@ -174,7 +174,7 @@ def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
     assert "tiny, together" in done.stdout
 
 
-def test_models_of_other_seeds_do_not_get_the_scores_of_those_before(ran, tmp_path: Path):
+def test_models_of_other_seeds_and_models_trained_on_do_not_get_the_scores_of_those_before(ran, tmp_path: Path):
     folder, _ = ran
     runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
     shutil.copytree(runs / "tiny-cased-seed2", runs / "tiny-cased-seed3")
@@ -183,7 +183,11 @@ def test_models_of_other_seeds_do_not_get_the_scores_of_those_before(ran, tmp_pa
     for seeds in ([1, 2], [2, 3]):
         [found] = running.together(setting, opened.jobs(["tiny/cased"], seeds))
         assert found["seed"] == seeds[0]
-        assert found["members"] == [Job("tiny", "cased", seed).name for seed in seeds]
+        assert [*found["members"]] == [Job("tiny", "cased", seed).name for seed in seeds]
+    with (runs / "tiny-cased-seed3/metrics.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "train", "step": 99, "seconds": 1.0}\n')
+    [found] = running.together(setting, opened.jobs(["tiny/cased"], seeds))
+    assert found["members"]["tiny-cased-seed3"] == 99
 
 
 def test_systems_that_a_recipe_puts_together_are_scored_as_one_too(ran, tmp_path: Path):
@@ -197,7 +201,7 @@ def test_systems_that_a_recipe_puts_together_are_scored_as_one_too(ran, tmp_path
     assert seeds["system"] == "tiny, together"
     [found] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny-rdrop", "cased", 1)])
     assert found["system"] == "both, together"
-    assert found["members"] == ["tiny-cased", "tiny-rdrop-cased"]
+    assert [*found["members"]] == ["tiny-cased", "tiny-rdrop-cased"]
     assert (runs / "both-cased-together" / "test.output.tsv").exists()
 
 

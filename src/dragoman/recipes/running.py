@@ -183,7 +183,8 @@ def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
             folder = setting.out / f"{Job(name, part, 1).name}-together"
             saved = folder / "result.json"
             result = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-            if result.get("members") != [job.name for job in mine]:  # those of other seeds may have answered
+            steps = {job.name: _spent(setting.folder(job))["steps"] for job in mine}
+            if result.get("members") != steps:  # others may have answered, or these before they were trained on
                 files.make_folder(folder)
                 result = _scored(setting, mine, folder, f"{name}{TOGETHER}")
             found.append(result)
@@ -201,7 +202,7 @@ def _scored(setting: Setting, jobs: Sequence[Job], folder: Path, system: str) ->
         "system": system,
         "part": job.part,
         "seed": job.seed,
-        "members": [member.name for member in members],
+        "members": {member.name: one["steps"] for member, one in zip(members, spent, strict=True)},
         "parameters": sum(p.numel() for p in model.model.parameters()),
         "steps": spent[0]["steps"],
         "minutes": round(sum(one["minutes"] for one in spent), 2),
