@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dragoman import config as configs
 from dragoman import streaming
 from dragoman.core.errors import DataError, UserError
+from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.pipeline import Pipeline, Prediction
 from dragoman.runtime import workers
@@ -151,6 +152,23 @@ def test_a_line_that_cannot_be_read_stops_after_the_lines_before_it(pipeline: Pi
     with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: not UTF-8$"):
         found.extend(stream(pipeline, sources(), workers=count, beam=1))
     assert [p.text for p in found] == [p.text for p in pipeline.predict(some_lines(good), beam=1)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("good", [0, 3, 8, 29])
+def test_a_source_that_the_model_cannot_read_stops_after_the_results_before_it(
+    pipeline: Pipeline, good: int, count: int
+) -> None:
+    wrong = Example("abc", target="abc", target_lang="xx", file="sources.txt", line=good + 1)
+    found: list[Any] = []
+    with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: "):
+        found.extend(stream(pipeline, [*some_lines(good), wrong, *some_lines(5)], workers=count, beam=1))
+    assert [p.text for p in found] == [p.text for p in pipeline.predict(some_lines(good), beam=1)]
+    found, pairs = [], [(line, line) for line in some_lines(good)]
+    with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: "):
+        found.extend(streaming.token_scores(pipeline, [*pairs, wrong, *pairs], workers=count))
+    assert found == [pytest.approx(row, abs=1e-5) for row in pipeline.token_scores(pairs)]
 
 
 @pytest.mark.usefixtures("small")

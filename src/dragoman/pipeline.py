@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -28,10 +28,11 @@ from dragoman import checkpoint, devices, ensemble, runtime
 from dragoman.beginning import Beginning, begin
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints
-from dragoman.core.errors import DataError, UserError
+from dragoman.core.errors import UserError
 from dragoman.core.interfaces import EOS, PAD, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
+from dragoman.data.objectives import Row
 from dragoman.evaluation.metrics import metrics
 from dragoman.limits import NOTHING, for_each, limits_for
 from dragoman.nn.attention import watching
@@ -44,6 +45,8 @@ from dragoman.text.codec import Codec
 logger = logging.getLogger("dragoman")
 
 Traces = dict[int, list[dict[str, Any]]]  # by row
+Input = TypeVar("Input")
+Read = TypeVar("Read")
 Tell = Callable[[int, int], None]  # (the place of a source, a token of its result)
 
 WINDOW = 4096  # inputs that are sorted together while streaming
@@ -172,14 +175,16 @@ class Pipeline:
         if nbest < 1 or (nbest > searching.size and self.model.head is None):
             what = "as many samples" if searching.draws else f"a beam of at least {nbest}"
             raise UserError(f"{nbest} best results need {what}, not {searching.size}")
-        examples = (self.reading.example(source) for source in sources)
-        pairs = zip(examples, for_each(constraints), strict=False)
-        codec = self.codec
-        most = WINDOW if codec.medium is None and codec.second in (None, "text") else FILES
-        while window := list(itertools.islice(pairs, most)):
-            asked = Asked(searching, nbest, attention, trace, first, [wish for _, wish in window], tell)
-            yield from self._window([example for example, _ in window], asked)
+        for window in windows(zip(sources, for_each(constraints), strict=False), self._held, self._read):
+            wishes = [wish for _, _, wish in window]
+            asked = Asked(searching, nbest, attention, trace, first, wishes, tell)
+            yield from self._window([example for example, _, _ in window], [given for _, given, _ in window], asked)
             first += len(window)
+
+    @property
+    def _held(self) -> int:
+        """How many inputs are sorted together."""
+        return WINDOW if self.codec.medium is None and self.codec.second in (None, "text") else FILES
 
     def with_generation(
         self,
@@ -223,9 +228,12 @@ class Pipeline:
             kept = {"length": part.options["length"]}
         return Part("greedy") if beam == nbest == 1 else Part("beam", {**kept, "size": beam})
 
-    def _window(self, window: list[Example], asked: Asked) -> Iterator[Prediction]:
-        sources, problem = self._read(window)
-        window = window[: len(sources)]
+    def _read(self, wanted: tuple[str | Example, Constraints]) -> tuple[Example, Given, Constraints]:
+        source, wish = wanted
+        example = self.reading.example(source)
+        return example, self.reading.given(example), wish
+
+    def _window(self, window: list[Example], sources: list[Given], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
         for i, example in enumerate(window):
             if blank(example) and not self.goes_on:
@@ -244,18 +252,6 @@ class Pipeline:
             if asked.attention and batch is not None:
                 self._look(batch, results, rows, sources)
         yield from (result for result in results if result is not None)
-        if problem is not None:
-            raise problem
-
-    def _read(self, window: list[Example]) -> tuple[list[Given], DataError | None]:
-        """What is read of the inputs of a window, up to one that cannot be: the results before it are not lost."""
-        sources: list[Given] = []
-        for example in window:
-            try:
-                sources.append(self.reading.given(example))
-            except DataError as error:
-                return sources, error
-        return sources, None
 
     def _searched(
         self, window: list[Example], sources: list[Given], waiting: list[int], asked: Asked
@@ -398,12 +394,22 @@ class Pipeline:
         """log p(target | source) of each pair; to a language model, log p of each text."""
         return [sum(tokens) for tokens in self.token_scores(pairs)]
 
-    @torch.inference_mode()
     def token_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> list[list[float]]:
         """log p of every target token, </s> included, for each pair."""
+        return list(self.stream_scores(pairs))
+
+    def stream_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> Iterator[list[float]]:
+        """The same for any number of pairs: reads and answers a window at a time, in order."""
+
+        def row(pair: tuple[str, str] | Example | str) -> Row:
+            return self.reading.row(self.reading.example(Example(*pair) if isinstance(pair, tuple) else pair))
+
+        for every in windows(iter(pairs), self._held, row):
+            yield from self._scored(every)
+
+    @torch.inference_mode()
+    def _scored(self, every: list[Row]) -> list[list[float]]:
         self.model.eval()
-        examples = [self.reading.example(Example(*pair) if isinstance(pair, tuple) else pair) for pair in pairs]
-        every = [self.reading.row(example) for example in examples]
         results: list[list[float]] = [[] for _ in every]
         sizes = [
             max((side for side in (row.source, row.target, row.second) if side is not None), key=len) for row in every
@@ -415,6 +421,23 @@ class Pipeline:
             for i, row, asked in zip(rows, log_probs.tolist(), (gold != PAD).tolist(), strict=True):
                 results[i] = [p for p, real in zip(row, asked, strict=True) if real]
         return results
+
+
+def windows(inputs: Iterator[Input], size: int, read: Callable[[Input], Read]) -> Iterator[list[Read]]:
+    """What is read of the inputs, so many at a time. An input that cannot be read stops after those before it."""
+    problem: Exception | None = None
+    while problem is None:
+        window: list[Read] = []
+        try:
+            for one in itertools.islice(inputs, size):
+                window.append(read(one))
+        except Exception as error:
+            problem = error
+        if not window:
+            break
+        yield window
+    if problem is not None:
+        raise problem
 
 
 def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:

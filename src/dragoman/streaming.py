@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dragoman.constraints import Constraints
-from dragoman.core.errors import UserError
+from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.pipeline import WINDOW, Pipeline, Prediction
@@ -64,18 +64,16 @@ def stream(
     """What Pipeline.stream gives, by `workers` processes; 1 is this process itself, None as many as pay."""
     count = how_many(pipeline, workers)
 
-    def answer(window: Window[str | Example]) -> list[Prediction]:
-        return list(
-            pipeline.stream(
-                window.sources,
-                beam=beam,
-                nbest=nbest,
-                search=search,
-                attention=attention,
-                constraints=constraints,
-                trace=trace,
-                first=window.first,
-            )
+    def answer(window: Window[str | Example]) -> Iterator[Prediction]:
+        return pipeline.stream(
+            window.sources,
+            beam=beam,
+            nbest=nbest,
+            search=search,
+            attention=attention,
+            constraints=constraints,
+            trace=trace,
+            first=window.first,
         )
 
     return in_order(pipeline, answer, sources, count)
@@ -84,10 +82,10 @@ def stream(
 def token_scores(
     pipeline: Pipeline, pairs: Iterable[tuple[str, str] | Example | str], *, workers: int | None = None
 ) -> Generator[list[float], None, None]:
-    """What Pipeline.token_scores gives, pair by pair, by `workers` processes."""
+    """What Pipeline.stream_scores gives, by `workers` processes."""
 
-    def answer(window: Window[tuple[str, str] | Example | str]) -> list[list[float]]:
-        return pipeline.token_scores(window.sources)
+    def answer(window: Window[tuple[str, str] | Example | str]) -> Iterator[list[float]]:
+        return pipeline.stream_scores(window.sources)
 
     return in_order(pipeline, answer, pairs, how_many(pipeline, workers))
 
@@ -111,18 +109,30 @@ def how_many(pipeline: Pipeline, asked: int | None) -> int:
 
 
 def in_order(
-    pipeline: Pipeline, answer: Callable[[Window[Source]], list[Result]], sources: Iterable[Source], count: int
+    pipeline: Pipeline, answer: Callable[[Window[Source]], Iterator[Result]], sources: Iterable[Source], count: int
 ) -> Generator[Result, None, None]:
     """The results of every window, one by one; in this process where there is one worker, or one window."""
+
+    def whole(window: Window[Source]) -> tuple[list[Result], DataError | None]:
+        results: list[Result] = []
+        try:
+            for result in answer(window):
+                results.append(result)
+        except DataError as error:  # of a source, after what was found of those before it
+            return results, error
+        return results, None
+
     windows = cut(sources, count)
     for first in windows:
         if count == 1 or first.last:
             yield from answer(first)
             continue
         prepare(pipeline)
-        with closing(processes.ordered(answer, itertools.chain([first], windows), count, str)) as found:
-            for results in found:
+        with closing(processes.ordered(whole, itertools.chain([first], windows), count, str)) as found:
+            for results, error in found:
                 yield from results
+                if error is not None:
+                    raise error
 
 
 def prepare(pipeline: Pipeline) -> None:
