@@ -430,7 +430,7 @@ def windows(inputs: Iterator[Input], size: int, read: Callable[[Input], Read]) -
         window: list[Read] = []
         try:
             for one in itertools.islice(inputs, size):
-                window.append(read(one))
+                window.append(read(one))  # noqa: PERF401 - what was read before an error is kept
         except Exception as error:
             problem = error
         if not window:

@@ -117,7 +117,7 @@ def in_order(
         results: list[Result] = []
         try:
             for result in answer(window):
-                results.append(result)
+                results.append(result)  # noqa: PERF402 - what was found before an error is kept
         except DataError as error:  # of a source, after what was found of those before it
             return results, error
         return results, None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,13 @@ import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
-from dragoman.media.files import content
+from dragoman.media.files import Archive, content, inside_of, where
 from dragoman.media.frames import Looks, faster, normalized, with_deltas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+FRAMES, OFFSETS = "feats", "offsets"  # the members of an .npz with all frames end to end
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,13 @@ class ArrayMedium:
         return (normalized(x) if self.normalize else x).astype(np.float16)
 
     def _found(self, example: Example) -> NDArray[Any]:
-        archive, _, row = example.source.strip().rpartition("/")
+        table, _, row = example.source.strip().rpartition("/")
         if row.isdecimal() and example.content is None:
-            table = _table(archive, example.file, tuple(self.files))
-            if table is not None:
-                return _row(table, int(row), example)
+            for place in where(example, self.files):
+                found = inside_of(f"{table}/{FRAMES}" if table else FRAMES, place)
+                frames = None if found is None else _rows(*found, example)
+                if frames is not None:
+                    return _row(frames, int(row), example)
         return opened(content(example, self.files), example)
 
     def blank(self) -> NDArray[Any]:
@@ -92,28 +96,36 @@ def wrong(example: Example, what: str) -> DataError:
 def opened(data: bytes, example: Example) -> NDArray[Any]:
     """An array from the bytes of an .npy file."""
     try:
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array
+        return array_of(data)
     except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
         raise wrong(example, f"is not an array that can be read ({error})") from None
+
+
+def array_of(data: bytes) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
 Table = tuple["NDArray[Any]", "NDArray[Any]"]
 
 
-@lru_cache(maxsize=8)  # read once, not for each of its rows
-def _table(archive: str, file: str, files: tuple[str, ...]) -> Table | None:
-    """The frames and offsets of an .npz that holds all sources end to end; None: it is another kind of file."""
-    inside = Example(archive, file=file)
-    feats, offsets = (replace(inside, source=f"{archive}/{name}" if archive else name) for name in ("feats", "offsets"))
+def _rows(archive: Archive, name: str, example: Example) -> Table | None:
     try:
-        found = content(feats, files), content(offsets, files)
-    except DataError:
+        return _table(archive, name, name.removesuffix(FRAMES) + OFFSETS)
+    except Exception as error:  # a damaged archive makes its reader raise whatever it stumbles over
+        raise wrong(example, f"cannot be read ({error})") from None
+
+
+@lru_cache(maxsize=8)  # read once, not for each of its rows; an archive that changed is another one
+def _table(archive: Archive, frames_in: str, offsets_in: str) -> Table | None:
+    """The frames and offsets of an .npz that holds all sources end to end; None: it is another kind of file."""
+    feats, offsets = archive.read(frames_in), archive.read(offsets_in)
+    if feats is None or offsets is None:
         return None
-    frames, places = opened(found[0], feats), opened(found[1], offsets)
+    frames, places = array_of(feats), array_of(offsets)
     rising = places.ndim == 1 and len(places) > 1 and places.dtype.kind in "iu" and bool((np.diff(places) >= 0).all())
     if not rising or places[0] < 0 or places[-1] > len(frames):
-        raise wrong(offsets, f"does not say where the rows of {len(frames):,} frames begin")
+        raise ValueError(f"'{offsets_in}' does not say where the rows of {len(frames):,} frames begin")
     return frames, places
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from dragoman.core.interfaces import Example
 from dragoman.media.arrays import opened, wrong
-from dragoman.media.files import Zip, archive, content, is_archive
+from dragoman.media.files import Archive, Zip, archive, content, inside_of, is_archive, where
 from dragoman.media.image import FORMATS, PIXELS, ImageMedium, pillow, upright
 
 if TYPE_CHECKING:
@@ -163,10 +163,9 @@ def spread(count: int, most: int) -> list[int]:
 def listed(example: Example, places: Sequence[str] = ()) -> list[str] | None:
     """The names of the frames in the folder or archive that a source names; None where it is neither."""
     name = example.source.strip().rstrip("/")
-    beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
     try:
-        for place in [*beside, "", *places]:
-            found = _names(name, Path(place))
+        for place in where(example, places):
+            found = _names(name, place)
             if found is not None:
                 return frames_of(found)
     except OSError as error:  # a name too long for one, a folder that may not be looked into
@@ -192,28 +191,17 @@ def by_number(name: str) -> list[tuple[float, str]]:
 
 def _names(name: str, place: Path) -> list[str] | None:
     """What is in a folder or archive of that name at a place; None: there is none."""
-    if is_archive(place):
-        return _inside(place).get(name)
     path = place / name
     if is_archive(path):
-        return one_clip(_inside(path))
+        return one_clip(_folders(archive(path)))
     if path.is_dir():
         return [file.name for file in path.iterdir() if file.is_file()]
-    parts = PurePosixPath(name).parts
-    for i in range(1, len(parts)):
-        outer = place.joinpath(*parts[:i])
-        if is_archive(outer):
-            return _inside(outer).get("/".join(parts[i:]))
-    return None
-
-
-def _inside(path: Path) -> dict[str, list[str]]:
-    found: Any = archive(path)
-    return _folders(found)
+    found = inside_of(name, place)
+    return None if found is None else _folders(found[0]).get(found[1])
 
 
 @lru_cache(maxsize=8)  # a look through all members for each of its clips would take long
-def _folders(found: Any) -> dict[str, list[str]]:
+def _folders(found: Archive) -> dict[str, list[str]]:
     return grouped(found.members)
 
 

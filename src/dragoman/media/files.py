@@ -32,6 +32,8 @@ class Archive(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
+    def __hash__(self) -> int: ...
+
 
 class Zip:
     """A .zip, or an .npz, which is one."""
@@ -87,38 +89,48 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
     """The bytes that the source of an example brings or names, or an error that says where it was looked for."""
     if example.content is not None:
         return example.content
-    name = example.source.strip()
-    beside = [str(Path(example.file).parent)] if example.file and example.file != "-" else []
+    name, looked = example.source.strip(), where(example, places)
     try:
-        for place in [*beside, "", *places]:
-            found = _looked_up(name, Path(place))
+        for place in looked:
+            found = _looked_up(name, place)
             if found is not None:
                 return found
     except DataError:
         raise
     except Exception as error:  # as above
         raise DataError(f"'{name}' cannot be read ({error})", example.file or None, example.line or None) from None
-    looked = ", ".join(f"'{place}'" for place in [*beside, ".", *places])
+    said = ", ".join(f"'{place}'" for place in looked)
     raise DataError(
-        f"there is no file '{name}' (looked in {looked}); data.files, or --files, names more places",
+        f"there is no file '{name}' (looked in {said}); data.files, or --files, names more places",
         example.file or None,
         example.line or None,
     )
 
 
-def _looked_up(name: str, place: Path) -> bytes | None:
-    """The bytes of a name in a folder or an archive; None: it is not there."""
+def where(example: Example, places: Sequence[str]) -> list[Path]:
+    """The folders and archives in which the source of an example is looked for."""
+    beside = [Path(example.file).parent] if example.file and example.file != "-" else []
+    return [*beside, Path(), *map(Path, places)]
+
+
+def inside_of(name: str, place: Path) -> tuple[Archive, str] | None:
+    """The archive that a place is, or that a part of the name is (photos.zip/a/photo.jpg), and the name in it."""
     if is_archive(place):
-        return archive(place).read(name)
-    path = place / name
-    if path.is_file():
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than a source may have")
-        return path.read_bytes()
-    # A part of the name may be an archive: photos.zip/a/photo.jpg.
+        return archive(place), name
     parts = PurePosixPath(name).parts
     for i in range(1, len(parts)):
         outer = place.joinpath(*parts[:i])
         if is_archive(outer):
-            return archive(outer).read("/".join(parts[i:]))
+            return archive(outer), "/".join(parts[i:])
     return None
+
+
+def _looked_up(name: str, place: Path) -> bytes | None:
+    """The bytes of a name in a folder or an archive; None: it is not there."""
+    path = place / name
+    if path.is_file() and not is_archive(place):
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than a source may have")
+        return path.read_bytes()
+    found = inside_of(name, place)
+    return None if found is None else found[0].read(found[1])
