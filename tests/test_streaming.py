@@ -168,7 +168,13 @@ def test_a_source_that_the_model_cannot_read_stops_after_the_results_before_it(
     found, pairs = [], [(line, line) for line in some_lines(good)]
     with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: "):
         found.extend(streaming.token_scores(pipeline, [*pairs, wrong, *pairs], workers=count))
-    assert found == [pytest.approx(row, abs=1e-5) for row in pipeline.token_scores(pairs)]
+    scores = [pytest.approx(row, abs=1e-5) for row in pipeline.token_scores(pairs)]
+    assert found == scores
+    assert list(streaming.token_scores(pipeline, [*pairs, wrong, *pairs], workers=count, skip=True)) == [
+        *scores,
+        [],
+        *scores,
+    ]
 
 
 @pytest.mark.usefixtures("small")

@@ -28,7 +28,7 @@ from dragoman import checkpoint, devices, ensemble, runtime
 from dragoman.beginning import Beginning, begin
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints
-from dragoman.core.errors import UserError
+from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, PAD, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
@@ -398,14 +398,26 @@ class Pipeline:
         """log p of every target token, </s> included, for each pair."""
         return list(self.stream_scores(pairs))
 
-    def stream_scores(self, pairs: Iterable[tuple[str, str] | Example | str]) -> Iterator[list[float]]:
-        """The same for any number of pairs: reads and answers a window at a time, in order."""
+    def stream_scores(
+        self, pairs: Iterable[tuple[str, str] | Example | str], skip: bool = False
+    ) -> Iterator[list[float]]:
+        """The same for any number of pairs: reads and answers a window at a time, in order.
 
-        def row(pair: tuple[str, str] | Example | str) -> Row:
-            return self.reading.row(self.reading.example(Example(*pair) if isinstance(pair, tuple) else pair))
+        A pair that cannot be scored (longer than the model's positions, or a file that cannot be read) stops it, or
+        has no tokens where such pairs are to be skipped.
+        """
+
+        def row(pair: tuple[str, str] | Example | str) -> Row | None:
+            try:
+                return self.reading.row(self.reading.example(Example(*pair) if isinstance(pair, tuple) else pair))
+            except DataError:
+                if skip:
+                    return None
+                raise
 
         for every in windows(iter(pairs), self._held, row):
-            yield from self._scored(every)
+            found = iter(self._scored([one for one in every if one is not None]))
+            yield from ([] if one is None else next(found) for one in every)
 
     @torch.inference_mode()
     def _scored(self, every: list[Row]) -> list[list[float]]:

@@ -80,12 +80,16 @@ def stream(
 
 
 def token_scores(
-    pipeline: Pipeline, pairs: Iterable[tuple[str, str] | Example | str], *, workers: int | None = None
+    pipeline: Pipeline,
+    pairs: Iterable[tuple[str, str] | Example | str],
+    *,
+    workers: int | None = None,
+    skip: bool = False,
 ) -> Generator[list[float], None, None]:
     """What Pipeline.stream_scores gives, by `workers` processes."""
 
     def answer(window: Window[tuple[str, str] | Example | str]) -> Iterator[list[float]]:
-        return pipeline.stream_scores(window.sources)
+        return pipeline.stream_scores(window.sources, skip)
 
     return in_order(pipeline, answer, pairs, how_many(pipeline, workers))
 

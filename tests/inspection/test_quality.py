@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +23,18 @@ TEXTS = ["abcd", "dcba", "a b"]
 
 @pytest.fixture(scope="module")
 def pipeline() -> Pipeline:
+    return made({"name": "rnn"})
+
+
+def made(part: dict[str, Any]) -> Pipeline:
     value = {
-        "data": {"train": "nowhere.tsv"},
-        "model": {"width": 16, "encoder": {"name": "rnn"}, "decoder": {"name": "rnn"}},
+        "data": {"train": "nowhere.tsv", "max_source": 16, "max_target": 16},
+        "model": {"width": 16, "encoder": part, "decoder": part},
         "generation": {"extra": 3, "ratio": 1.0},
     }
     config = configs.validate(value, "a test")
-    part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", TEXTS, TEXTS, [])
+    kind = config.tokenizer.source
+    codec = codecs.learn(kind, kind, False, "nfc", TEXTS, TEXTS, [])
     return Pipeline(
         configs.build_model(config, len(codec.source), len(codec.target)), codec, config, torch.device("cpu")
     )
@@ -69,8 +74,21 @@ def test_the_perplexity_is_e_to_the_mean_negative_log_probability_of_a_token(pip
     pairs = [("abc", "ab"), ("d", ""), ("a b", "dcba")]
     total = sum(pipeline.score([pair])[0] for pair in pairs)
     tokens = (2 + 1) + (0 + 1) + (4 + 1)
-    found = perplexity(pipeline, [Example(*pair) for pair in pairs])
+    found, unscored = perplexity(pipeline, [Example(*pair) for pair in pairs])
     assert math.isclose(found, math.exp(-total / tokens), rel_tol=1e-6)
+    assert unscored == 0
+
+
+def test_a_pair_beyond_the_models_positions_is_left_out_of_the_perplexity_alone() -> None:
+    pipeline = made({"name": "transformer", "heads": 2, "layers": 1, "position": {"name": "learned", "length": 16}})
+    good, long = Example("abc", "ab"), Example("abcd" * 10, "abcd" * 10)
+    found = assess(pipeline, [good, long, good], ["exact"])
+    assert len(found.predictions) == 3
+    assert found.unscored == 1
+    assert math.isclose(found.perplexity, math.exp(-pipeline.score([good])[0] / 3), rel_tol=1e-6)
+    none = assess(pipeline, [long], ["exact"])
+    assert none.unscored == 1
+    assert json.loads(json.dumps(none.as_json(), allow_nan=False))["perplexity"] is None
 
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(pipeline: Pipeline) -> None:
@@ -79,7 +97,7 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(pipelin
         for p in model.parameters():
             p.zero_()
     blank = Pipeline(model, pipeline.codec, pipeline.config, torch.device("cpu"))
-    found = perplexity(blank, [Example("abc", "dcb"), Example("a", "b")])
+    found, _ = perplexity(blank, [Example("abc", "dcb"), Example("a", "b")])
     assert math.isclose(found, len(pipeline.codec.target), rel_tol=1e-6)
 
 

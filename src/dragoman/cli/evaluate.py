@@ -73,7 +73,8 @@ def evaluate(
     for score in found.scores.values():
         signature = score.metric.signature
         out.print(f"{score}" + (f"   {signature}" if signature else ""), markup=False, soft_wrap=True)
-    out.print(f"perplexity {found.perplexity:.3f}", markup=False)
+    without = f" without {found.unscored:,} pairs beyond the model's positions" if found.unscored else ""
+    out.print(f"perplexity {found.perplexity:.3f}{without}", markup=False, soft_wrap=True)
     out.print(
         f"{len(examples):,} pairs decoded in {found.seconds:.1f} s, {len(examples) / found.seconds:,.0f} a second",
         markup=False,

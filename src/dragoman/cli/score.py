@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -53,11 +55,20 @@ def score(
     named = columns_of(columns, opened)
     examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
     examples = warn_untagged(opened, readable(opened, examples, on_error, each=False))
-    found = list(streaming.token_scores(opened, examples, workers=workers))
-    write((" ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)])) for row in found), output)
-    count = sum(map(len, found))
-    perplexity = math.exp(min(-sum(map(sum, found)) / max(count, 1), 700.0))
-    text = (
-        f"perplexity {perplexity:.4f} over {count:,} tokens in {len(found):,} pairs" if count else f"{pairs}: no pairs"
-    )
+    found = streaming.token_scores(opened, examples, workers=workers, skip=on_error == "skip")
+    total, count, scored, skipped = 0.0, 0, 0, 0
+
+    def lines() -> Iterator[str]:
+        nonlocal total, count, scored, skipped
+        for row in found:
+            total, count, scored, skipped = total + sum(row), count + len(row), scored + bool(row), skipped + (not row)
+            if row:
+                yield " ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)]))
+
+    with closing(found):
+        write(lines(), output)
+    perplexity = math.exp(min(-total / max(count, 1), 700.0))
+    text = f"perplexity {perplexity:.4f} over {count:,} tokens in {scored:,} pairs" if count else f"{pairs}: no pairs"
+    if skipped:
+        text += f"; {skipped:,} beyond the model's positions were left out"
     console(error=True).print(text, markup=False, soft_wrap=True)

@@ -44,6 +44,7 @@ class Assessment:
     scores: dict[str, Score]
     perplexity: float
     seconds: float  # spent on decoding
+    unscored: int = 0  # pairs that the perplexity leaves out: the model's positions do not reach so far
 
     def as_json(self) -> dict[str, Any]:
         """One object with every metric, its signature, the number of pairs and the decoding rate."""
@@ -60,7 +61,8 @@ class Assessment:
         return {
             "n": len(self.examples),
             "metrics": scores,
-            "perplexity": self.perplexity,
+            "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
+            "unscored": self.unscored,
             "decoding": {
                 "seconds": self.seconds,
                 "sentences_per_second": len(self.examples) / self.seconds,
@@ -88,7 +90,8 @@ def assess(
     references = [example.accepted for example in examples]
     texts = [prediction.text for prediction in predictions]
     scores = {part.name: measure(part, texts, references) for part in parts}
-    return Assessment(examples, predictions, scores, perplexity(pipeline, examples, workers), max(seconds, 1e-9))
+    surprise, unscored = perplexity(pipeline, examples, workers)
+    return Assessment(examples, predictions, scores, surprise, max(seconds, 1e-9), unscored)
 
 
 def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -97,11 +100,11 @@ def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]
     return Score(part.name, metric, stats, float(metric.score(stats.sum(0))), *interval(metric, stats))
 
 
-def perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> float:
-    """e to the mean negative log-probability of a target token, </s> included."""
-    log_probs = list(streaming.token_scores(pipeline, examples, workers=workers))
-    tokens = sum(map(len, log_probs))
-    return math.exp(min(-sum(map(sum, log_probs)) / tokens, 700.0))
+def perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> tuple[float, int]:
+    """e to the mean negative log-probability of a target token, </s> included, and how many pairs have none."""
+    log_probs = list(streaming.token_scores(pipeline, examples, workers=workers, skip=True))
+    tokens, unscored = sum(map(len, log_probs)), sum(not row for row in log_probs)
+    return (math.exp(min(-sum(map(sum, log_probs)) / tokens, 700.0)) if tokens else math.nan), unscored
 
 
 def against(first: Score, other: Score) -> Paired:
