@@ -22,12 +22,13 @@ from dragoman.core.errors import DataError, RunError, UserError
 from dragoman.recipes import running
 from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, passed
 
+SYSTEMS = {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}}
 PLAIN = {
     "title": "made up",
     "task": "none",
     "data": ["things"],
     "parts": ["north", "south"],
-    "systems": {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}},
+    "systems": SYSTEMS,
     "scores": {"exact": "exact", "errors": {"metric": "exact", "inverse": True}},
 }
 
@@ -39,6 +40,15 @@ def made(**changes) -> Opened:
 def test_a_system_that_builds_on_another_brings_it_along_and_comes_after_it():
     jobs = made().jobs(["after/south"])
     assert jobs == [Job("before", "south", 1), Job("after", "south", 1)]
+    turned = made(systems=dict(reversed(SYSTEMS.items())))
+    assert turned.jobs(["south"]) == jobs
+    assert turned.jobs(["before/south"]) == jobs[:1]
+
+
+def test_a_system_builds_on_one_other_at_most():
+    third = {"config": "c.yaml", "after": "after"}
+    [problem] = made(systems=SYSTEMS | {"third": third}).recipe.problems()
+    assert "systems.third.after" in problem
 
 
 def test_without_a_choice_every_part_of_every_system_is_trained_with_every_seed():

@@ -86,6 +86,8 @@ class Recipe(Options):
         for name, system in self.systems.items():
             if system.after is not None and system.after not in self.systems:
                 yield f"systems.{name}.after is '{system.after}', which is no system of this recipe"
+            elif system.after is not None and self.systems[system.after].after is not None:
+                yield f"systems.{name}.after is '{system.after}', which comes after another itself; one is the most"
         for name, members in self.together.items():
             if name in self.systems or not {*members} <= self.systems.keys():
                 yield f"together.{name} must be a new name for some of the systems {', '.join(self.systems)}"
@@ -144,12 +146,12 @@ class Opened:
             if name not in allowed:
                 there = f"(there is {', '.join(allowed)})"
                 raise UserError(f"--only: the recipe '{self.name}' has no '{name}'{nearest(name, allowed)} {there}")
-        wanted = [(system, part) for system, part, known in every if not only or known & {*only}]
-        for system, part in list(wanted):
-            before = recipe.systems[system].after
-            if before is not None and (before, part) not in wanted:
-                wanted.insert(wanted.index((system, part)), (before, part))
-        return [Job(system, part, seed) for seed in (seeds or recipe.seeds) for system, part in wanted]
+        wanted: list[tuple[str, str]] = []
+        for system, part, known in every:
+            if not only or known & {*only}:
+                before = recipe.systems[system].after
+                wanted += [(name, part) for name in (before, system) if name is not None]
+        return [Job(system, part, seed) for seed in (seeds or recipe.seeds) for system, part in dict.fromkeys(wanted)]
 
     def sets(self, place: Path) -> Sets:
         """The folder of each data set that is there: `place` holds them by name, or is the only one."""

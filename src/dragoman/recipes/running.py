@@ -341,11 +341,14 @@ def side_by_side(setting: Setting, jobs: Sequence[Job], count: int) -> None:
 def _in_processes(setting: Setting, jobs: Sequence[Job], count: int) -> list[int]:
     """The exit codes of jobs, so many at a time; what ends this process early ends them too, and they save first."""
     children: list[subprocess.Popen[bytes]] = []
+    beginning, ended = threading.Lock(), threading.Event()
 
     def run(job: Job) -> int:
-        with (setting.out / f"{job.name}.log").open("ab") as log:
+        with beginning, (setting.out / f"{job.name}.log").open("ab") as log:
+            if ended.is_set():
+                return 1
             child = subprocess.Popen(_command(setting, job), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        children.append(child)
+            children.append(child)
         return child.wait()
 
     files.make_folder(setting.out)
@@ -354,6 +357,8 @@ def _in_processes(setting: Setting, jobs: Sequence[Job], count: int) -> list[int
             return list(pool.map(run, jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            with beginning:  # one that begins right now is among the children, or does not begin
+                ended.set()
             for child in children:
                 child.terminate()
             raise
