@@ -37,8 +37,9 @@ from dragoman.evaluation.metrics import metrics
 from dragoman.limits import NOTHING, for_each, limits_for
 from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
-from dragoman.reading import Given, Reading, Source, blank, looking_in
+from dragoman.reading import Given, Reading, blank, looking_in
 from dragoman.runtime import Engine
+from dragoman.runtime.batches import ON_CPU, ON_GPU, batches
 from dragoman.search import Limits, Search, mbr, searches
 from dragoman.text.codec import Codec
 
@@ -186,6 +187,11 @@ class Pipeline:
         """How many inputs are sorted together."""
         return WINDOW if self.codec.medium is None and self.codec.second in (None, "text") else FILES
 
+    @property
+    def _tokens(self) -> int:
+        """How many tokens are computed together."""
+        return ON_GPU if self.device.type == "cuda" else ON_CPU
+
     def with_generation(
         self,
         *,
@@ -271,7 +277,9 @@ class Pipeline:
                 with torch.inference_mode():
                     yield waiting, None, self.engine([sources[i].source for i in waiting], asked.search, all_limits), {}
                 return
-        for rows in self._batches(waiting, [given.longer for given in sources], asked.search.size):
+        lengths = [len(sources[i].longer) for i in waiting]
+        for places in batches(lengths, self._tokens // asked.search.size):
+            rows = [waiting[place] for place in places]
             batch = collate([sources[i].row for i in rows], [asked.first + i for i in rows]).to(self.device)
             found, traces = self._search(batch, asked, partial(limits, rows))
             yield rows, batch, found, traces
@@ -339,15 +347,6 @@ class Pipeline:
             given.cut,
             ids=hypothesis.tokens,
         )
-
-    def _batches(self, rows: list[int], sources: list[Source], hypotheses: int) -> Iterator[list[int]]:
-        """Rows of like length, as many as a budget of padded tokens allows."""
-        budget = max((65536 if self.device.type == "cuda" else 4096) // hypotheses, 1)
-        ordered = sorted(rows, key=lambda i: len(sources[i]), reverse=True)
-        while ordered:
-            count = max(budget // max(len(sources[ordered[0]]), 1), 1)
-            yield ordered[:count]
-            ordered = ordered[count:]
 
     # -- where it looked ----------------------------------------------------------------------------------------------
 
@@ -423,10 +422,8 @@ class Pipeline:
     def _scored(self, every: list[Row]) -> list[list[float]]:
         self.model.eval()
         results: list[list[float]] = [[] for _ in every]
-        sizes = [
-            max((side for side in (row.source, row.target, row.second) if side is not None), key=len) for row in every
-        ]
-        for rows in self._batches(list(range(len(every))), sizes, 1):
+        lengths = [max(len(side) for side in (row.source, row.target, row.second) if side is not None) for row in every]
+        for rows in batches(lengths, self._tokens):
             batch = collate([every[i] for i in rows], rows).to(self.device)
             _, gold, _ = found = self.model(batch)
             log_probs = token_log_probs(found.logits, gold)

@@ -261,9 +261,13 @@ def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:
 
 def test_batches_hold_every_source_once_and_no_more_than_asked() -> None:
     sources = some_sources(50)
-    cut = list(batches(sources, 8))
+    lengths = [len(source) for source in sources]
+    cut = list(batches(lengths, 10_000, 8))
     assert sorted(i for rows in cut for i in rows) == list(range(50))
     assert max(len(rows) for rows in cut) == 8
+    for rows in (few := list(batches(lengths, 30))):
+        assert len(rows) == 1 or len(rows) * max(lengths[i] for i in rows) <= 30
+    assert sorted(i for rows in few for i in rows) == list(range(50))
     assert [len(sources[i]) for rows in cut for i in rows] == sorted(map(len, sources), reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Which sources are decoded together on a CPU: those of like lengths, the longest first."""
+"""Which sources are computed together: those of like lengths, the longest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-TOKENS = 4096  # source tokens at a time
+ON_CPU, ON_GPU = 4096, 65536  # source tokens at a time, padding counted
 
 
 def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -17,10 +17,10 @@ def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return pad_sequence(rows, batch_first=True), torch.tensor([len(ids) for ids in sources])
 
 
-def batches(sources: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
-    """Places of sources that are decoded together: at most so many, of like lengths, the longest first."""
-    ordered = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
+def batches(lengths: Sequence[int], tokens: int, most: int | None = None) -> Iterator[list[int]]:
+    """Places of sources that are computed together: at most so many tokens and, if said, so many sources."""
+    ordered = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
     while ordered:
-        count = max(min(most, TOKENS // max(len(sources[ordered[0]]), 1)), 1)
+        count = max(min(most or len(ordered), tokens // max(lengths[ordered[0]], 1)), 1)
         yield ordered[:count]
         ordered = ordered[count:]

@@ -28,7 +28,7 @@ import torch
 
 from dragoman.core.interfaces import Hypothesis, Memory
 from dragoman.runtime import ct2
-from dragoman.runtime.batches import batches, padded
+from dragoman.runtime.batches import ON_CPU, batches, padded
 from dragoman.runtime.cpu_search import Lengths, beam, greedy
 from dragoman.runtime.cpu_step import Transformer, fits
 from dragoman.runtime.linears import fast_here
@@ -83,7 +83,7 @@ class CPUEngine:
     def decode(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
         found: list[list[Hypothesis]] = [[] for _ in sources]
         longest, shortest = limits.longest.cpu(), torch.as_tensor(limits.shortest).cpu().expand(len(sources))
-        for rows in batches(sources, max(ROWS // search.size, 1)):
+        for rows in batches([*map(len, sources)], ON_CPU, max(ROWS // search.size, 1)):
             memory, at = self.model.encode(*padded([sources[i] for i in rows])), torch.tensor(rows)
             numbers = [limits.numbers[i] for i in rows] if limits.numbers else []
             here = self.search(memory, search, Limits(longest[at], shortest[at], numbers))

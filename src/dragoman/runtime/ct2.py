@@ -38,7 +38,7 @@ from dragoman.nn.layers import LayerNorm, RMSNorm
 from dragoman.nn.mixers import SelfAttention
 from dragoman.nn.positions import Learned, NoPositions, Sinusoidal
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.runtime.batches import batches, padded
+from dragoman.runtime.batches import ON_CPU, batches, padded
 from dragoman.search import Limits, Search
 from dragoman.search.greedy import Greedy
 
@@ -74,7 +74,7 @@ class CT2Engine:
         longest = limits.longest.tolist()
         every = [Said(limit) for limit in longest]
         waiting = []
-        for rows in batches(sources, BATCH):
+        for rows in batches([*map(len, sources)], ON_CPU, BATCH):
             waiting += self.translator.translate_batch(
                 [[self.words[i] for i in sources[row]] for row in rows],
                 beam_size=1,

@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import PAD, Hypothesis
+from dragoman.core.interfaces import Hypothesis
 from dragoman.nn.kernels.packed import triton_works
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime import device_search
+from dragoman.runtime.batches import ON_GPU, batches, padded
 from dragoman.runtime.encoding import LOT, Encoding, Lot, sent
 from dragoman.runtime.graphs import Graphs
 from dragoman.runtime.stepping import AnyStep, Step, TransformerStep, TransformerWeights, Unfit, cast, fits
@@ -40,7 +41,6 @@ log = logging.getLogger("dragoman")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MOST_ROWS = 2560  # hypotheses of all slots together: more of them make a step longer and no sentence cheaper
-TOKENS = 65536  # padded source tokens of a batch on the plain path
 LOOK_EVERY = 2  # steps between two looks while others wait
 CALM = 4  # steps in one graph, where no look is due
 REFILL = 8  # new sentences come in when one slot in so many is free: encoding a few costs as much as encoding many
@@ -369,13 +369,9 @@ def plain(model: Seq2Seq, sources: Sequence[Sequence[int]], search: Search, limi
     """The search itself on the model itself, in batches of like length."""
     results: list[list[Hypothesis]] = [[] for _ in sources]
     device = model.output.weight.device
-    left = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
-    while left:
-        S = max(len(sources[left[0]]), 1)
-        count = max(TOKENS // search.size // S, 1)
-        rows, left = left[:count], left[count:]
-        source = torch.tensor([[*sources[i], *[PAD] * (S - len(sources[i]))] for i in rows], device=device)
-        memory = model.encode(source, torch.tensor([len(sources[i]) for i in rows], device=device))
+    for rows in batches([*map(len, sources)], ON_GPU // search.size):
+        ids, lengths = padded([sources[i] for i in rows])
+        memory = model.encode(ids.to(device), lengths.to(device))
         at = torch.tensor(rows)
         shortest = limits.shortest
         some = Limits(
