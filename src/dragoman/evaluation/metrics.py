@@ -18,7 +18,8 @@ from __future__ import annotations
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any, Literal, Protocol
 
@@ -111,45 +112,48 @@ class Sacre:
         return np.array(scores, dtype=np.float64).reshape(totals.shape[:-1])
 
 
+Tokenization = Literal["13a", "intl", "zh", "char", "none"]
+Smoothing = Literal["exp", "floor", "add-k", "none"]
+
+
+def scorer_up_to(order: int, tokenize: Tokenization, lowercase: bool, smooth: Smoothing) -> sacrebleu.BLEU:
+    """sacreBLEU's scorer of n-grams up to `order` words."""
+    # `force` drops only a warning about tokenized text, which training would repeat at every validation.
+    return sacrebleu.BLEU(
+        tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=order
+    )
+
+
 @metrics.register("bleu")
 class BLEU(Sacre):
     """Shared n-grams up to 4 words, with a penalty for brevity (Papineni et al. 2002), as sacreBLEU computes it."""
 
-    order = 4
-
-    def __init__(
-        self,
-        *,
-        tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a",
-        lowercase: bool = False,
-        smooth: Literal["exp", "floor", "add-k", "none"] = "exp",
-    ) -> None:
-        # `force` drops only a warning about tokenized text, which training would repeat at every validation.
-        scorer = sacrebleu.BLEU(
-            tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=self.order
-        )
-        super().__init__(scorer, "BLEU" if self.order == 4 else f"BLEU-{self.order}", True)
+    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
+        super().__init__(scorer_up_to(4, tokenize, lowercase, smooth), "BLEU", True)
 
 
 @metrics.register("bleu1")
-class BLEU1(BLEU):
+class BLEU1(Sacre):
     """BLEU of single words alone, as captions are scored besides."""
 
-    order = 1
+    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
+        super().__init__(scorer_up_to(1, tokenize, lowercase, smooth), "BLEU-1", True)
 
 
 @metrics.register("bleu2")
-class BLEU2(BLEU):
+class BLEU2(Sacre):
     """BLEU of n-grams up to 2 words."""
 
-    order = 2
+    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
+        super().__init__(scorer_up_to(2, tokenize, lowercase, smooth), "BLEU-2", True)
 
 
 @metrics.register("bleu3")
-class BLEU3(BLEU):
+class BLEU3(Sacre):
     """BLEU of n-grams up to 3 words."""
 
-    order = 3
+    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
+        super().__init__(scorer_up_to(3, tokenize, lowercase, smooth), "BLEU-3", True)
 
 
 @metrics.register("chrf")
@@ -171,8 +175,15 @@ class TER(Sacre):
 # -- what is a share of a whole ----------------------------------------------------------------------------------------
 
 
-class Ratio(ABC):
+def percentage(totals: Array) -> Array:
     """100 · Σ part / Σ whole; over a whole of nothing, 100 if there is any part of it and 0 if not (as TER has it)."""
+    part, whole = totals[..., 0], totals[..., 1]
+    share = np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), part > 0)
+    return np.asarray(100.0 * share, dtype=np.float64)
+
+
+class Ratio(ABC):
+    """The percentage of a whole, both summed over the items."""
 
     label: str
     higher_is_better: bool
@@ -188,60 +199,52 @@ class Ratio(ABC):
         return np.array([self.item(hypothesis, accepted) for hypothesis, accepted in pairs], dtype=np.float64)
 
     def score(self, totals: Array) -> Array:
-        part, whole = totals[..., 0], totals[..., 1]
-        share = np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), part > 0)
-        return np.asarray(100.0 * share, dtype=np.float64)
+        return percentage(totals)
 
 
-class EditRate(Ratio):
-    """Insertions, deletions and substitutions (Levenshtein) per unit of the reference, summed over the corpus.
+def fewest_edits(
+    units: Callable[[str], Sequence[str]], hypothesis: str, references: Sequence[str]
+) -> tuple[float, float]:
+    """Insertions, deletions and substitutions of units (Levenshtein), and how many units the reference has.
 
     Of several references the one with the fewest edits per unit counts; an empty one is taken for one unit long there.
     """
-
-    higher_is_better = False
-
-    @abstractmethod
-    def units(self, text: str) -> Sequence[str]:
-        """The symbols that are inserted, deleted and substituted."""
-
-    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        found = self.units(hypothesis)
-        candidates = []
-        for reference in references:
-            wanted = self.units(reference)
-            candidates.append((Levenshtein.distance(wanted, found), len(wanted)))
-        return min(candidates, key=lambda candidate: candidate[0] / max(candidate[1], 1))
+    found = units(hypothesis)
+    candidates = [(Levenshtein.distance(wanted, found), len(wanted)) for wanted in map(units, references)]
+    return min(candidates, key=lambda candidate: candidate[0] / max(candidate[1], 1))
 
 
 @metrics.register("wer")
-class WER(EditRate):
+class WER(Ratio):
     """Word error rate: edits per reference word; words are what whitespace separates."""
 
     label = "WER"
+    higher_is_better = False
 
-    def units(self, text: str) -> Sequence[str]:
-        return text.split()
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return fewest_edits(str.split, hypothesis, references)
 
 
 @metrics.register("cer")
-class CER(EditRate):
+class CER(Ratio):
     """Character error rate: edits per reference character; spaces count, except around the text (as jiwer does)."""
 
     label = "CER"
+    higher_is_better = False
 
-    def units(self, text: str) -> Sequence[str]:
-        return text.strip()
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return fewest_edits(str.strip, hypothesis, references)
 
 
 @metrics.register("per")
-class PER(EditRate):
+class PER(Ratio):
     """Phoneme error rate: edits per reference phoneme; phonemes are what whitespace separates."""
 
     label = "PER"
+    higher_is_better = False
 
-    def units(self, text: str) -> Sequence[str]:
-        return text.split()
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return fewest_edits(str.split, hypothesis, references)
 
 
 @metrics.register("exact")
@@ -290,65 +293,68 @@ def words(text: str) -> list[str]:
     return "".join(kept).split()
 
 
-class Rouge(Ratio):
-    """F1 of what hypothesis and reference share, averaged over items (Lin 2004); of several references the best F1."""
+Overlap = Callable[[list[str], list[str]], tuple[int, int, int]]  # shared, in the hypothesis, in the reference
 
-    higher_is_better = True
 
-    @abstractmethod
-    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
-        """How much is shared, how much there is in the hypothesis, how much in the reference."""
+def best_f1(overlap: Overlap, hypothesis: str, references: Sequence[str]) -> float:
+    """F1 of what hypothesis and reference share (Lin 2004); of several references the best."""
 
-    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        found = words(hypothesis)
-        return max(self._f1(found, words(reference)) for reference in references), 1.0
-
-    def _f1(self, found: list[str], wanted: list[str]) -> float:
-        shared, in_found, in_wanted = self.overlap(found, wanted)
+    def f1(shared: int, in_found: int, in_wanted: int) -> float:
         return 2.0 * shared / (in_found + in_wanted) if shared else 0.0  # = 2PR / (P + R)
 
+    found = words(hypothesis)
+    return max(f1(*overlap(found, words(reference))) for reference in references)
 
-def shared_ngrams(found: list[str], wanted: list[str], n: int) -> tuple[int, int, int]:
+
+def shared_ngrams(n: int, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
     """How many n-grams are in both sides (the smaller count of each), in the hypothesis, in the reference."""
     counts = [Counter(zip(*(side[i:] for i in range(n)), strict=False)) for side in (found, wanted)]
     return (counts[0] & counts[1]).total(), counts[0].total(), counts[1].total()
 
 
+def longest_in_common(found: list[str], wanted: list[str]) -> tuple[int, int, int]:
+    """How long the longest common subsequence is, the hypothesis, the reference."""
+    return LCSseq.similarity(found, wanted), len(found), len(wanted)
+
+
 @metrics.register("rouge1")
-class Rouge1(Rouge):
+class Rouge1(Ratio):
     """ROUGE-1: F1 of single words, averaged over items."""
 
     label = "ROUGE-1"
+    higher_is_better = True
 
-    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
-        return shared_ngrams(found, wanted, 1)
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return best_f1(partial(shared_ngrams, 1), hypothesis, references), 1.0
 
 
 @metrics.register("rouge2")
-class Rouge2(Rouge):
+class Rouge2(Ratio):
     """ROUGE-2: F1 of pairs of neighboring words, averaged over items."""
 
     label = "ROUGE-2"
+    higher_is_better = True
 
-    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
-        return shared_ngrams(found, wanted, 2)
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return best_f1(partial(shared_ngrams, 2), hypothesis, references), 1.0
 
 
 @metrics.register("rougel")
-class RougeL(Rouge):
+class RougeL(Ratio):
     """ROUGE-L: F1 of the longest common subsequence of words, averaged over items."""
 
     label = "ROUGE-L"
+    higher_is_better = True
 
-    def overlap(self, found: list[str], wanted: list[str]) -> tuple[int, int, int]:
-        return LCSseq.similarity(found, wanted), len(found), len(wanted)
+    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+        return best_f1(longest_in_common, hypothesis, references), 1.0
 
 
 # -- captions ----------------------------------------------------------------------------------------------------------
 
 
 @metrics.register("cider")
-class CIDEr(Ratio):
+class CIDEr:
     """CIDEr-D (Vedantam et al. 2015), averaged over items and times 100, as papers print it: 1000 is the best.
 
     Words are those of ROUGE. How much an n-gram weighs depends on all the references that are scored together.
@@ -356,11 +362,12 @@ class CIDEr(Ratio):
 
     label = "CIDEr-D"
     higher_is_better = True
-
-    def item(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        return self.statistics([hypothesis], [references])[0, 0], 1.0
+    signature = None
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
         check(hypotheses, references)
         scores = cider_d([words(text) for text in hypotheses], [[words(text) for text in some] for some in references])
         return np.array([(score, 1.0) for score in scores], dtype=np.float64)
+
+    def score(self, totals: Array) -> Array:
+        return percentage(totals)
