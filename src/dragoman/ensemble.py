@@ -258,12 +258,12 @@ def check_compatible(models: Sequence[Model]) -> None:
 
 def check_language_model(model: Model, other: Model) -> None:
     """What joins a search must be a language model over the same target tokens as the model that is searched."""
-    objective = other.config.training.objective.name
-    if objective != "lm":
+    task, joining = (objectives.build(m.config.training.objective) for m in (model, other))
+    if not (joining.goes_on and joining.empty_source):
         raise ModelError(
-            f"{other.path} was trained for the objective {objective}; fusion needs a language model (objective lm)"
+            f"{other.path} was trained for the objective {other.config.training.objective.name}; "
+            "fusion needs a language model (objective lm)"
         )
-    task: Any = objectives[model.config.training.objective.name]
     if model.model.head is not None or task.goes_on:
         raise ModelError(
             f"{model.path} does not write a target for a source, so no language model can join it; "

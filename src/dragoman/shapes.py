@@ -17,16 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dragoman.core.errors import PartError
 from dragoman.core.interfaces import PAD, Batch, Medium
 from dragoman.core.registry import Part
-from dragoman.data.objectives import objectives
+from dragoman.data.objectives import Objective, objectives
 from dragoman.nn.frontends import frontends
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADS = {"labels": "classifier", "tags": "tagger", "masked": "tagger"}  # what an objective without a decoder needs
-PREFIXES = ("prefix", "full_prefix")
+# The ways in which one network reads source and target, and what an objective needs each for.
+PREFIXES = {"prefix": "reads from left to right alone", "full_prefix": "sees words from both sides"}
 TOKENS = 256  # of a source that is a text, at most, where a config does not say
 
 
@@ -34,36 +35,44 @@ def problems(config: Any) -> Iterator[str]:
     """What does not go together, one sentence each."""
     model: Any = config.model
     name, source = config.training.objective.name, how_the_source_is_read(model)
-    objective: Any = objectives[name]
-    predicts_source = bool(config.training.objective.options.get("source_loss"))
+    try:
+        objective = objectives.build(config.training.objective)
+    except PartError as error:  # it may refuse its own options
+        yield f"training.objective: {error}"
+        return
     if objective.paired and "target" not in config.data.columns:
         yield f"data.columns must name 'target' (several times for several targets), found {config.data.columns}"
     if not objective.paired and config.training.validate_metrics:
         yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
-    yield from _vocabulary(config, name, objective.joint or not objective.paired or predicts_source)
-    yield from _head(model, name)
-    if name in ("lm", "unilm") and model.pointer is not None:
+    yield from _vocabulary(config, name, objective.joint or not objective.paired)
+    yield from _head(model, name, objective)
+    if objective.goes_on and model.pointer is not None:
         yield f"model.pointer copies from the source, but training.objective is {name}: set model.pointer to null"
-    if name in ("lm", "unilm") and source not in PREFIXES:
-        yield (
-            f"training.objective is {name}, so there is one network and no source apart: "
-            "set model.encoder to none and model.decoder.source to prefix"
-        )
-    if name == "lm" and source == "full_prefix":
-        yield "training.objective is lm, which reads from left to right alone: set model.decoder.source to prefix"
-    if name == "unilm" and source == "prefix":
-        yield "training.objective is unilm, which sees words from both sides: set model.decoder.source to full_prefix"
-    if predicts_source and source != "prefix":
-        yield "training.objective.source_loss needs one network from left to right: set model.decoder.source to prefix"
+    yield from _one_network(config.training.objective, objective.decoder_source, source)
     if source in PREFIXES and model.encoder.name != "none":
         yield f"model.decoder.source is {source}, so the decoder reads the source itself: set model.encoder to none"
     if source not in PREFIXES and model.encoder.name == "none" and model.decoder is not None:
         yield "model.encoder is none, so the decoder must read the source itself: set model.decoder.source to prefix"
-    yield from _two_sources(config, name, source)
-    yield from _reach(config, name, source)
+    yield from _two_sources(config, objective, source)
+    yield from _reach(config, objective, source)
 
 
-def _two_sources(config: Any, name: str, source: str) -> Iterator[str]:
+def _one_network(part: Part, needed: str | None, source: str) -> Iterator[str]:
+    """What reads source and target in one way alone."""
+    if needed is None or source == needed:
+        return
+    chosen = [key for key, value in part.options.items() if value is True]
+    name = f"{part.name} with {' and '.join(chosen)}" if chosen else part.name
+    if source in PREFIXES:
+        yield f"training.objective is {name}, which {PREFIXES[needed]}: set model.decoder.source to {needed}"
+    else:
+        yield (
+            f"training.objective is {name}, so there is one network and no source apart: "
+            f"set model.encoder to none and model.decoder.source to {needed}"
+        )
+
+
+def _two_sources(config: Any, objective: Objective, source: str) -> Iterator[str]:
     """What reads two sources, and what cannot."""
     if config.model.second is None:
         if "second" in config.data.columns:
@@ -71,7 +80,7 @@ def _two_sources(config: Any, name: str, source: str) -> Iterator[str]:
         return
     if "second" not in config.data.columns:
         yield f"model.second reads a second source, but data.columns does not name 'second': {config.data.columns}"
-    if name not in ("pairs", "labels") or config.training.objective.options.get("source_loss"):
+    if not objective.paired or objective.marks:
         yield "model.second needs an objective that predicts a target alone: set training.objective to pairs or labels"
     if source in PREFIXES:
         yield f"model.second cannot be read as a prefix: set model.decoder.source to attention, not {source}"
@@ -95,25 +104,26 @@ def _vocabulary(config: Any, name: str, joint: bool) -> Iterator[str]:
         yield "model.pointer needs one vocabulary for both sides: set tokenizer.joint to true"
 
 
-def _head(model: Any, name: str) -> Iterator[str]:
+def _head(model: Any, name: str, objective: Objective) -> Iterator[str]:
     head = model.head.name if model.head is not None else None
-    needed = HEADS.get(name)
+    needed = objective.head
     if needed is not None and head != needed:
         yield (
             f"training.objective is {name}, which an encoder answers alone: "
             f"set model.head to {needed} and model.decoder to null"
         )
     if needed is None and head is not None:
-        fitting = " or ".join(objective for objective, kind in HEADS.items() if kind == head)
-        yield f"model.head is {head}, but training.objective is {name}: it must be {fitting}"
-    if name in ("lm", "unilm", "prefix") and model.tie not in ("all", "embeddings"):
+        kinds: dict[str, Any] = {other: objectives[other] for other in objectives.names}
+        fitting = " or ".join(other for other, kind in kinds.items() if kind.head == head)
+        yield f"model.head is {head}, but training.objective is {name}: it must be {fitting or 'one with this head'}"
+    if objective.one_table and model.tie not in ("all", "embeddings"):
         yield f"training.objective is {name}, so one table of embeddings serves the whole text: set model.tie to all"
 
 
-def _reach(config: Any, name: str, source: str) -> Iterator[str]:
+def _reach(config: Any, objective: Objective, source: str) -> Iterator[str]:
     """Positions that end must reach as far as the data does."""
     model: Any = config.model
-    together = source in PREFIXES and name in ("pairs", "prefix")
+    together = source in PREFIXES and not objective.goes_on  # whose text is all target
     sizes, most = config.data.max_target, longest_source(config)
     first = vectors(model.frontend, most)
     limits = {
@@ -158,13 +168,13 @@ def rehearsal(config: Any, medium: Medium | None = None, second: Medium | str | 
     """A tiny batch of the kind a config trains on."""
     import torch
 
-    name = config.training.objective.name
+    objective = objectives.build(config.training.objective)
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
-    source = ids[:, :0] if name == "lm" else ids
-    asked = name in ("tags", "masked", "unilm") or config.training.objective.options.get("source_loss")
-    sizes = lengths * 0 if name == "lm" else lengths
+    source, sizes, asked = ids, lengths, objective.marks
+    if objective.empty_source:
+        source, sizes = ids[:, :0], lengths * 0
     if medium is not None:
-        source, sizes, asked = *blanks(medium), None
+        source, sizes, asked = *blanks(medium), False
     batch = Batch(source, sizes, ids, lengths, marks=ids if asked else None)
     if second is not None:
         batch.second, batch.second_lengths = (ids, lengths) if isinstance(second, str) else blanks(second)

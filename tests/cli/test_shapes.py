@@ -17,7 +17,7 @@ import torch
 from dragoman.checkpoint import resolve
 from dragoman.cli.main import main
 
-from .conftest import Done
+from .conftest import Done, process
 
 WORDS = ["the", "a", "dog", "cat", "bird", "sees", "likes", "eats", "big", "red"]
 NOUNS = {"dog", "cat", "bird"}
@@ -147,3 +147,62 @@ def test_a_tagger_learns_to_mark_nouns(folder: Path, say: Callable[..., str]) ->
     assert say("predict", "runs/tags", input="the dog sees a big bird\ncat\n") == "O N O O O N\nN\n"
     scores = [float(line) for line in say("score", "runs/tags", "tags.tsv").split()]
     assert len(scores) == 120
+
+
+OWN = """
+import numpy as np
+from dragoman.core.interfaces import EOS, PAD
+from dragoman.data.objectives import Objective, Row, objectives, plain
+
+@objectives.register("before")
+class Before(Objective):
+    'Predict at each token of a text the one before it.'
+
+    joint = marks = True
+    head = "tagger"
+
+    def lengths(self, source, target):
+        return target, np.zeros_like(target)
+
+    def __call__(self, source, target, rng):
+        x = plain(target)
+        return Row(x, [], [PAD, *x[:-1]])
+
+@objectives.register("backwards")
+class Backwards(Objective):
+    'Predict every token of a text from those behind it.'
+
+    goes_on = empty_source = one_table = True
+    decoder_source = "prefix"
+
+    def lengths(self, source, target):
+        return np.zeros_like(source), target
+
+    def __call__(self, source, target, rng):
+        return Row([], [*plain(target)[-2::-1], EOS])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "remedy"),
+    [
+        ("before", ["model.head=classifier"], ["model.head=tagger", "model.decoder=null"]),
+        ("backwards", [], ["model.encoder=none", "model.decoder.source=prefix"]),
+    ],
+)
+def test_an_objective_of_a_user_s_own_says_which_model_it_needs_and_trains_it(
+    folder: Path, name: str, other: list[str], remedy: list[str]
+) -> None:
+    (folder / "own.py").write_text(OWN, encoding="utf-8")
+    sets = ["data.train=texts.txt", f"training.objective={name}"]
+    refused = process(*train(name, *sets, *other), "--import", "own", cwd=folder)
+    assert refused.code == 2
+    for key, value in (item.split("=") for item in remedy):
+        assert f"{key} to {value}" in refused.err
+    trained = process(*train(name, *sets, *remedy), "--import", "own", cwd=folder)
+    assert trained.code == 0, trained.err
+    found = losses(folder / "runs" / name)
+    assert found[-1] < found[0]
+    said = process("predict", f"runs/{name}", "--import", "own", cwd=folder, input=b"the big dog\n")
+    assert said.code == 0, said.err
+    assert said.out.strip()

@@ -90,6 +90,20 @@ def test_a_row_of_a_text_is_whole_within_its_bounds_and_a_function_of_the_genera
 
 
 @given(kind=TEXT_OBJECTIVES, text=TEXTS, seed=SEEDS)
+def test_rows_of_a_text_have_only_what_their_objective_says(
+    kind: tuple[str, dict[str, Any]], text: list[int], seed: int
+) -> None:
+    made = objective(kind[0], **kind[1])
+    row = made([], [*text, EOS], rng(seed))
+    assert made.marks or row.marks is None
+    assert made.head is None or not row.target
+    assert not (made.empty_source and row.source)
+    if made.packs:
+        assert row.source
+        assert row.target
+
+
+@given(kind=TEXT_OBJECTIVES, text=TEXTS, seed=SEEDS)
 def test_symbols_of_a_text_are_never_lost_masked_or_made_up(
     kind: tuple[str, dict[str, Any]], text: list[int], seed: int
 ) -> None:
@@ -118,6 +132,11 @@ def test_only_objectives_that_put_one_text_on_both_sides_need_a_joint_vocabulary
     joint = {name for name in objectives.names if objective(name).joint}
     assert joint == {"masked", "denoising", "span_corruption", "prefix", "unilm"}
     assert objective("pairs", source_loss=True).joint
+
+
+def test_only_rows_of_a_source_and_a_target_lie_end_to_end() -> None:
+    assert {name for name in objectives.names if objective(name).packs} == {"pairs", "denoising", "span_corruption"}
+    assert not objective("pairs", source_loss=True).packs
 
 
 @pytest.mark.parametrize("name", ["masked", "denoising", "span_corruption", "unilm"])

@@ -5,9 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.core.errors import PartError
 from dragoman.core.interfaces import PAD
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
+from dragoman.data.objectives import Row
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime.packing import Shape, holds, pack, shape
 
@@ -65,6 +67,11 @@ def test_the_packed_loss_and_its_gradients_are_the_padded_ones(options, multiple
     found = zip(torch.autograd.grad(packed, weights), torch.autograd.grad(padded, weights), strict=True)
     for mine, theirs in found:
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-7)
+
+
+def test_marks_are_refused_and_not_lost_where_rows_lie_end_to_end():
+    with pytest.raises(PartError, match="must say so: marks = True"):
+        pack(collate([Row([4, 5], [6], [7, PAD])], [0]))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from dragoman.config.schema import Config
 from dragoman.core.errors import PartError
 from dragoman.core.interfaces import Medium
 from dragoman.core.registry import Part
-from dragoman.data.objectives import objectives
 from dragoman.nn.frontends import frontends
 from dragoman.nn.joining import Second
 from dragoman.nn.seq2seq import Seq2Seq
@@ -54,7 +53,6 @@ def rehearse(config: Config) -> list[str]:
 
     state = torch.random.get_rng_state()
     try:
-        objectives.build(config.training.objective)  # which may refuse its own options
         readers = medium(config), second(config)
         sizes = [8 if reader is None or isinstance(reader, str) else reader.width for reader in readers]
         model, batch = build_model(config, sizes[0], 8, sizes[1]).eval(), shapes.rehearsal(config, *readers)

@@ -57,14 +57,25 @@ class Row(NamedTuple):
 
 
 class Objective:
-    """One way to make rows; a kind of it says how, and what the lengths of its rows can be."""
+    """One way to make rows; a kind of it says how, what the lengths of its rows can be, and which model they teach."""
 
     paired = False  # made from pairs; else from single texts, which come as targets with an empty source
     joint = False  # whether source ids and target ids must mean the same
     trivial = False  # whether rows are the stored pairs themselves
     goes_on = False  # whether what it teaches is a language model, which goes on with a text it is given
     ends_source = True  # whether a source ends with </s>
+    empty_source = False  # whether no row has a source
+    marks = False  # whether rows have marks
     symbols: Sequence[str] = ()  # extra symbols that the vocabulary needs
+    # What shapes.py holds a config to:
+    head: str | None = None  # the model.head that answers; None: a decoder does
+    decoder_source: str | None = None  # the model.decoder.source it takes; None: any
+    one_table = False  # whether source and target are pieces of one text, whose embeddings are one table
+
+    @property
+    def packs(self) -> bool:
+        """Whether a row is a source, never an empty one, and a target to write, and nothing else."""
+        return self.head is None and self.ends_source and not (self.empty_source or self.marks)
 
     def prepare(self, codec: Codec) -> None:
         """Look up ids, once; afterwards the objective can travel to other processes."""
@@ -105,8 +116,9 @@ class Pairs(Objective):
     paired = True
 
     def __init__(self, *, source_loss: bool = False) -> None:
-        self.source_loss = self.joint = source_loss
+        self.source_loss = self.joint = self.marks = source_loss
         self.trivial = not source_loss
+        self.decoder_source = "prefix" if source_loss else None  # left to right: else it would see what it predicts
 
     def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
         return source, target
@@ -121,6 +133,7 @@ class Labels(Objective):
     """Predict one label from the source: the target is a single token and has no </s>."""
 
     paired = True
+    head = "classifier"
 
     def problem(self, source: Ids, target: Ids) -> str | None:
         return None if len(target) == 2 else "target is not one label"
@@ -136,7 +149,8 @@ class Labels(Objective):
 class Tags(Objective):
     """Predict one tag at each token of the source: the target has as many tokens as the source."""
 
-    paired = True
+    paired = marks = True
+    head = "tagger"
 
     def prepare(self, codec: Codec) -> None:
         super().prepare(codec)
@@ -166,7 +180,8 @@ class Tags(Objective):
 class LanguageModel(Objective):
     """Predict every token of a text from those before it."""
 
-    goes_on = True
+    goes_on = empty_source = one_table = True
+    decoder_source = "prefix"
 
     def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
         return np.zeros_like(source), target
@@ -182,7 +197,8 @@ class Masked(Objective):
     Of the chosen tokens a share `mask` becomes <mask>, a share `random` another token, and the rest stay as they are.
     """
 
-    joint = True
+    joint = marks = True
+    head = "tagger"
     symbols = (MASK,)
 
     def __init__(self, *, share: Share = 0.15, mask: Proportion = 0.8, random: Proportion = 0.1) -> None:
@@ -361,7 +377,7 @@ class SpanCorruption(Objective):
 class Prefix(Objective):
     """Predict the rest of a text from its beginning, cut at a random place."""
 
-    joint = True
+    joint = one_table = True
     ends_source = False
 
     def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
@@ -380,8 +396,8 @@ class UniLM(Objective):
     The three options weigh the tasks against each other; `share` is the share of tokens chosen in the masked one.
     """
 
-    joint = True
-    goes_on = True
+    joint = goes_on = marks = one_table = True
+    decoder_source = "full_prefix"
     symbols = Masked.symbols
 
     def __init__(

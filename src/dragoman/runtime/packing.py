@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dragoman.core.errors import PartError
 from dragoman.core.interfaces import PAD, Batch, PackedBatch, Segments
 
 FILLER = 32  # positions in a row of padding
@@ -48,6 +49,10 @@ def holds(room: Shape, batch: Batch, least: Shape) -> bool:
 
 def pack(batch: Batch, multiple: int = 1, into: Shape | None = None) -> PackedBatch:
     """The same pairs end to end, in their own shape or a given one that holds them."""
+    if batch.marks is not None:
+        raise PartError(
+            "rows that lie end to end have no marks; an objective that makes marks must say so: marks = True"
+        )
     N, M, rows = into or shape(batch, multiple)
     source, first = _laid(batch.source, batch.source_lengths, N, rows)
     target, second = _laid(batch.target[:, :-1], batch.target_lengths - 1, M, rows)

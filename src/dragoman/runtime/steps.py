@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dragoman.core.interfaces import Batch, PackedBatch
+from dragoman.data.objectives import objectives
 from dragoman.nn.kernels.packed import triton_works
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime import fused
@@ -181,6 +182,6 @@ def why_not(model: Seq2Seq, device: torch.device, options: Any) -> str | None:
         return "Triton, or a GPU of compute capability 8.0, is missing"
     if options.teacher.name != "gold":
         return "training.teacher needs all logits"
-    if options.objective.name not in ("pairs", "denoising", "span_corruption"):
-        return f"objective '{options.objective.name}' predicts more than a target"
+    if not objectives.build(options.objective).packs:
+        return f"objective '{options.objective.name}' has rows that are not a source and a target alone"
     return model.packs()
