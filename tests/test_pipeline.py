@@ -401,6 +401,8 @@ def test_the_config_decides_the_search_unless_asked_otherwise() -> None:
     for prediction in p.predict(["abc", "d"], beam=7):
         assert math.isclose(prediction.score, prediction.log_prob / len(prediction.log_probs) ** 0.5, rel_tol=1e-6)
     assert build("rnn", generation={"search": "greedy"}).search_part(None, 1) == Part("greedy")
+    diverse = build("rnn", generation={"search": {"name": "diverse", "size": 4, "groups": 2, "length": rule}})
+    assert diverse.search_part(7, 2) == Part("beam", {"size": 7, "length": Part("power", {"alpha": 0.5})})
 
 
 def test_a_beam_of_1_is_greedy() -> None:

@@ -229,9 +229,7 @@ class Pipeline:
         part = self.config.generation.search
         if beam is None:
             return part
-        kept = part.options if part.name == "beam" else {}
-        if part.name != "beam" and "length" in part.options:
-            kept = {"length": part.options["length"]}
+        kept = {key: part.options[key] for key in searches.schema("beam").model_fields if key in part.options}
         return Part("greedy") if beam == nbest == 1 else Part("beam", {**kept, "size": beam})
 
     def _read(self, wanted: tuple[str | Example, Constraints]) -> tuple[Example, Given, Constraints]:
