@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from dragoman import config as configs
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import BOS, EOS, Example
 from dragoman.data.batching import collate
-from dragoman.reading import Reading, blank, grouped, looking_in, shortened
+from dragoman.reading import PATIENCE, Reading, blank, grouped, looking_in, shortened
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
@@ -154,9 +155,25 @@ def test_a_pair_that_is_too_long_for_positions_is_refused_with_its_place() -> No
     one = reading("one sequence")
     assert len(one.row(Example("a" * 7, "b" * 7)).target) == 8
     assert len(one.row(Example("a", "b" * 13)).target) == 14  # both stand in one sequence of 16
-    with pytest.raises(DataError, match=r"pairs\.tsv:7.*the target has 17 tokens.*reach only 16"):
+    with pytest.raises(DataError, match=r"pairs\.tsv:7.*the target has 14 tokens.*at most 13"):
         one.row(Example("ab", "b" * 13, file="pairs.tsv", line=7))
     assert len(reading("text").row(Example("a" * 99, "b")).source) == 100  # whole, where no positions end
+
+
+def test_a_bounded_pair_is_refused_beyond_four_times_the_longest_in_training_though_positions_have_no_end() -> None:
+    open_end = reading("text")
+    bounded = replace(open_end, bounded=True)
+    most_source, most_target = open_end.longest, PATIENCE * open_end.config.data.max_target
+    fits = Example("a" * (most_source - 1), "b" * (most_target - 1))  # </s> is the last token of each
+    assert bounded.row(fits) == open_end.row(fits)
+    for long, said in [
+        (Example("a" * most_source, "b"), rf"the source has {most_source + 1:,} tokens.*at most {most_source:,}"),
+        (Example("a", "b" * most_target), rf"the target has {most_target + 1:,} tokens.*at most {most_target:,}"),
+    ]:
+        assert len(open_end.row(long).source)
+        with pytest.raises(DataError, match=said):
+            bounded.row(long)
+    assert (open_end.longest_target(0), bounded.longest_target(0)) == (None, most_target)
 
 
 def test_a_model_of_texts_has_no_files_to_look_for() -> None:

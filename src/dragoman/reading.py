@@ -4,7 +4,8 @@
                         (source, target)           Example ─row→   Row, as the model would have learned from it
 
 To a model of two sources an input is both, with a tab between them; to a language model it is the beginning of a text.
-What is too long is cut and flagged where a result is asked for, and is an error where a pair is scored.
+What is too long is cut and flagged where a result is asked for, and is an error where a pair is scored. Positions
+without an end reach any pair; where strangers send it (`bounded`), a pair may be as long as what is read of a source.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Reading:
     model: Any  # a Seq2Seq, or what has its surface
     codec: Codec
     config: Config
+    bounded: bool = False  # whether a pair that is far longer than those in training is refused
 
     @cached_property
     def objective(self) -> Objective:
@@ -116,6 +118,13 @@ class Reading:
             return most if reach is None else reach
         return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.labels(n)))
 
+    def longest_target(self, states: int) -> int | None:
+        """The most target tokens, </s> included, that are taken beside so many states of a source; None: any number."""
+        reach: int | None = self.model.longest_target
+        if reach is None:
+            return PATIENCE * self.config.data.max_target if self.bounded else None
+        return reach - (states if self.model.one_sequence else 0)
+
     # -- the states that stand for it ----------------------------------------------------------------------------------
 
     def pieces(self, given: Given) -> list[str]:
@@ -167,20 +176,22 @@ class Reading:
                     f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
                 )
             row = self.objective(row.source, row.target, np.random.default_rng(0))
-        both = self.counted(len(row.source)) if self.model.one_sequence else 0
         if self.codec.second is not None:
-            second = self.codec.encode_second(example)
-            row = row._replace(second=second)
-            _reach("second source", len(second), self.model.longest_second and self.longest_second, example)
-        _reach("source", len(row.source), self.model.longest_source and self.longest, example)
-        _reach("target", len(row.target) + both, self.model.longest_target, example)
+            row = row._replace(second=self.codec.encode_second(example))
+            self._fits("second source", row.second, self.model.longest_second, self.longest_second, example)
+        self._fits("source", row.source, self.model.longest_source, self.longest, example)
+        longest = self.longest_target(self.counted(len(row.source)) if self.model.one_sequence else 0)
+        self._fits("target", row.target, longest, longest, example)
         return row
 
-
-def _reach(side: str, length: int, longest: int | None, example: Example) -> None:
-    if longest is not None and length > longest:
-        text = f"the {side} has {length:,} tokens, and the model's positions reach only {longest:,}. Shorten the pair"
-        raise DataError(text, example.file or None, example.line or None)
+    def _fits(self, side: str, read: Source, end: int | None, longest: int | None, example: Example) -> None:
+        """Refuse a side of a pair beyond what is read of it, where positions have an end or the pair a bound."""
+        if longest is not None and len(read) > longest and (end is not None or self.bounded):
+            what = "tokens" if isinstance(read, list) else "positions"
+            text = (
+                f"the {side} has {len(read):,} {what}, and the model reads at most {longest:,} here; shorten the pair"
+            )
+            raise DataError(text, example.file or None, example.line or None)
 
 
 def blank(example: Example) -> bool:

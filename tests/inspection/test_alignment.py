@@ -336,6 +336,50 @@ def test_what_is_too_much_for_a_view_is_left_out_within_the_source_first(
         look(transformer, SOURCES["transformer"], TARGETS["transformer"])
 
 
+RNN, CONVOLUTIONS = {"name": "rnn", "cell": "gru"}, {"name": "conv", "layers": 2}
+TRANSFORMER = {"name": "transformer", "layers": 2, "heads": 2, "feedforward": 32}
+SHARED = {**TRANSFORMER, "layers": 3, "shared": True}
+MIXED = {**TRANSFORMER, "mixer": "parameter_free"}
+
+
+@pytest.mark.parametrize("parts", [(SHARED, TRANSFORMER), (MIXED, MIXED), (RNN, SHARED), (CONVOLUTIONS, TRANSFORMER)])
+def test_the_weights_of_a_pass_are_counted_before_it(build: Callable[..., Pipeline], parts: tuple[Any, Any]) -> None:
+    pipeline = build(*parts)
+    check_count(pipeline, "abcd", "hgf")
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnn", "convolutional", "decoder_only"])
+def test_the_weights_of_a_pass_of_every_model_here_are_counted_before_it(kind: str, request: Any) -> None:
+    check_count(request.getfixturevalue(kind), "a bee", "a b")
+
+
+def check_count(pipeline: Pipeline, source: str, target: str) -> None:
+    counted = alignment.expected(pipeline, pair(pipeline, source, target))
+    seen = dict.fromkeys(counted, 0)
+    for one in look(pipeline, source, target)["maps"]:
+        seen[one["kind"]] += sum(np.array(head["weights"]).size for head in one["heads"])
+    assert counted == seen
+
+
+def test_nothing_is_computed_for_a_view_that_would_be_refused_nor_kept_of_what_is_left_out(
+    transformer: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = pair(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    size = alignment.expected(transformer, mine)
+    passes: list[None] = []
+    counting = transformer.model.register_forward_hook(lambda *_: passes.append(None))
+    monkeypatch.setattr(alignment, "MOST", size["cross"] - 1)
+    with pytest.raises(UserError, match="take less text"):
+        look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    counting.remove()
+    assert passes == []
+    _, every = alignment._watched(transformer, mine, {"cross"})
+    assert {one.kind: one.weights.numel() > 0 for one in every} == {"cross": True, "encoder": False, "decoder": False}
+    _, every = alignment._watched(transformer, mine, ())
+    assert len(alignment.heads(every)) == 12
+    assert not any(one.weights.numel() for one in every)  # what a head is worth needs its name alone
+
+
 def test_what_has_nothing_to_show_says_why(
     transformer: Pipeline, no_attention: Pipeline, language_model: Pipeline, classifier: Pipeline, rnn: Pipeline
 ) -> None:

@@ -21,9 +21,10 @@ from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import Example
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
-from dragoman.inspection import beam_tree, places, space, steps, why
+from dragoman.inspection import alignment, beam_tree, places, space, steps, why
 from dragoman.inspection.alignment import effects, look, said
 from dragoman.inspection.medium import gray, png, sound
+from dragoman.inspection.pair import pair
 from dragoman.inspection.probes import probe
 from dragoman.nn.attention import watching
 from dragoman.pipeline import Pipeline
@@ -98,6 +99,9 @@ def test_maps_within_one_of_two_sources_stand_on_its_own_states(media: Media) ->
     for one in view["maps"]:
         wide = len(one.get("tokens", view["source"]))
         assert all(len(row) == wide for head in one["heads"] for row in head["weights"])
+    counted = alignment.expected(model, pair(model, source))
+    every = [(one["kind"], head["weights"]) for one in view["maps"] for head in one["heads"]]
+    assert counted == {kind: sum(np.array(a).size for mine, a in every if mine == kind) for kind in counted}
     off = look(model, source, off=["second.2.1"])
     assert off["log_prob_off"] != pytest.approx(off["log_prob"], abs=1e-6)
     assert effects(model, source).keys() == {head["name"] for one in view["maps"] for head in one["heads"]}

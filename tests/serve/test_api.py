@@ -200,6 +200,55 @@ def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
     assert (answer.status_code, "prefix" in answer.json()["error"]["message"]) == (422, True)
 
 
+TOO_LONG = [
+    ("/v1/score", {"inputs": [{"source": "a", "target": "b" * 50_001}]}, "inputs[0]"),
+    ("/v1/inspect/alignment", {"source": "a" * 50_001}, "source"),
+    ("/v1/inspect/alignment", {"source": "a", "target": "b" * 50_001}, "target"),
+    ("/v1/inspect/beam", {"source": "a", "reference": "b" * 50_001}, "reference"),
+    ("/v1/inspect/space", {"texts": ["a", "b" * 50_001]}, "texts[1]"),
+    ("/v1/inspect/probes", {"sources": ["a", {"source": "b" * 50_001}]}, "sources[1]"),
+    ("/v1/inspect/probes", {"swaps": [["a", "b" * 50_001]]}, "swaps[0][1]"),
+    ("/v1/inspect/by_position", {"inputs": [{"source": "a", "target": "b" * 50_001}]}, "inputs[0]"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), TOO_LONG)
+def test_no_text_of_a_request_has_more_characters_than_max_text(
+    server: Any, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = server.client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["field"]) == (422, "too_long", field)
+    assert "has 50,001 characters; send at most 50,000" in error["message"]
+
+
+FORCED = [
+    ("/v1/score", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
+    ("/v1/score", {"inputs": [{"source": "a" * 1024, "target": "b"}]}, "source"),
+    ("/v1/inspect/alignment", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/effects", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/why", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/steps", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/beam", {"source": "a", "reference": "b" * 1024}, "target"),
+    ("/v1/inspect/by_position", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
+    ("/v1/inspect/quality", {"inputs": [{"source": "a", "target": "b" * 1024}], "metric": "exact"}, "target"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "side"), FORCED)
+def test_a_pair_far_longer_than_in_training_is_refused_though_positions_have_no_end(
+    server: Any, here: Pipeline, path: str, body: dict[str, Any], side: str
+) -> None:
+    assert here.model.longest_target is None  # on one's own machine there is no limit
+    assert len(here.token_scores([("a", "b" * 1024)])[0]) == 1025
+    answer = server.client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (422, "refused")
+    assert f"the {side} has 1,025 tokens, and the model reads" in error["message"]
+    assert "1,024" in error["message"]
+    assert "shorten" in error["message"]
+
+
 # -- for whoever watches -----------------------------------------------------------------------------------------------
 
 

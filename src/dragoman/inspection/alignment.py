@@ -13,14 +13,15 @@ are changed by hooks.
 
 A source that is no text has states all the same: the cells of an image, spans of a sound. `medium` says where they lie
 on its picture (medium.py). A long sound has many: what they look at among themselves may be too much for a view and is
-left out then, `left_out` names it.
+left out then, `left_out` names it. How much there will be is counted before the pass, so that nothing is kept of what
+is left out, and nothing computed where even the looks from target to source are too many.
 
 T target tokens with </s>, S source tokens with </s>, or states of another source, H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from dragoman.inspection.medium import medium
 from dragoman.inspection.pair import Pair, forced, line, pair
 from dragoman.nn.attention import Attention, Look, MultiHead, Seen, watching
 from dragoman.nn.losses import token_log_probs
+from dragoman.nn.mixers import ParameterFree
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
 from dragoman.pipeline import Pipeline
 from dragoman.text.tokenizers import Tokenizer
@@ -40,6 +42,7 @@ from dragoman.text.vocabulary import MARK
 
 DIGITS = 4  # of a weight: 6 × 8 heads of 60 × 60 are 4 MB of JSON with these and 11 MB with all of them
 MOST = 4_000_000  # weights in a view: a page with more is of no use to anybody
+KINDS = ("cross", "decoder", "second", "encoder")  # what a view has room for first, and last
 WHOLE = ("words", "symbols")  # tokenizers whose tokens are words already
 
 # -- heads -------------------------------------------------------------------------------------------------------------
@@ -81,13 +84,37 @@ def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
 
 def _parts(model: Seq2Seq, side: str, name: str, module: nn.Module, a: Tensor, S: int) -> dict[str, Tensor]:
     """Which kinds of looks the weights (H, rows, columns) of an attention are."""
-    if side != "decoder":
-        return {side: a}
-    if isinstance(module, Attention) or name.endswith("cross_attention"):
-        return {"cross": a}
-    if model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
+    kind = _kind(side, name, module)
+    if kind == "decoder" and model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
         return {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:, S:]}
-    return {"decoder": a}
+    return {kind: a}
+
+
+def _kind(side: str, name: str, module: nn.Module) -> str:
+    across = isinstance(module, Attention) or name.endswith("cross_attention")
+    return "cross" if side == "decoder" and across else side
+
+
+def _looking(model: Seq2Seq) -> Iterator[tuple[str, nn.Module]]:
+    """Every attention that runs in encoders and decoder with the kind of its looks, as often as it runs."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        side = name.split(".")[0]
+        if side in ("encoder", "second", "decoder") and isinstance(module, MultiHead | Attention | ParameterFree):
+            yield _kind(side, name, module), module
+
+
+def expected(pipeline: Pipeline, mine: Pair) -> dict[str, int]:
+    """How many weights of each kind a watched pass over a pair will have."""
+    model, T, S = pipeline.model, len(mine.target), len(mine.pieces)
+    first = S if mine.read.second is None else len(pipeline.reading.pieces(mine.read._replace(second=None)))
+    alone = {"cross": T * S, "encoder": first**2, "second": (S - first) ** 2, "decoder": T**2}
+    as_one = {"cross": T * S, "encoder": S**2, "decoder": T**2}
+    sizes = dict.fromkeys(KINDS, 0)
+    for kind, module in _looking(model):
+        parts = as_one if kind == "decoder" and model.one_sequence else {kind: alone[kind]}
+        for part, size in parts.items():
+            sizes[part] += getattr(module, "heads", 1) * size
+    return sizes
 
 
 def heads(every: Sequence[Map]) -> dict[str, Head]:
@@ -135,8 +162,9 @@ def look(
 ) -> dict[str, Any]:
     """The alignment of a source with a target, or with the model's output; `off` names heads to switch off."""
     mine = pair(pipeline, source, target, beam=beam)
-    found, every = _watched(pipeline, mine)
-    shown, log_probs = _shown(every), _log_probs(found)
+    kept = _kept(expected(pipeline, mine))
+    found, every = _watched(pipeline, mine, kept)
+    shown, log_probs = [one for one in every if one.kind in kept], _log_probs(found)
     without = None
     if off:
         with switched_off(_named(heads(every), off)):
@@ -196,7 +224,7 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
 def effects(pipeline: Pipeline, source: str | Example, target: str | None = None) -> dict[str, float]:
     """What log p(target | source) changes by when one head alone is switched off, for every head."""
     mine = pair(pipeline, source, target)
-    found, every = _watched(pipeline, mine)
+    found, every = _watched(pipeline, mine, ())
     whole, changes = sum(_log_probs(found)), dict[Head, float]()
     for head in heads(every).values():
         if head not in changes:  # one head may have three names
@@ -205,8 +233,11 @@ def effects(pipeline: Pipeline, source: str | Example, target: str | None = None
     return {name: changes[head] for name, head in heads(every).items()}
 
 
-def _watched(pipeline: Pipeline, mine: Pair) -> tuple[Predicted, list[Map]]:
-    with watching() as seen:
+def _watched(pipeline: Pipeline, mine: Pair, kept: Collection[str]) -> tuple[Predicted, list[Map]]:
+    """A pass, and its weights of the kinds that are kept; of the others the heads alone."""
+    looking = list(_looking(pipeline.model))
+    needed = {module for kind, module in looking if kind in kept or (kept and pipeline.model.one_sequence)}
+    with watching(counted={module for _, module in looking} - needed) as seen:
         found = forced(pipeline, mine)
     every = maps(pipeline.model, seen, len(mine.pieces))
     if not every and found.output.attention is None:
@@ -214,18 +245,18 @@ def _watched(pipeline: Pipeline, mine: Pair) -> tuple[Predicted, list[Map]]:
     return found, every
 
 
-def _shown(every: Sequence[Map]) -> list[Map]:
+def _kept(sizes: Mapping[str, int]) -> set[str]:
     """As much as a view can hold: what looks from target to source first, what looks within the source last."""
     kinds, room = set[str](), MOST
-    for kind in ("cross", "decoder", "second", "encoder"):
-        size = sum(one.weights.numel() for one in every if one.kind == kind)
+    for kind in KINDS:
+        size = sizes[kind]
         if size > room and kind == "cross":
             raise UserError(
                 f"there are {size:,} weights from target to source, and a view has {room:,}; take less text"
             )
         if size <= room:
             kinds, room = kinds | {kind}, room - size
-    return [one for one in every if one.kind in kinds]
+    return kinds
 
 
 def _log_probs(found: Predicted) -> list[float]:

@@ -53,7 +53,7 @@ def pair(pipeline: Pipeline, source: str | Example, target: str | None = None, *
         said, text = [*best.ids, EOS], best.text
     else:
         said, text = pipeline.codec.encode_target(target, source=example.source), target
-    reach("target", said, longest_target(pipeline, len(pieces)))
+    reach("target", said, pipeline.reading.longest_target(len(pieces)))
     return Pair(example, found, pieces, said, target is not None, text)
 
 
@@ -81,12 +81,6 @@ def read(pipeline: Pipeline, example: Example) -> Given:
 def line(example: Example) -> str:
     """A source as it is given on one line."""
     return f"{example.source}\t{example.second}" if example.second else example.source
-
-
-def longest_target(pipeline: Pipeline, states: int) -> int | None:
-    """The most tokens, </s> included, for which the model has positions beside the states of a source."""
-    longest: int | None = pipeline.model.longest_target
-    return None if longest is None else longest - (states if pipeline.model.one_sequence else 0)
 
 
 def reach(side: str, read: Any, longest: int | None) -> None:

@@ -24,7 +24,7 @@ from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Example
 from dragoman.data.batching import collate
 from dragoman.ensemble import Fused
 from dragoman.inspection.alignment import entropy
-from dragoman.inspection.pair import line, longest_target, reach, read
+from dragoman.inspection.pair import line, reach, read
 from dragoman.limits import NOTHING, limits_for
 from dragoman.pipeline import Pipeline
 from dragoman.reading import Given
@@ -84,7 +84,7 @@ def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[i
     """Along the given tokens, and on from there until </s> or the limit."""
     pipeline.model.eval()
     beginning = [id for id in given if id != EOS]
-    reach("target", [*beginning, EOS], longest_target(pipeline, len(pipeline.reading.pieces(source))))
+    reach("target", [*beginning, EOS], pipeline.reading.longest_target(len(pipeline.reading.pieces(source))))
     lengths = torch.tensor([len(source.source)], device=pipeline.device)
     limits = limits_for(pipeline.reading, lengths, [0], [NOTHING], [example.source])
     longest = max(int(limits.longest[0]), len(beginning))

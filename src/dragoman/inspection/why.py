@@ -28,7 +28,7 @@ from dragoman.core.interfaces import BOS, EOS, SPECIALS, UNK, Capacity, Example,
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
 from dragoman.inspection.medium import labels, medium
-from dragoman.inspection.pair import check, line, longest_target, pair, reach, read
+from dragoman.inspection.pair import check, line, pair, reach, read
 from dragoman.nn.blocks import Block
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.losses import token_log_probs
@@ -36,7 +36,7 @@ from dragoman.nn.recurrent import Layer, ResetBefore
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.pipeline import Pipeline
 
-ROWS = 32  # pairs in a pass
+TOKENS = 4096  # of the longer side, padding included, in a pass over pairs: each has logits of the whole vocabulary
 LONG = 16  # tokens, </s> included: steps are counted for so many, and for half as many
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -108,14 +108,15 @@ def by_position(pipeline: Pipeline, examples: Iterable[Example]) -> dict[str, An
                 pipeline.codec.encode_target(example.target, source=example.source),
             )
             pieces = pipeline.reading.pieces(given)
-            reach("target", target, longest_target(pipeline, len(pieces)))
+            reach("target", target, pipeline.reading.longest_target(len(pieces)))
             rows.append((len(pieces) - (pieces[-1] == SPECIALS[EOS]), given.row._replace(target=target)))
     if not rows:
         raise DataError("there is no pair to look at; a pair is a source and a target")
     rows.sort(key=lambda row: max(row[0], len(row[1].target)))
     count, right = defaultdict[int, int](int), defaultdict[int, int](int)
-    for start in range(0, len(rows), ROWS):
-        some = rows[start : start + ROWS]
+    while rows:
+        many = max(TOKENS // max(rows[-1][0], len(rows[-1][1].target)), 1)
+        some, rows = rows[-many:], rows[:-many]
         batch = collate([row for _, row in some], list(range(len(some)))).to(pipeline.device)
         found = pipeline.model.eval()(batch)
         hits = (found.logits.argmax(-1) == found.gold).tolist()

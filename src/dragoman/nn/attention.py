@@ -8,13 +8,14 @@ One head with any score looks at states as they are (`Attention`); several heads
 B batch, H heads, G key heads (H / G queries share one), T queries, S keys, D width.
 
 Weights are computed only when somebody looks: `with watching() as seen:` collects them from every attention that runs
-inside, by module; otherwise a dot score with softmax goes through the fused kernel, which never forms them.
+inside, by module; otherwise a dot score with softmax goes through the fused kernel, which never forms them. Weights are
+T · S numbers for every head and layer: of modules whose weights are too many, only the heads are noted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,15 +39,22 @@ Seen = dict[nn.Module, list[Tensor]]
 _seen: ContextVar[Seen | None] = ContextVar("seen", default=None)
 
 
+_counted: ContextVar[Collection[nn.Module]] = ContextVar("counted", default=())
+
+
 @contextmanager
-def watching() -> Iterator[Seen]:
-    """Collect the weights of every attention that runs inside: module → its weights in the order of calls."""
+def watching(counted: Collection[nn.Module] = ()) -> Iterator[Seen]:
+    """Collect the weights of every attention that runs inside: module → its weights in the order of calls.
+
+    Those of `counted` have no columns: how many heads and queries there were is all that is noted of them.
+    """
     seen: Seen = {}
-    token = _seen.set(seen)
+    tokens = _seen.set(seen), _counted.set(counted)
     try:
         yield seen
     finally:
-        _seen.reset(token)
+        _seen.reset(tokens[0])
+        _counted.reset(tokens[1])
 
 
 def watched() -> bool:
@@ -62,7 +70,7 @@ def note(module: nn.Module, a: Tensor) -> None:
     """Tell whoever is watching what an attention weighed."""
     seen = _seen.get()
     if seen is not None:
-        seen.setdefault(module, []).append(a.detach())
+        seen.setdefault(module, []).append(a.new_empty(*a.shape[:-1], 0) if module in _counted.get() else a.detach())
 
 
 # -- one head --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ of any server; what one server allows (serve/options.py) is checked by `check`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -167,12 +167,12 @@ def check(body: Any, serving: Serving) -> None:
     if len(inputs) > serving.max_inputs:
         text = f"there are {len(inputs):,} inputs; send at most {serving.max_inputs:,} in one request"
         raise Refused(422, "too_many", text, "inputs")
-    for i, item in enumerate(inputs):
-        for side in ("source", "second", "target"):
-            text = getattr(item, side, None) or ""
-            if isinstance(text, str) and len(text) > serving.max_text:
-                found = f"the {side} has {len(text):,} characters; send at most {serving.max_text:,}"
-                raise Refused(422, "too_long", found, f"inputs[{i}]")
+    for location, text in texts(body):
+        if len(text) > serving.max_text:
+            *outside, last = location
+            side = last if isinstance(last, str) else "text"
+            found = f"the {side} has {len(text):,} characters; send at most {serving.max_text:,}"
+            raise Refused(422, "too_long", found, place(outside if outside and side == last else location))
     for name in ("beam", "nbest", "min_length", "max_length"):
         value, most = (
             getattr(body, name, None),
@@ -180,6 +180,19 @@ def check(body: Any, serving: Serving) -> None:
         )
         if value is not None and value > most:
             raise Refused(422, "too_large", f"{name} is {value:,}; it must not exceed {most:,} here", name)
+
+
+def texts(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every text of a request and its place; names of models are none, nor are the bytes of a medium."""
+    if isinstance(value, str):
+        yield location, value
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from texts(item, (*location, i))
+    elif isinstance(value, Options) and not isinstance(value, Medium):
+        for name in type(value).model_fields:
+            if name not in ("model", "models"):
+                yield from texts(getattr(value, name), (*location, name))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class Worker:
         found = []
         for name, path in message["models"].items():
             opened = pipeline.load(path, message["device"], precision=message["precision"], plain=message["plain"])
+            opened.reading = replace(opened.reading, bounded=True)  # the pairs are strangers'
             self.pipelines[name] = opened
             found.append(described(name, opened))
             warm(opened, found[-1]["example"])
