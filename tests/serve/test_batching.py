@@ -234,6 +234,33 @@ def test_who_leaves_gives_up_its_place_and_its_job_is_cancelled_when_all_have_le
     run(scenario)
 
 
+def test_a_job_that_owes_nothing_is_not_cancelled_and_counts_as_done_whenever_its_end_comes() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_wait_ms=0)
+        (worker,) = queue.workers.every
+        ends: list[str] = []
+        queue.on_job = lambda size, outcome: ends.append(outcome)
+        queue.start()
+        async with asyncio.timeout(10):
+            asked = await admit(queue, "a", "b")
+            while worker.job is None:
+                await asyncio.sleep(0)
+            for i, found in enumerate((b"1", b"2")):
+                worker.take({"kind": "result", "id": worker.job, "item": i, "json": found})
+            assert await queue.results(asked) == [b"1", b"2"]
+            assert asked.gone
+            assert worker.job is not None  # the end of the job has not come yet
+            assert worker.cancelled_at is None
+            worker.take({"kind": "done", "id": worker.job})
+            while not ends:
+                await asyncio.sleep(0)
+        assert (ends, queue.held) == (["done"], 0)
+        assert queue.rate > 0  # by which the next is told when to come back
+        await queue.end()
+
+    run(scenario)
+
+
 def test_a_request_past_its_deadline_hears_so_and_is_forgotten() -> None:
     async def scenario() -> None:
         queue = batcher(deadline_s=0.05)

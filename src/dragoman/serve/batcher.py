@@ -8,8 +8,8 @@ the same model, as many as batch_tokens allow. A request that is larger than a j
 what is left of it, so that a small one behind it waits for a job, not for the whole of it.
 
 A request that nobody waits for any more (its deadline has passed, its client has left) loses its place; a job that
-holds only such requests is cancelled. Where a job fails, its requests are tried again one by one: only the one that it
-failed on shall hear of it.
+holds only such requests is cancelled, unless it owes them nothing more. Where a job fails, its requests are tried again
+one by one: only the one that it failed on shall hear of it.
 """
 
 from __future__ import annotations
@@ -82,6 +82,10 @@ class Job:
 
     id: int
     parts: list[tuple[Request, int]]
+    owed: int = field(init=False)  # results that have not come yet
+
+    def __post_init__(self) -> None:
+        self.owed = len(self.parts)
 
     @property
     def tokens(self) -> int:
@@ -246,7 +250,7 @@ class Batcher:
             self.held -= request.costs[i]
         request.waiting.clear()
         for job, worker in self.running.items():
-            if all(part.gone for part in job.requests):
+            if job.owed and all(part.gone for part in job.requests):
                 worker.cancel(job.id)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
@@ -311,6 +315,7 @@ class Batcher:
     def hear(self, job: Job, message: Message) -> None:
         """Hand a token or a result of a job to its request."""
         request, i = job.parts[message["item"]]
+        job.owed -= message["kind"] == "result"
         if not request.gone:
             request.events.put_nowait(Event(message["kind"], i, message.get("token", 0), message.get("json", b"")))
 
