@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dragoman import checkpoint
 from dragoman.checkpoint import Model
+from dragoman.core import folders
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.interfaces import Batch, Capacity, Hypothesis, Memory, Output
 from dragoman.data.objectives import objectives
@@ -226,14 +227,10 @@ def smallest(reaches: Iterable[int | None]) -> int | None:
 
 
 def open_models(path: str | Path) -> list[Model]:
-    """The models that `a+b+c` names, able to work together; a folder whose own name has a plus is one model."""
-    if "+" not in str(path) or Path(path).exists():
-        return [checkpoint.load(path)]
-    parts = str(path).split("+")
-    if not all(parts):
-        raise ModelError(f"{path}: no model is named before or after a '+'; write MODEL+MODEL")
-    models = [checkpoint.load(part) for part in parts]
-    check_compatible(models)
+    """The models that `a+b+c` names, able to work together."""
+    models = [checkpoint.load(one) for one in folders.paths(path)]
+    if len(models) > 1:
+        check_compatible(models)
     return models
 
 

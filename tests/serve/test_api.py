@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dragoman import pipeline
+from dragoman.cli.serve import named
 from dragoman.constraints import Constraints
+from dragoman.core.errors import ModelError
 from dragoman.pipeline import Pipeline, Prediction
 
 Events = Callable[[str], list[tuple[str, Any]]]
@@ -324,6 +326,15 @@ def test_a_mistake_on_the_command_line_is_told_in_words(
         main()
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["small+", "+small", "both=small++small"])
+def test_a_plus_beside_nothing_is_refused_before_any_worker_starts(
+    models: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(models)
+    with pytest.raises(ModelError, match="write MODEL"):
+        named([text])
 
 
 def test_a_missing_extra_names_what_to_install(models: Path) -> None:

@@ -67,17 +67,17 @@ def check_extras() -> None:
 
 def named(models: Sequence[str]) -> dict[str, str]:
     """Paths by name: the one given, or the name of the folder."""
+    from dragoman.core import folders
     from dragoman.core.errors import ModelError, UserError, nearest
-    from dragoman.serve.workers import members
 
     found: dict[str, str] = {}
     for text in models:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
-        for folder in map(Path, members(path)):
+        for folder in map(Path, folders.paths(path)):
             if not folder.is_dir():  # all else about a folder is for the workers to find out
                 beside = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
                 raise ModelError(f"{folder}: there is no such model or run folder{nearest(folder.name, beside)}")
-        name = name or "+".join(Path(member).resolve().name for member in members(path))
+        name = name or "+".join(Path(member).resolve().name for member in folders.paths(path))
         if name in found:
             raise UserError(f"two models are called '{name}'; give them names, as in first={found[name]}")
         found[name] = path

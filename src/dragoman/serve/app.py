@@ -28,6 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from dragoman import checkpoint, inspection
+from dragoman.core import folders
 from dragoman.core.errors import nearest
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
@@ -39,7 +40,7 @@ from dragoman.serve.metrics import Counted, Metrics
 from dragoman.serve.options import Serving
 from dragoman.serve.schema import Refused
 from dragoman.serve.worker import Message as Item
-from dragoman.serve.workers import Workers, members
+from dragoman.serve.workers import Workers
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
@@ -92,7 +93,7 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
 
 def opened(path: str, longest: int) -> tuple[Codec, Count]:
     """The tokenizers of a model, or of the first of an ensemble, and how they count the sources of an input."""
-    config, codec = checkpoint.open_codec(members(path)[0])
+    config, codec = checkpoint.open_codec(folders.paths(path)[0])
     if codec.medium is not None or codec.second is not None:
         return codec, media.counter(codec, longest)
     if objectives[config.training.objective.name].goes_on:  # type: ignore[attr-defined]

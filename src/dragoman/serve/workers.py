@@ -17,7 +17,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from dragoman.core.errors import UserError
 from dragoman.serve.options import Serving
@@ -285,8 +284,3 @@ def how_many(device: str) -> int:
         if devices.pick(device).type != "cpu":
             return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def members(path: str) -> list[str]:
-    """The folders that `a+b` names; a folder whose own name has a plus is one."""
-    return [path] if Path(path).exists() else path.split("+")
