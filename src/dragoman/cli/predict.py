@@ -41,6 +41,7 @@ from dragoman.cli.options import (
     warn_untagged,
 )
 from dragoman.cli.progress import clock
+from dragoman.core.json import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -345,15 +346,6 @@ def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
         if prediction.trace is not None:
             value["trace"] = prediction.trace
         yield json.dumps(finite(value | ({"alternatives": results[1:]} if results[1:] else {})), ensure_ascii=False)
-
-
-def finite(value: Any) -> Any:
-    """The same with null for the −∞ of a result that nothing fits: JSON has no such number."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def escape(text: str) -> str:

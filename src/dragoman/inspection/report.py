@@ -9,7 +9,6 @@ model, so that a range holds the same pairs for every model.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from dragoman.core.errors import DataError, UserError, nearest
 from dragoman.core.interfaces import EOS, SPECIALS, UNK
+from dragoman.core.json import finite
 from dragoman.data.readers import files_of, read_pairs
 from dragoman.evaluation.by_length import Bucket, by_length
 from dragoman.inspection.quality import Assessment, Score
@@ -133,14 +133,10 @@ def as_point(bucket: Bucket) -> dict[str, Any]:
         "low": int(bucket.low),
         "high": int(bucket.high),
         "count": bucket.count,
-        "score": finite(bucket.score),
-        "lower": finite(bucket.interval[0]),
-        "upper": finite(bucket.interval[1]),
+        "score": finite(float(bucket.score)),
+        "lower": finite(float(bucket.interval[0])),
+        "upper": finite(float(bucket.interval[1])),
     }
-
-
-def finite(x: float) -> float | None:
-    return float(x) if math.isfinite(x) else None
 
 
 # -- rarity ------------------------------------------------------------------------------------------------------------

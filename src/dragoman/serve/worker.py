@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import queue
 import signal
@@ -26,6 +25,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
+
+from dragoman.core.json import finite
 
 if TYPE_CHECKING:
     from dragoman.core.interfaces import Example
@@ -82,11 +83,7 @@ def flat(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        return json.dumps([finite(item) for item in value] if isinstance(value, list | tuple) else None)
-
-
-def finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(finite(value))
 
 
 def receive(file: IO[bytes]) -> Message | None:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ import torch
 
 from dragoman.constraints import Constraints
 from dragoman.core.interfaces import EOS, SPECIALS, Example
+from dragoman.core.json import finite
 from dragoman.core.registry import Part
 from dragoman.limits import NOTHING
 from dragoman.pipeline import Pipeline, Prediction
@@ -70,7 +70,7 @@ def told(example: Example, found: Prediction, ends: bool) -> dict[str, Any]:
     return {
         "source": example.source,
         "output": found.text,
-        "log_prob": found.log_prob if math.isfinite(found.log_prob) else None,
+        "log_prob": finite(found.log_prob),
         "source_tokens": found.source_tokens,
         "tokens": tokens,
         "attention": None if weights is None else [[round(a, DIGITS) for a in row] for row in weights.tolist()],

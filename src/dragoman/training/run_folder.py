@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import shutil
@@ -26,6 +25,7 @@ import torch
 from dragoman.config import Config, validate
 from dragoman.core import files, yaml
 from dragoman.core.errors import ConfigError, RunError, UserError
+from dragoman.core.json import finite
 from dragoman.version import __version__
 
 # No weight depends on these.
@@ -107,8 +107,7 @@ class RunFolder:
 
     def record(self, values: dict[str, Any]) -> None:
         """One more line of metrics.jsonl; JSON has no NaN and no infinity, so they become null."""
-        finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
-        self._append("metrics.jsonl", json.dumps(finite))
+        self._append("metrics.jsonl", json.dumps(finite(values)))
 
     def record_frame(self, values: dict[str, Any]) -> None:
         """One more line of replay.jsonl."""
