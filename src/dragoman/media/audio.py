@@ -88,14 +88,14 @@ class AudioMedium:
 
 def waveform(data: bytes, rate: int) -> NDArray[Any]:
     """The bytes of a file → samples (N,) from −1 to 1; ValueError where they are none."""
-    soundfile = _soundfile()
+    library = soundfile()
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with library.SoundFile(io.BytesIO(data)) as file:
             found = int(file.samplerate)
             if file.frames > LONGEST * found:
                 raise ValueError(f"it lasts {file.frames // found:,} seconds, more than {LONGEST:,}; cut it")
             samples = file.read(dtype="float32", always_2d=True).mean(1)
-    except (soundfile.SoundFileError, RuntimeError) as error:
+    except (library.SoundFileError, RuntimeError) as error:
         raise ValueError(str(error).strip().rstrip(".")) from None
     if not len(samples):
         raise ValueError("it holds no sample")
@@ -138,12 +138,13 @@ def _torch(samples: NDArray[Any], rate: int, bins: int) -> NDArray[Any]:
     return energies
 
 
-def _soundfile() -> Any:
+def soundfile() -> Any:
+    """The library that reads sounds, or which package to install."""
     try:
-        import soundfile
+        import soundfile as library
     except (ImportError, OSError):  # OSError: the package without libsndfile
         raise MissingExtra("soundfile", "audio", "reading sound") from None
-    return soundfile
+    return library
 
 
 @lru_cache(maxsize=32)

@@ -243,12 +243,9 @@ def clip_claims(data: bytes, most: int) -> None:
 
 def sound_claims(data: bytes, most: float) -> None:
     """Seconds, and the samples of all channels as if they were of stereo at 48 kHz: both take memory."""
-    try:
-        import soundfile
-    except (ImportError, OSError):
-        raise MissingExtra("soundfile", "audio", "reading sound") from None
+    from dragoman.media.audio import soundfile
 
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
+    with soundfile().SoundFile(io.BytesIO(data)) as file:
         seconds = max(file.frames / file.samplerate, file.frames * file.channels / (2 * 48_000))
     if seconds > most:
         raise Claim(f"lasts {seconds:,.0f} seconds, or has as many samples, and {most:,.0f} at most are decoded here")
