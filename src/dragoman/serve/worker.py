@@ -30,7 +30,7 @@ from dragoman.core.json import finite
 
 if TYPE_CHECKING:
     from dragoman.core.interfaces import Example
-    from dragoman.pipeline import Pipeline, Prediction
+    from dragoman.pipeline import Pipeline
 
 Message = dict[str, Any]
 
@@ -162,6 +162,7 @@ class Worker:
         import torch
 
         from dragoman import pipeline
+        from dragoman.serve.describing import described
 
         torch.set_num_threads(message["threads"])
         found = []
@@ -241,6 +242,7 @@ def predicted(
 ) -> list[Message]:
     """The predictions of some sources, as the API writes them; options are those of schema.Predict."""
     from dragoman.constraints import Constraints
+    from dragoman.serve.describing import written
 
     constraints = Constraints(
         prefix=options.get("prefix", ""),
@@ -259,89 +261,6 @@ def predicted(
         tell=tell,
     )
     return [written(prediction) for prediction in found]
-
-
-def written(prediction: Prediction) -> Message:
-    return {
-        "text": prediction.text,
-        "score": prediction.score,
-        "log_prob": prediction.log_prob,
-        "tokens": prediction.tokens,
-        "log_probs": prediction.log_probs,
-        "ended": prediction.ended,
-        "source_tokens": prediction.source_tokens,
-        "cut": prediction.cut,
-        "alternatives": [written(other) for other in prediction.alternatives],
-        "attention": None if prediction.attention is None else prediction.attention.tolist(),
-    }
-
-
-def described(name: str, pipeline: Pipeline) -> Message:
-    """What GET /v1/models says of a model."""
-    from dragoman.search import searches
-    from dragoman.serve import media
-
-    config, model, codec = pipeline.config, pipeline.model, pipeline.codec
-    search = searches.build(config.generation.search)
-    shape, reads = config.model.model_dump(), media.kinds(codec)
-    return {
-        "name": name,
-        **reads,  # source, second
-        "accepts": list(dict.fromkeys(type for kind in reads.values() if kind for type in media.accepted(kind))),
-        "languages": codec.languages,
-        "source_languages": codec.source_languages,
-        "kind": "language model" if pipeline.goes_on else "labels" if model.head is not None else "pairs",
-        "shape": {
-            "encoder": shape["encoder"]["name"],
-            "decoder": shape["decoder"]["name"] if shape["decoder"] else None,
-            "width": shape["width"],
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "source_vocabulary": len(codec.source),
-            "target_vocabulary": len(codec.target),
-        },
-        "search": {"name": config.generation.search.name, "beam": search.size, "draws": search.draws},
-        "longest_source": pipeline.reading.longest,
-        "precision": pipeline.precision,
-        "device": str(pipeline.device),
-        "example": sample(pipeline),
-    }
-
-
-def sample(pipeline: Pipeline) -> Message:
-    """An input to begin with: the first text of the validation file if that is here, else a few of the vocabulary."""
-    from dragoman.serve import media
-
-    codec, pair = pipeline.codec, first_pair(pipeline) or made_up(pipeline)
-    found: Message = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
-    readers = {"source": codec.medium, "second": codec.second}
-    for side, kind in media.kinds(codec).items():
-        if kind == "text":
-            found[side] = getattr(pair, side)
-        elif kind is not None:  # the files of the validation data are nobody's business
-            found[side] = media.sample(kind, readers[side])
-    return found
-
-
-def first_pair(pipeline: Pipeline) -> Example | None:
-    from dragoman.core.errors import DragomanError
-    from dragoman.data.readers import read_pairs
-
-    config = pipeline.config
-    try:
-        pairs = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
-        return next((pair for pair in pairs if pair.source.strip()), None)
-    except (DragomanError, OSError):
-        return None
-
-
-def made_up(pipeline: Pipeline) -> Example:
-    from dragoman.core.interfaces import SPECIALS, Example
-
-    codec = pipeline.codec
-    tokenizer = codec.target if pipeline.goes_on else codec.source
-    first = len(SPECIALS) + len(tokenizer.extra)
-    text = tokenizer.decode(list(range(first, min(first + 5, len(tokenizer)))))
-    return Example(text, target_lang=codec.languages[0] if codec.languages else None, second=text)
 
 
 def warm(pipeline: Pipeline, item: Message) -> None:
