@@ -229,7 +229,7 @@ def narrow(start: Callable[..., Serving], models: Path) -> Iterator[Serving]:
     It waits long enough for requests to meet in a job.
     """
     (models / "faults.py").write_text(FAULTS, encoding="utf-8")
-    settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=0.5"]
+    settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=1.5"]
     limits = [text for setting in settings for text in ("--set", setting)]
     running = start("small", "endless", "plodding", "--workers", "1", "--import", "faults", *limits)
     yield running
