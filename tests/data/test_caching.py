@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman import config as configs
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
 from dragoman.data import store
 from dragoman.data.building import build
 from dragoman.data.caching import fingerprint, prepare
+from dragoman.training import preparation
 
 from .conftest import LIMITS, Letters, leftovers, pairs
 
@@ -62,6 +64,27 @@ def test_a_corpus_is_encoded_again_when_anything_it_depends_on_changes(tmp_path)
     ]
     assert len({first, *(built.folder for built in changed)}) == 1 + len(changed)
     assert corpus.read == 1 + len(changed)
+
+
+def test_a_cache_shared_by_objectives_of_other_options_leaves_out_what_a_fresh_one_does(tmp_path):
+    """How long the rows of a text become, and so whether it can be used, depends on the options."""
+    write(tmp_path / "texts.txt", "ab" * 30 + "\n" + "ab\n")
+
+    def kept(cache: str, **options: float) -> int:
+        value = {
+            "data": {"train": str(tmp_path / "texts.txt"), "max_source": 100, "max_target": 61},
+            "tokenizer": {"source": "characters", "joint": True},
+            "training": {"objective": {"name": "span_corruption", **options}},
+        }
+        codec, config = preparation.open_codec(configs.validate(value, "test"))
+        prepared = preparation.prepare(config, codec, tmp_path / cache)
+        return len(prepared.corpora[0][0])
+
+    assert kept("fresh", share=0.5, span=1.0) == 1  # 30 of 60 letters, 30 sentinels before them and one behind, </s>
+    assert kept("shared") == 2
+    assert kept("shared", share=0.5, span=1.0) == 1
+    assert kept("shared", span=1.0, share=0.5) == 1
+    assert len(list((tmp_path / "shared").glob("*/store.json"))) == 2
 
 
 def test_a_large_file_is_hashed_once(tmp_path):

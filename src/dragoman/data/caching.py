@@ -1,6 +1,6 @@
 """Token stores are built once: the store of a corpus is opened where it is already there, and built where not.
 
-    folder = hash of (contents of the files, codec, limits, how they are read)       prepare = open it, else build it
+    folder = hash of (contents of the files, codec, limits, how they are read, for what)   prepare = open or build it
 
 The name of a folder says all that its content depends on, so a change in any of it leads to another folder. What the
 files contain is known by their SHA-256, remembered in `hashes.json` by path, size and time: a large file is read once.
@@ -91,7 +91,7 @@ def prepare(
     """The store of a corpus: opened where the cache has it, built where not.
 
     `examples` must be a function of the contents of `files` and of `reading`, which names whatever else decides what
-    comes out of them (the kind of reader, its options, languages given in the config).
+    comes out of them (the kind of reader, its options) and which of them are kept (the objective and its options).
     """
     depends = [stores.VERSION, fingerprint(files, cache), codec.fingerprint, max_source, max_target, keep_text, reading]
     folder = cache / hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]

@@ -158,8 +158,9 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             objective=objective,
         )
 
-    # What a store holds depends on the kind of objective; its options only decide what is made of that.
-    kind = config.training.objective.name
+    # What a store leaves out depends on the objective's options too: how long its rows may become, for one.
+    part = config.training.objective
+    kind = sorted(part.plain().items()) if part.options else part.name
     archives = [[name, Path(name).stat().st_size] for name in config.data.files if Path(name).is_file()]
     corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]
     prepared = Prepared(codec, objective, corpora)
