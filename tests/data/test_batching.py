@@ -311,6 +311,29 @@ def test_a_sampled_split_beyond_the_limit_gives_way_to_the_plain_one(tmp_path):
         assert any(source != plain[line] for line, (source, _) in drawn.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("denoising", {"infill": 0.0}), ("span_corruption", {"share": 0.5, "span": 1.0, "sentinels": 30}), ("masked", {})],
+)
+@pytest.mark.parametrize(("max_source", "max_target"), [(20, 200), (200, 20)])
+def test_a_sampled_text_never_makes_a_row_beyond_the_limits(name, options, max_source, max_target, tmp_path):
+    """A text stands on both sides, and a row may be longer than it: what the store leaves out is not drawn either."""
+    objective = objectives.build(Part(name, options))
+    lines = [example.source for example in corpus(50)]
+    part = Part("bpe", {"size": 75, "dropout": 0.5, "byte_fallback": False})
+    codec = codecs.learn(part, part, True, "nfc", lines, lines, objective.symbols)
+    objective.prepare(codec)
+    limits = {"max_source": max_source, "max_target": max_target}
+    store = building.build(corpus(50), codec, tmp_path / "a", **limits, keep_text=True, objective=objective)
+    batches = Batches([(store, 1)], codec, tokens=400, seed=1, objective=objective)
+    drawn = [batch for epoch in range(3) for batch in epoch_of(batches, epoch)]
+    assert max(batch.source.shape[1] for batch in drawn) <= max_source
+    assert max(batch.target.shape[1] for batch in drawn) <= max_target + 1  # <s> comes before it
+    unsampled = {int(store.lines[row]): store.target(row).tolist() for row in range(len(store))}
+    if name == "denoising":
+        assert any(list(target) != unsampled[line] for line, (_, target) in rows_of(drawn).items())
+
+
 def test_sampling_needs_texts(tmp_path):
     part = building.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
     with pytest.raises(ValueError, match="keep_text"):

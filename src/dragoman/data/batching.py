@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.interfaces import BOS, PAD, Batch
-from dragoman.data.objectives import Objective, Row, plain
+from dragoman.data.objectives import Objective, Row, plain, unfit
 from dragoman.data.store import Store
 
 if TYPE_CHECKING:
@@ -372,14 +372,13 @@ class Batches:
         source: Ids = [] if not store.paired else store.source(row)
         if store.paired and self.codec.medium is None:
             source = self.codec.encode_source(example, rng)
-        target = self.codec.encode_target(example.target or "", rng, example.source)
-        if self.objective is not None and self.objective.problem(source, target):  # as many tags as tokens, say
-            return store.source(row), store.target(row)
+        target: Ids = self.codec.encode_target(example.target or "", rng, example.source)
         # A sampled split is longer than the plain one; a model's positions end at the limit all the same.
-        return (
-            source if len(source) <= store.max_source else store.source(row),
-            target if len(target) <= store.max_target else store.target(row),
-        )
+        source = source if len(source) <= store.max_source else store.source(row)
+        target = target if len(target) <= store.max_target else store.target(row)
+        if unfit(self.objective, source, target, store.max_source, store.max_target):  # not as many tags as tokens, say
+            return store.source(row), store.target(row)
+        return source, target
 
 
 def in_order(store: Store, tokens: int, objective: Objective | None = None) -> Iterator[Batch]:

@@ -25,7 +25,7 @@ import numpy as np
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
 from dragoman.data import store
-from dragoman.data.objectives import Objective
+from dragoman.data.objectives import Objective, unfit
 from dragoman.data.store import Ids
 
 if TYPE_CHECKING:
@@ -125,10 +125,7 @@ def _encode(
     objective: Objective | None,
     sources: Sequence[_Sources],
 ) -> tuple[str, list[int]]:
-    """Why a pair cannot be used ('' where it can), and its target's ids; its sources wait to be written.
-
-    Limits count all ids of a side, tags and </s> too.
-    """
+    """Why a pair cannot be used ('' where it can), and its target's ids; its sources wait to be written."""
     nothing: list[int] = []
     paired = objective is None or objective.paired
     if example.cut:
@@ -140,20 +137,12 @@ def _encode(
     found = [source.read(example) if paired else source.blank() for source in sources]
     if any(ids is None for ids in found):
         return "source cannot be read", nothing
-    source = found[0] if found[0] is not None else []
+    first, *others = [ids for ids in found if ids is not None]
     target = codec.encode_target(example.target, source=example.source)
-    if any(len(ids) > max_source for ids in found if ids is not None):
+    if any(len(ids) > max_source for ids in others):
         return "source too long", nothing
-    if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
-        return "target too long" if paired else "too long", nothing
-    if objective is None or objective.trivial:
-        return "", target
-    if problem := objective.problem(source, target):
-        return problem, nothing
-    longest = objective.lengths(np.array([len(source)]), np.array([len(target)]))
-    if int(longest[0][0]) > max_source or int(longest[1][0]) > max_target:
-        return "too long", nothing
-    return "", target
+    reason = unfit(objective, first, target, max_source, max_target)
+    return (reason, nothing) if reason else ("", target)
 
 
 class _Sources:

@@ -106,6 +106,24 @@ class Objective:
 objectives: Registry[Objective] = Registry("objective")
 
 
+def unfit(objective: Objective | None, source: Ids, target: Ids, max_source: int, max_target: int) -> str | None:
+    """Why nothing can be learned from ids within these limits, in a few words; None where something can.
+
+    Limits count all ids of a side, tags and </s> too.
+    """
+    paired = objective is None or objective.paired
+    if len(source) > max_source:
+        return "source too long"
+    if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
+        return "target too long" if paired else "too long"
+    if objective is None or objective.trivial:
+        return None
+    if problem := objective.problem(source, target):
+        return problem
+    longest = objective.lengths(np.array([len(source)]), np.array([len(target)]))
+    return "too long" if int(longest[0][0]) > max_source or int(longest[1][0]) > max_target else None
+
+
 # -- from pairs --------------------------------------------------------------------------------------------------------
 
 
