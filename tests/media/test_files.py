@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -204,3 +205,23 @@ def test_a_fork_reads_an_archive_that_was_open_before(tmp_path: Path, place: str
         jobs = [pool.apply_async(read_often, (where, name, data, 50)) for name, data in list(MEMBERS.items()) * 2]
         assert read_often(where, "deep/er/b.bin", MEMBERS["deep/er/b.bin"], 50)
         assert all(job.get(30) for job in jobs)
+
+
+def test_the_files_behind_a_name_are_what_is_read_for_it(tmp_path: Path) -> None:
+    a_folder(tmp_path / "photos")
+    a_zip(tmp_path / "photos.zip")
+    a_zip(tmp_path / "more.zip")
+    example = Example("", file=str(tmp_path / "pairs.tsv"))
+
+    def behind(name: str, *places: str) -> list[str]:
+        found = files.behind(replace(example, source=name), [str(tmp_path / place) for place in places])
+        return [str(Path(path).relative_to(tmp_path)) for path in found]
+
+    assert behind("photos/a.bin") == ["photos/a.bin"]
+    assert behind(" deep/er/b.bin ", "more.zip", "photos") == ["photos/deep/er/b.bin"]
+    assert behind("photos") == ["photos/a.bin", "photos/empty", "photos/ä ü.bin"]  # a clip's frames
+    assert (
+        behind("photos.zip/deep/er/b.bin") == behind("photos.zip/not/there") == behind("photos.zip") == ["photos.zip"]
+    )
+    for name in ("missing.bin", "", " ", "x" * 5000, "a\0b"):
+        assert behind(name, "photos", "more.zip") == []

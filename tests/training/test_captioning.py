@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import pickle
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from safetensors.torch import load_file
 
 from dragoman import config as configs
 from dragoman import pipeline, training
-from dragoman.core.errors import DataError
+from dragoman.core.errors import DataError, RunError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.data.batching import Batches, Cursor
@@ -225,6 +227,99 @@ def test_all_captions_are_references_in_validation(tmp_path: Path) -> None:
     assert len(prepared.valid) == 4
     reports = [r for r in training.run(config, tmp_path / "run") if r.kind == "validation"]
     assert {"loss", "bleu1", "cider"} <= reports[-1].values.keys()
+
+
+# -- images that change ------------------------------------------------------------------------------------------------
+
+
+def put_loose(folder: Path, data: bytes) -> None:
+    (folder / "a.png").write_bytes(data)
+
+
+def put_in_zip(folder: Path, data: bytes) -> None:
+    with zipfile.ZipFile(folder / "pictures.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a.png"), data)
+
+
+def put_in_tar(folder: Path, data: bytes) -> None:
+    info = tarfile.TarInfo("a.png")
+    info.size = len(data)
+    with tarfile.open(folder / "pictures.tar", "w") as archive:
+        archive.addfile(info, io.BytesIO(data))
+
+
+def bitmap(level: int) -> bytes:
+    """A picture whose file has the same size whatever it shows."""
+    data = io.BytesIO()
+    Image.fromarray(np.full((SIDE, SIDE, 3), level, np.uint8)).save(data, "bmp")
+    return data.getvalue()
+
+
+KINDS = [(put_loose, "a.png"), (put_in_zip, "a.png"), (put_in_zip, "pictures.zip/a.png"), (put_in_tar, "a.png")]
+
+
+def of_one_picture(folder: Path, name: str, **changes: Any) -> configs.Config:
+    (folder / "train.tsv").write_text(f"{name}\tone\ttwo\n")
+    places = [folder / "pictures.zip", folder / "pictures.tar"]
+    data = {"files": [str(place) for place in places if place.exists() and "/" not in name]}
+    return config_of(folder, data=data | {"train": str(folder / "train.tsv")}, **changes)
+
+
+def shown(config: configs.Config, cache: Path) -> tuple[str, int]:
+    """The name of the store of a corpus, and what its first picture shows."""
+    codec, config = preparation.open_codec(config)
+    [(store, _)] = preparation.prepare(config, codec, cache).corpora
+    return store.folder.name, int(store.source(0)[0, 0])
+
+
+@pytest.mark.parametrize(("put", "name"), KINDS)
+def test_a_picture_that_is_replaced_is_read_again_and_one_that_is_moved_is_not(put, name, tmp_path: Path) -> None:
+    found = {}
+    for place, level in [("here", 10), ("here", 200), ("here", 10), ("there", 10)]:
+        (tmp_path / place).mkdir(exist_ok=True)
+        put(tmp_path / place, bitmap(level))
+        store, seen = shown(of_one_picture(tmp_path / place, name), tmp_path / "cache")
+        assert seen == level
+        assert found.setdefault(level, store) == store  # known by what it holds, wherever it lies and however old it is
+    assert found[10] != found[200]
+
+
+def test_pictures_that_stay_are_not_read_again(tmp_path: Path) -> None:
+    put_loose(tmp_path, bitmap(10))
+    os.utime(tmp_path / "a.png", (1e9, 1e9))  # long ago, so that what it holds is remembered
+    config = of_one_picture(tmp_path, "a.png")
+    first = shown(config, tmp_path / "cache")
+    put_loose(tmp_path, bitmap(200))
+    os.utime(tmp_path / "a.png", (1e9, 1e9))
+    assert shown(config, tmp_path / "cache") == first
+    os.utime(tmp_path / "a.png", (2e9, 1e9 + 1))
+    assert shown(config, tmp_path / "cache")[1] == 200
+
+
+def test_a_picture_that_was_missing_is_read_when_it_is_there(tmp_path: Path) -> None:
+    put_loose(tmp_path, bitmap(10))
+    config = of_one_picture(tmp_path, "a.png")
+    (tmp_path / "train.tsv").write_text("a.png\tone\ttwo\nb.png\tone\ttwo\n")
+    codec, config = preparation.open_codec(config)
+    lengths = []
+    for _ in range(2):
+        [(store, _)] = preparation.prepare(config, codec, tmp_path / "cache").corpora
+        lengths.append(len(store))
+        (tmp_path / "b.png").write_bytes(bitmap(10))
+    assert lengths == [2, 4]
+
+
+def test_a_run_does_not_go_on_with_pictures_that_changed(tmp_path: Path) -> None:
+    put_loose(tmp_path, bitmap(10))
+    asked = {"steps": 2, "save_every": 1, "schedule": "constant"}
+    config = of_one_picture(tmp_path, "a.png", training=asked)
+    reports = training.run(config, tmp_path / "run")
+    next(report for report in reports if report.kind == "saved")
+    reports.close()  # type: ignore[attr-defined]
+    put_loose(tmp_path, bitmap(200))
+    with pytest.raises(RunError, match="files changed since this run began"):
+        list(training.run(config, tmp_path / "run"))
+    list(training.run(config, tmp_path / "run", allow_change=["data"]))
 
 
 # -- images that cannot be read ----------------------------------------------------------------------------------------

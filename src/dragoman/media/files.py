@@ -109,20 +109,47 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
 
 def where(example: Example, places: Sequence[str]) -> list[Path]:
     """The folders and archives in which the source of an example is looked for."""
-    beside = [Path(example.file).parent] if example.file and example.file != "-" else []
-    return [*beside, Path(), *map(Path, places)]
+    return [*map(Path, beside(example)), Path(), *map(Path, places)]
+
+
+def beside(example: Example) -> list[str]:
+    """The folder of the file that an example is from, if it is from one."""
+    return [os.path.dirname(example.file) or "."] if example.file and example.file != "-" else []
 
 
 def inside_of(name: str, place: Path) -> tuple[Archive, str] | None:
-    """The archive that a place is, or that a part of the name is (photos.zip/a/photo.jpg), and the name in it."""
-    if is_archive(place):
-        return archive(place), name
+    """The archive that a place is, or that a part of the name is, and the name in it."""
+    found = (place, name) if is_archive(place) else split(name, place)
+    return None if found is None else (archive(found[0]), found[1])
+
+
+def split(name: str, place: str | Path) -> tuple[Path, str] | None:
+    """The archive that a part of a name is, and its member that the rest names: photos.zip/a/photo.jpg."""
+    if not any(ending in name for ending in ARCHIVES):
+        return None
     parts = PurePosixPath(name).parts
     for i in range(1, len(parts)):
-        outer = place.joinpath(*parts[:i])
+        outer = Path(place, *parts[:i])
         if is_archive(outer):
-            return archive(outer), "/".join(parts[i:])
+            return outer, "/".join(parts[i:])
     return None
+
+
+def behind(example: Example, places: Sequence[str] = ()) -> list[str]:
+    """The files whose bytes decide what the source of an example is: the one it names, or all in the folder it names.
+
+    Of a member it is the archive, where the name says so; archives among the places are not looked into.
+    """
+    name = example.source.strip()
+    for place in [*beside(example), "", *places] if name else ():
+        path = os.path.join(place, name)  # as text: a corpus may name 100,000 files, and Path took three times as long
+        if os.path.isfile(path):
+            return [path]
+        if os.path.isdir(path):
+            return sorted(entry.path for entry in os.scandir(path) if entry.is_file())
+        if inner := split(name, place):
+            return [str(inner[0])]
+    return []
 
 
 def _looked_up(name: str, place: Path) -> bytes | None:

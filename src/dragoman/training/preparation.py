@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from dragoman.data.check import check
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
+from dragoman.media.files import ARCHIVES, behind
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, Reader, copies, reads_text, tags
 from dragoman.text.normalization import normalize
@@ -146,6 +149,13 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     objective.prepare(codec)
 
     def store(path: str, keep_text: bool) -> Store:
+        reading = [
+            type(reader_of(path)).__name__,
+            config.columns,
+            config.data.on_error,
+            kind,
+            *held(config, path, cache),
+        ]
         return caching.prepare(
             files_of(path),
             lambda: one_by_one(pairs(config, path)),
@@ -154,14 +164,13 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             max_source=shapes.longest_source(config),
             max_target=config.data.max_target,
             keep_text=keep_text,
-            reading=json.dumps([type(reader_of(path)).__name__, config.columns, config.data.on_error, kind, *archives]),
+            reading=json.dumps(reading),
             objective=objective,
         )
 
     # What a store leaves out depends on the objective's options too: how long its rows may become, for one.
     part = config.training.objective
     kind = sorted(part.plain().items()) if part.options else part.name
-    archives = [[name, Path(name).stat().st_size] for name in config.data.files if Path(name).is_file()]
     corpora = [(store(corpus.path, codec.samples), corpus.weight) for corpus in config.data.train]
     prepared = Prepared(codec, objective, corpora)
     if config.data.valid is not None:
@@ -170,6 +179,27 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             wanted = config.training.validate_examples
             prepared.examples = list(itertools.islice(readable(pairs(config, config.data.valid), codec), wanted))
     return prepared
+
+
+def held(config: Config, path: str, cache: Path) -> list[str]:
+    """What is in the files that the sources of a corpus name; nothing where no source is a file."""
+    medium, second = readers(config)
+    reads = {"source": medium is not None, "second": second not in (None, "text")}
+    if not any(reads.values()):
+        return []
+    named: dict[str, list[str]] = {}
+    for example in pairs(config, path):
+        for name in (getattr(example, side) for side, asked in reads.items() if asked):
+            if name not in named:
+                named[name] = behind(replace(example, source=name), config.data.files)
+    every = dict.fromkeys(itertools.chain(*named.values(), filter(os.path.isfile, config.data.files)))
+    archives = [file for file in every if file.endswith(ARCHIVES)]
+    there = json.dumps([[os.path.basename(file) for file in found] for found in named.values()])
+    return [
+        caching.fingerprint([Path(file) for file in archives], cache),
+        caching.fingerprint_of_many([file for file in every if not file.endswith(ARCHIVES)], cache),
+        hashlib.sha256(there.encode()).hexdigest(),
+    ]
 
 
 def pairs(config: Config, path: str) -> Iterator[Example]:
