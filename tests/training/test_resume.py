@@ -170,6 +170,20 @@ def test_metrics_are_cut_back_to_the_checkpoint_on_resume(tiny, metrics, tmp_pat
     resumed.close()  # type: ignore[attr-defined]
 
 
+def test_the_time_spent_goes_on_where_a_run_does(tiny, tmp_path):
+    config, run = tiny().config("training.steps=12"), tmp_path / "run"
+    for last in (3, 8):
+        reports = training.run(config, run)
+        next(report for report in reports if report.kind == "log" and report.step == last)
+        reports.close()  # type: ignore[attr-defined]
+    train(config, run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in lines if line["kind"] == "train"]
+    assert len(seconds) == 12
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
 def test_a_finished_run_is_left_as_it_is(tiny, tmp_path):
     config, run = tiny().config("training.average=3"), tmp_path / "run"
 

@@ -25,8 +25,9 @@ class Report:
 class Clock:
     """Time spent training: the rate of late and what is left at that rate; validations do not count."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.done, self.seconds, self.rate, self.pace = steps, 0, 0.0, 0.0, 0.0
+    def __init__(self, steps: int, seconds: float = 0.0) -> None:
+        self.steps, self.done, self.rate, self.pace = steps, 0, 0.0, 0.0
+        self.seconds = seconds  # those of earlier processes too
         self.mark = time.perf_counter()
 
     def tick(self, tokens: int) -> None:

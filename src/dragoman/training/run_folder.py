@@ -119,6 +119,15 @@ class RunFolder:
         self._cut("metrics.jsonl", lambda values: values["step"] <= last.get(values["kind"], -1))
         self._cut("replay.jsonl", lambda values: values["step"] <= step)
 
+    @property
+    def seconds(self) -> float:
+        """Time spent training, as last recorded; not in a checkpoint, which is the same bytes however long it took."""
+        path = self.path / "metrics.jsonl"
+        if not self.writes or not path.exists():
+            return 0.0
+        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        return max((line["seconds"] for line in lines if line["kind"] == "train"), default=0.0)
+
     def _cut(self, name: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         path = self.path / name
         if not self.writes or not path.exists():

@@ -138,7 +138,7 @@ class Trainer:
         ahead, prepare = (2, self.steps.prepare) if self.steps is not None else (0, lambda batch: batch)
         cursor = Cursor(progress.epoch, progress.batch)
         stream = load_batches(batches, cursor, self.config.data.workers, ahead=ahead, prepare=prepare)
-        clock = Clock(options.steps - progress.step)
+        clock = Clock(options.steps - progress.step, self.place.seconds)
         try:
             while progress.step < options.steps and not self.out_of_patience:
                 taken = [next(stream) for _ in range(options.accumulate)]
