@@ -66,6 +66,12 @@ BROKEN = [
         ],
     ),
     Broken(
+        "a metric twice",
+        "data: {train: a.tsv, valid: b.tsv}\n"
+        "training: {validate_metrics: [bleu, exact, {name: bleu, tokenize: char}, bleu]}\n",
+        [["training", "validate_metrics names 'bleu' more than once", "name it once"]],
+    ),
+    Broken(
         "a weighted corpus",
         "data: {train: [a.tsv, {path: b.tsv, wieght: 2.0}, {weight: 0.0}]}\n",
         [

@@ -136,6 +136,8 @@ class Training(Options):
         if warmup > self.steps:
             yield f"schedule.warmup is {warmup}; it must not exceed steps, {self.steps}"
         names = ["loss", *(metric.name for metric in self.validate_metrics)]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            yield f"validate_metrics names '{name}' more than once, but values go by the metric's name; name it once"
         if self.best not in names:
             yield f"best is '{self.best}'; it must be one of {', '.join(names)}{nearest(self.best, names)}"
         if self.start_parts and self.start_from is None:
