@@ -266,6 +266,31 @@ def test_what_befalls_one_rank_befalls_all(tiny, world, metrics, tmp_path):
     assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
 
 
+REPORTS = """
+import json, os, sys
+from pathlib import Path
+from dragoman import config as configs
+from dragoman import training
+_, file, _, run, *rest = arguments
+reports = list(training.run(configs.load(Path(file), None, rest[1::2]).config, Path(run)))
+begun = [report.kind for report in reports].index("start")  # before it, the first rank alone looks at the data
+clock = ("seconds", "tokens_per_second")
+for report in reports[begun:]:
+    values = {key: value for key, value in report.values.items() if key not in clock}
+    print(json.dumps([report.kind, report.step, report.message, values]), flush=True)
+sys.exit()
+"""
+
+
+def test_all_ranks_yield_the_same_reports(tiny, world, tmp_path):
+    made = tiny("transformer")
+    sets = ["training.steps=12", "training.average=2", "training.validate_every=5"]
+    both = world(made.command(tmp_path / "run", *sets), 2, REPORTS)
+    assert both.wait() == [0, 0], both.said(0) + both.said(1)
+    assert both.said(0) == both.said(1)
+    assert '"kind": "average"' in both.said(1)
+
+
 # -- stopping, losing, going on ----------------------------------------------------------------------------------------
 
 

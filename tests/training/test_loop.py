@@ -228,12 +228,19 @@ def test_the_average_is_the_mean_of_the_last_checkpoints(count, tiny, tmp_path):
 @pytest.mark.parametrize("rate", ["0.003", "0.5"])
 def test_an_average_is_the_best_only_if_it_is_better(rate, tiny, metrics, tmp_path):
     run = tmp_path / "run"
-    train(tiny().config("training.average=3", f"training.optimizer.rate={rate}", "training.steps=20"), run)
+    end = train(tiny().config("training.average=3", f"training.optimizer.rate={rate}", "training.steps=20"), run)[-1]
     lines = metrics(run)
     average = next(line for line in lines if line["kind"] == "average")
     best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["loss"])
     wins = average["loss"] < best["loss"]
     assert checkpoint.pointed(run, "best") == ("average-20" if wins else f"step-{best['step']}")
+    assert ("the average of the last 3 checkpoints" if wins else f"best at step {best['step']}") in end.message
+
+
+def test_without_a_validation_set_the_average_is_kept_and_the_end_says_so(tiny, tmp_path):
+    end = train(tiny().config("training.average=3", "training.steps=20", "data.valid=null"), tmp_path / "run")[-1]
+    assert checkpoint.pointed(tmp_path / "run", "best") == "average-20"
+    assert "no validation set, the average of the last 3 checkpoints is kept" in end.message
 
 
 # -- from another model ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -332,10 +332,12 @@ class Trainer:
             yield self.save(best=improved)
         elif improved:  # not saved again: for that the whole checkpoint, maybe the only one, would have to go first
             self.place.point("best", f"step-{progress.step}")
-        if options.average > 1 and self.ranks.first:
-            yield from self.keep_average(checkpoint.steps(self.place.path)[-options.average :])
+        averaged = (yield from self.keep_average()) if options.average > 1 else 0
         self.ranks.from_first(lambda: self.place.point("finished", str(progress.step)))
         where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
+        if averaged:
+            kept = f"the average of the last {averaged} checkpoints"
+            where = f"best: {kept}" if progress.best is not None else f"{where}, {kept} is kept"
         if self.out_of_patience:
             where += f", no better one in {progress.waited} validations"
         yield self.report(
@@ -347,24 +349,32 @@ class Trainer:
         """The name of the newest checkpoint."""
         return next((folder.name for folder in reversed(checkpoint.steps(self.place.path))), None)
 
-    def keep_average(self, folders: list[Path]) -> Iterator[Report]:
-        options, progress = self.options, self.progress
-        if len(folders) == 1:
-            return
-        mean, name = checkpoint.average(folders), f"average-{progress.step}"
-        wins = True
-        if self.prepared.valid is not None:
-            found = self.measure(mean)
-            wins = better(options.best, found[options.best], progress.best, options.validate_metrics)
-            values = {"kind": "average", "step": progress.step, "checkpoints": len(folders), **found}
-            self.place.record(values)
+    def keep_average(self) -> Generator[Report, None, int]:
+        """Average the last checkpoints and keep that if it is better; of how many it is then, else 0."""
+        values, kept = self.ranks.from_first(self.averaged)
+        if "loss" in values:
             yield self.report("validation", values=values)
-        if wins:
-            folder = self.place.checkpoints / name
-            if folder.exists():
-                files.remove_folder(folder)
-            checkpoint.save(folder, self.config, mean, self.prepared.codec, {})
-            self.place.point("best", name)
+        return int(values["checkpoints"]) if kept else 0
+
+    def averaged(self) -> tuple[dict[str, Any], bool]:
+        """The mean of the last checkpoints, measured and, where nothing is better, kept; what is known of it."""
+        options, progress = self.options, self.progress
+        folders = checkpoint.steps(self.place.path)[-options.average :]
+        values: dict[str, Any] = {"kind": "average", "step": progress.step, "checkpoints": len(folders)}
+        if len(folders) == 1:
+            return values, False
+        mean = checkpoint.average(folders)
+        if self.prepared.valid is not None:
+            values |= self.measure(mean)
+            self.place.record(values)
+            if not better(options.best, values[options.best], progress.best, options.validate_metrics):
+                return values, False
+        folder = self.place.checkpoints / f"average-{progress.step}"
+        if folder.exists():
+            files.remove_folder(folder)
+        checkpoint.save(folder, self.config, mean, self.prepared.codec, {})
+        self.place.point("best", folder.name)
+        return values, True
 
     def stop(self, number: int) -> None:
         name = signal.Signals(number).name
