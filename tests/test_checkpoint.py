@@ -501,7 +501,7 @@ def step(model: Seq2Seq) -> None:
     ids = torch.randint(4, 8, (3, 5))
     lengths = torch.tensor([5, 3, 4])
     model.zero_grad()
-    model.loss(Batch(ids, lengths, ids, lengths)).sum.backward()
+    model.loss(Batch(ids, lengths, ids, lengths)).backward()
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad  # type: ignore[operator]

@@ -58,7 +58,7 @@ def test_over_all_draws_the_gradient_of_the_loss_is_that_of_the_expected_loss(or
     def estimate() -> list[Tensor]:
         assert model.baseline is not None
         model.baseline.fill_(baseline)
-        gradients = torch.autograd.grad(model.loss(batch).sum, weights, allow_unused=True)
+        gradients = torch.autograd.grad(model.loss(batch), weights, allow_unused=True)
         return [torch.zeros_like(w) if g is None else g for g, w in zip(gradients, weights, strict=True)]
 
     seeds = seeds_of(model, batch)

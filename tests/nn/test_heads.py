@@ -96,8 +96,8 @@ def test_a_model_with_a_head_gives_each_row_what_it_gives_it_alone(head: str) ->
     assert gold.tolist() == wanted
     assert logits.shape == (*gold.shape, 9)
     assert batch.tokens == (2 if head == "classifier" else 4)
-    alone = [model.loss(collate([row], [0])).sum.item() for row in rows]
-    assert model.loss(batch).sum.item() == pytest.approx(sum(alone), rel=1e-5)
+    alone = [model.loss(collate([row], [0])).item() for row in rows]
+    assert model.loss(batch).item() == pytest.approx(sum(alone), rel=1e-5)
 
 
 def test_a_tagger_without_marks_is_asked_nothing() -> None:

@@ -120,7 +120,7 @@ def test_both_sources_are_looked_at_and_matter(decoder: Part) -> None:
 
 def test_the_gradient_reaches_the_parts_of_both_sources() -> None:
     whole = model().train()
-    whole.loss(batch()).sum.backward()
+    whole.loss(batch()).backward()
     for name in ("frontend.table.weight", "second.frontend.table.weight", "second.W.weight"):
         grad = whole.get_parameter(name).grad
         assert grad is not None, name

@@ -53,17 +53,15 @@ def in_loops(model: Seq2Seq, batch: Batch, smoothing: float) -> float:
 
 def test_the_loss_of_a_batch_predicts_each_token_from_those_before() -> None:
     model, batch = tiny(), a_batch()
-    loss = model.loss(batch, 0.1)
-    assert loss.tokens == batch.tokens == 5
-    assert loss.sum.item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
-    assert -model.token_log_probs(batch).sum().item() == pytest.approx(model.loss(batch).sum.item(), rel=1e-5)
+    assert batch.tokens == 5
+    assert model.loss(batch, 0.1).item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
+    assert -model.token_log_probs(batch).sum().item() == pytest.approx(model.loss(batch).item(), rel=1e-5)
 
 
 def test_the_loss_of_a_batch_is_the_sum_over_its_rows() -> None:
     model, batch = tiny("transformer", "transformer"), a_batch()
     parts = [model.loss(batch.rows(i, i + 1), 0.1) for i in range(2)]
-    assert sum(part.sum.item() for part in parts) == pytest.approx(model.loss(batch, 0.1).sum.item(), rel=1e-5)
-    assert sum(part.tokens for part in parts) == batch.tokens
+    assert sum(part.item() for part in parts) == pytest.approx(model.loss(batch, 0.1).item(), rel=1e-5)
 
 
 # Every encoder and every decoder once; that they take each other's gradients is test_promises' to say of all pairs.
@@ -76,7 +74,7 @@ ONCE = [
 @pytest.mark.parametrize(("encoder", "decoder"), ONCE)
 def test_the_gradient_is_that_of_finite_differences(encoder: str, decoder: str) -> None:
     model, batch, step = tiny(encoder, decoder).double(), a_batch(), 1e-5
-    model.loss(batch, 0.1).sum.backward()
+    model.loss(batch, 0.1).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert set(gradients) == {name for name, _ in model.named_parameters()}
     with torch.no_grad():
@@ -132,7 +130,7 @@ def test_a_head_s_output_layer_can_be_the_source_s_table() -> None:
 
 def test_tied_tables_stay_one_when_weights_move_and_load() -> None:
     model, other, batch = tiny(tie="all"), tiny(tie="all"), a_batch()
-    model.loss(batch).sum.backward()
+    model.loss(batch).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     other.load_state_dict(model.state_dict())
     for one in (model, other):
@@ -231,11 +229,10 @@ def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) 
         log_p = model.token_log_probs(alone)[0].tolist()
         source_loss -= sum(log_p[: len(x) - 1])  # what is predicted after x_1, …, x_{n-1}; not <s>
         target_loss -= sum(log_p[len(x) :])
-    both = model.loss(batch)
-    assert both.sum.item() == pytest.approx(target_loss + source_loss, rel=1e-5)
-    assert both.tokens == 5 + 6
+    assert model.loss(batch).item() == pytest.approx(target_loss + source_loss, rel=1e-5)
+    assert batch.tokens == 5 + 6
     batch.marks = None
-    assert model.loss(batch).sum.item() == pytest.approx(target_loss, rel=1e-5)
+    assert model.loss(batch).item() == pytest.approx(target_loss, rel=1e-5)
 
 
 def test_a_batch_of_three_tasks_equals_its_rows_alone() -> None:
@@ -248,7 +245,7 @@ def test_a_batch_of_three_tasks_equals_its_rows_alone() -> None:
     found = model.token_log_probs(batch)
     for i, one in enumerate(alone):
         assert_close(found[i][found[i] != 0], one[one != 0], atol=1e-5, rtol=1e-5)
-    assert model.loss(batch).sum.item() == pytest.approx(-sum(one.sum().item() for one in alone), rel=1e-5)
+    assert model.loss(batch).item() == pytest.approx(-sum(one.sum().item() for one in alone), rel=1e-5)
 
 
 def test_a_full_prefix_sees_itself_whole_and_never_the_target() -> None:
@@ -281,7 +278,7 @@ def with_dropout(share: float) -> Seq2Seq:
 
 def test_r_drop_without_dropout_is_the_plain_loss() -> None:
     model, batch = with_dropout(0.0).train(), a_batch()
-    assert model.loss(batch, 0.1, r_drop=3.0).sum.item() == pytest.approx(model.loss(batch, 0.1).sum.item(), rel=1e-5)
+    assert model.loss(batch, 0.1, r_drop=3.0).item() == pytest.approx(model.loss(batch, 0.1).item(), rel=1e-5)
 
 
 def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence() -> None:
@@ -297,9 +294,9 @@ def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence() -> None:
                 back = sum(math.exp(b) * (b - a) for a, b in zip(p, q, strict=True))
                 expected += 2.0 / 2 * (forth + back) / 2
     torch.manual_seed(7)
-    assert model.loss(batch, 0.1, r_drop=2.0).sum.item() == pytest.approx(expected, rel=1e-4)
+    assert model.loss(batch, 0.1, r_drop=2.0).item() == pytest.approx(expected, rel=1e-4)
     model.eval()
-    assert model.loss(batch, 0.1, r_drop=2.0).sum.item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
+    assert model.loss(batch, 0.1, r_drop=2.0).item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
 
 
 def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_nine_to_one() -> None:
@@ -322,7 +319,7 @@ def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_
                 estimate = estimate - ahead * choice[i, t]
         wanted = torch.autograd.grad(loss + estimate, list(model.parameters()), allow_unused=True)
         torch.manual_seed(seed)
-        found = model.loss(batch).sum
+        found = model.loss(batch)
         assert found.item() == pytest.approx(loss.item(), rel=1e-4, abs=1e-4)  # what is reported has no estimate in it
         for g, other in zip(
             torch.autograd.grad(found, list(model.parameters()), allow_unused=True), wanted, strict=True

@@ -57,7 +57,7 @@ def by_hand(config: Any, folder: Path, steps: int, ema: float = 0.0) -> tuple[nn
         for group in optimizer.param_groups:
             group["lr"] = peak * min(step / 5, 1.0)
         optimizer.zero_grad()
-        total = sum(model.loss(batch, options.label_smoothing).sum for batch in batches)
+        total = sum(model.loss(batch, options.label_smoothing) for batch in batches)
         assert isinstance(total, torch.Tensor)
         (total / sum(int((batch.target[:, 1:] != 0).sum()) for batch in batches)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

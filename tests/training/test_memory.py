@@ -21,7 +21,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.interfaces import EOS, Batch
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
-from dragoman.nn.seq2seq import Loss, Seq2Seq
+from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.training.update import gradient, out_of_memory, split
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def batch_of(rows: int, seed: int) -> Batch:
     return collate([(ids(), ids()) for _ in range(rows)], list(range(rows)))
 
 
-def smoothed(model: Seq2Seq) -> Callable[[Batch], Loss]:
+def smoothed(model: Seq2Seq) -> Callable[[Batch], torch.Tensor]:
     return lambda batch: model.loss(batch, 0.1)
 
 
@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(family):
     model, first, second = model_of(family), batch_of(5, seed=1), batch_of(8, seed=2)
     model.zero_grad()
     rows = [batch.rows(i, i + 1) for batch in (first, second) for i in range(len(batch))]
-    total = sum(model.loss(row, 0.1).sum for row in rows)
+    total = sum(model.loss(row, 0.1) for row in rows)
     assert isinstance(total, torch.Tensor)
     (total / (first.tokens + second.tokens)).backward()
     by_hand = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -126,15 +126,15 @@ class Narrow(Seq2Seq):
 
     room, backwards, failed = 40, False, None
 
-    def loss(self, batch: Batch, smoothing: float = 0.0, **options: Any) -> Loss:
+    def loss(self, batch: Batch, smoothing: float = 0.0, **options: Any) -> torch.Tensor:
         assert self.failed is None or self.failed() is None  # what did not fit is out of memory by now
         found = super().loss(batch, smoothing, **options)
         if batch.area <= self.room:
             return found
-        self.failed = weakref.ref(found.sum)
+        self.failed = weakref.ref(found)
         if not self.backwards:
             torch.empty(1 << 60)
-        found.sum.register_hook(lambda _: torch.empty(1 << 60))
+        found.register_hook(lambda _: torch.empty(1 << 60))
         return found
 
 
@@ -193,7 +193,7 @@ for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYT
         size = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (size + (megabytes << 20),) * 2)
         try:
-            model.loss(Batch(ids, lengths, ids, lengths)).sum.backward()
+            model.loss(Batch(ids, lengths, ids, lengths)).backward()
             word = "fine"
         except Exception as error:
             word = "split" if out_of_memory(error) else f"unknown {type(error).__name__}: {error}"

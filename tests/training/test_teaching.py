@@ -91,7 +91,7 @@ def test_no_gradient_goes_through_a_draw_and_the_loss_is_that_of_one_pass_over_t
     log_p = model.decode(inputs, model.encode(batch.source, batch.source_lengths)).o @ model.output.weight.T
     log_p = (log_p + model.output.bias).log_softmax(-1)
     wanted = -sum(log_p[i, t, y].item() for i in range(3) for t, y in enumerate([4, 5, EOS]))
-    assert model.loss(batch, inputs=inputs).sum.item() == pytest.approx(wanted, rel=1e-5)
+    assert model.loss(batch, inputs=inputs).item() == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_model_that_runs_out_of_memory_while_drawing_still_trains_afterwards() -> None:

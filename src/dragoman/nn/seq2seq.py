@@ -40,13 +40,6 @@ ONLY_PREFIX = "only a decoder that reads the source as a prefix can predict the 
 MOMENTUM = 0.9  # of the baseline that drawn choices are compared with, as in Xu et al. 2015
 
 
-class Loss(NamedTuple):
-    """The summed loss to follow downhill, and the tokens it is the sum over."""
-
-    sum: Tensor
-    tokens: int
-
-
 class Predicted(NamedTuple):
     """Logits (B, N, V), what was to be predicted there (B, N; <pad>: nothing), and what the decoder says besides."""
 
@@ -272,15 +265,15 @@ class Seq2Seq(nn.Module):
         r_drop: float = 0.0,
         ctc: float = 0.0,
         inputs: Tensor | None = None,
-    ) -> Loss:
-        """The loss of a batch, `ctc` of it that of the encoder alone.
+    ) -> Tensor:
+        """The summed loss of a batch, `ctc` of it that of the encoder alone.
 
         With `r_drop`, of two passes, and of how far they disagree (Liang et al. 2021).
         """
         twice = r_drop > 0 and self.training
         if self.fuses and torch.is_grad_enabled() and self.pointer is None and not self.draws and not twice:
             o, gold, output = self._hidden(batch, inputs)
-            return Loss(mixed(self._fused_loss(o, gold, output, smoothing), output, ctc), batch.tokens)
+            return mixed(self._fused_loss(o, gold, output, smoothing), output, ctc)
         first = self(batch, inputs)
         total = mixed(self._loss(first, smoothing), first.output, ctc)
         if twice:
@@ -288,7 +281,7 @@ class Seq2Seq(nn.Module):
             # The paper's loss, halved, so that a token weighs what it weighs without.
             total = (total + mixed(self._loss(second, smoothing), second.output, ctc)) / 2
             total = total + r_drop / 2 * divergence(first.logits, second.logits, first.gold)
-        return Loss(total, batch.tokens)
+        return total
 
     def _fused_loss(self, o: Tensor, gold: Tensor, output: Output, smoothing: float) -> Tensor:
         """The same loss and gradient with the logits of few positions at a time, where nobody else asks for them."""

@@ -123,7 +123,7 @@ class Steps:
 
     def _plain(self, batch: Batch, count: float) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bfloat16"):
-            loss = self.model.loss(batch.to(self.device), self.smoothing, r_drop=self.r_drop).sum
+            loss = self.model.loss(batch.to(self.device), self.smoothing, r_drop=self.r_drop)
         (loss / count).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -25,7 +25,7 @@ from dragoman.core.errors import Diverged, ModelError, RunError, Stopped, UserEr
 from dragoman.core.interfaces import Batch
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load as load_batches
-from dragoman.nn.seq2seq import Loss, Seq2Seq
+from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
 from dragoman.optim.teachers import teachers
@@ -220,7 +220,7 @@ class Trainer:
         clock.tick(found.tokens)
         yield self.report("step", loss=loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
 
-    def loss(self, batch: Batch) -> Loss:
+    def loss(self, batch: Batch) -> torch.Tensor:
         """The loss of a batch at this step, as the options have it."""
         options = self.options
         inputs = mixed_inputs(self.model, batch, self.teacher.share(self.progress.step)) if self.model.decoder else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import Batch
-from dragoman.nn.seq2seq import Loss, Seq2Seq
+from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime.loops import forget
 from dragoman.runtime.steps import Steps
 
@@ -41,7 +41,7 @@ class Update:
 def gradient(
     model: Seq2Seq,
     batches: Sequence[Batch],
-    loss_of: Callable[[Batch], Loss],
+    loss_of: Callable[[Batch], Tensor],
     *,
     seed: int,
     step: int,
@@ -74,7 +74,7 @@ def gradient(
                     total += steps(piece, count)
                 else:
                     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                        loss = loss_of(piece.to(device)).sum
+                        loss = loss_of(piece.to(device))
                     (loss / count).backward()  # type: ignore[no-untyped-call]
                     total += loss.detach().double()
                 done += 1
