@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.data.lines import LINE_LIMIT, Tally
-from dragoman.data.readers import files_of, parallel, read_pairs, read_sources, readers
+from dragoman.data.readers import Reading, files_of, parallel, read_pairs, read_sources, readers
 from dragoman.data.readers.parallel import departure
 from dragoman.text.codec import learn
 
@@ -33,6 +34,10 @@ def write(folder: Path, content: bytes | str, name: str) -> Path:
 
 def pairs(spec, **options) -> list[tuple[str, str | None]]:
     return [(example.source, example.target) for example in read_pairs(spec, **options)]
+
+
+def sources_in(stream: io.RawIOBase | io.BytesIO, format: str, **options) -> Iterator[Example]:
+    return readers[format]().sources(stream, None, Reading(("source",), **options))
 
 
 # -- the formats --------------------------------------------------------------------------------------------------
@@ -324,7 +329,7 @@ def test_a_pair_that_is_too_long_is_flagged_and_nothing_else_is_lost(tmp_path):
     assert [example.cut for example in read_pairs(f"{a},{b}")] == [False, True]
 
 
-@pytest.mark.parametrize("format", ["text", "jsonl"])
+@pytest.mark.parametrize("format", ["tsv", "jsonl"])
 def test_sources_without_a_newline_take_little_memory(format):
     class Endless(io.RawIOBase):
         left = 100 << 20
@@ -340,7 +345,7 @@ def test_sources_without_a_newline_take_little_memory(format):
 
     tracemalloc.start()
     try:
-        flags = [example.cut for example in read_sources(Endless(), format=format)]
+        flags = [example.cut for example in sources_in(Endless(), format)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -355,14 +360,14 @@ def test_sources_without_a_newline_take_little_memory(format):
 @given(st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line), max_size=20), st.booleans())
 def test_as_many_sources_come_out_as_lines_go_in(lines, ended):
     content = b"\n".join([b"first", *lines, b"last"]) + (b"\n" if ended else b"")
-    for format in ("text", "jsonl"):
+    for format in ("tsv", "jsonl"):
         tally = Tally()
-        found = list(read_sources(io.BytesIO(content), format=format, on_error="skip", tally=tally))
+        found = list(sources_in(io.BytesIO(content), format, on_error="skip", tally=tally))
         assert [example.line for example in found] == list(range(1, len(lines) + 3))
     readable = [
         line.decode("utf-8", "ignore") == line.decode("utf-8", "replace") and b"\0" not in line for line in lines
     ]
-    texts = list(read_sources(io.BytesIO(content), on_error="skip", tally=(tally := Tally())))[1:-1]
+    texts = list(sources_in(io.BytesIO(content), "tsv", on_error="skip", tally=(tally := Tally())))[1:-1]
     assert tally.count("encoding") + tally.count("nul") == readable.count(False)
     assert all(example.source == "" for example, good in zip(texts, readable, strict=True) if not good)
 
@@ -383,8 +388,8 @@ def test_sources_are_whole_lines_or_the_source_of_an_object(tmp_path):
 def test_a_bad_source_stops_with_its_line_unless_it_may_be_skipped():
     content = b'{"source": "a"}\n{"sauce": "b"}\n{"source": "c"}\n'
     with pytest.raises(DataError, match=r"^<stdin>:2: the key 'source' is missing"):
-        list(read_sources(io.BytesIO(content), format="jsonl"))
-    skipped = read_sources(io.BytesIO(content), format="jsonl", on_error="skip")
+        list(sources_in(io.BytesIO(content), "jsonl"))
+    skipped = sources_in(io.BytesIO(content), "jsonl", on_error="skip")
     assert [example.source for example in skipped] == ["a", "", "c"]
 
 

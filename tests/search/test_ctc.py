@@ -13,7 +13,7 @@ from torch import Tensor
 from dragoman.core.interfaces import EOS, PAD
 from dragoman.core.registry import Part
 from dragoman.search import Limits, searches
-from dragoman.search.ctc import CTCPrefix, best_path
+from dragoman.search.ctc import CTCPrefix
 
 V, FIRST = 6, 3  # <pad>, which is the blank, <s>, </s>, <unk> and two tokens; <unk> is a token like the others here
 HEARD = [PAD, *range(FIRST, V)]  # what an alignment is made of
@@ -132,9 +132,3 @@ def test_a_search_that_hears_finds_the_best_mixture(name: str) -> None:
     score = {g: (1 - weight) * float(step_log_p[[*g, EOS]].sum()) + weight * logarithm(p) for g, p in truth.items()}
     assert tuple(best.tokens) == max(score, key=lambda g: score[g])
     assert best.score == pytest.approx(max(score.values()))
-
-
-def test_the_best_path_drops_blanks_and_repeats() -> None:
-    path = [[4, 4, 0, 4, 5, 5], [0, 3, 3, 0, 5, 5], [0, 0, 4, 4, 4, 4]]
-    log_p = torch.full((3, 6, V), -9.0).scatter(2, torch.tensor(path)[..., None], 0.0)
-    assert best_path(log_p, torch.tensor([6, 4, 2])) == [[(4, 0), (4, 3), (5, 4)], [(3, 1)], []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from dragoman import config as configs
 from dragoman import pipeline, shapes, training
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, DataError
-from dragoman.core.interfaces import Example
+from dragoman.core.interfaces import PAD, Example
 from dragoman.pipeline import Pipeline
-from dragoman.search.ctc import best_path
 from dragoman.text import codec as codecs
 from dragoman.training import preparation
 
@@ -121,10 +121,9 @@ def test_the_encoder_alone_hears_almost_as_well(heard: Heard) -> None:
         frames = torch.from_numpy(model.codec.medium.read(Example(str(folder / name))))
         with torch.no_grad():
             memory = model.model.encode(frames[None], torch.tensor([len(frames)]))
-            path = best_path(*model.model.hear(memory))[0]
-        right.append(model.codec.decode([token for token, _ in path]) == word)
-        places = [place for _, place in path]
-        assert places == sorted(places)
+            path = model.model.hear(memory)[0][0].argmax(-1).tolist()
+        # The most probable token at each position; repeats are one, blanks are left out.
+        right.append(model.codec.decode([token for token, _ in itertools.groupby(path) if token != PAD]) == word)
     assert np.mean(right) >= 0.85
 
 

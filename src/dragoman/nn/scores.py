@@ -9,7 +9,8 @@ B batch, T queries, S keys, D width. Scores work on any leading dimensions: (B, 
 the same with heads in between. `prepare` does once per source what a score needs of its keys; the result lives in the
 caller's state, never on `self`. W and W₂ carry a bias where tanh follows. The last two scores want to know what was
 looked at before, α: the caller keeps their memo, (B, T, S) like the weights and zeros at first (or None: nothing yet),
-and after each step asks `remember` for the next one.
+and after each step asks `remember(memo, a)` for the next one, and `penalty(memo, a)` for what the weights add to the
+loss (None: nothing).
 """
 
 from __future__ import annotations
@@ -34,14 +35,6 @@ class Score(Protocol):
     def prepare(self, k: Tensor) -> Tensor: ...
 
     def __call__(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor: ...
-
-
-class RememberingScore(Score, Protocol):
-    """A score with a memo: `remember` gives the one after weights a, `penalty` what they add to the loss."""
-
-    def remember(self, memo: Tensor, a: Tensor) -> Tensor: ...
-
-    def penalty(self, memo: Tensor, a: Tensor) -> Tensor | None: ...
 
 
 scores: Registry[Score] = Registry("score")

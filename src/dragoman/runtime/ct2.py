@@ -51,7 +51,7 @@ ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu wi
 class CT2Engine:
     """Greedy search by CTranslate2."""
 
-    def __init__(self, model: Seq2Seq, precision: str, workers: int = 1, threads: int = 1) -> None:
+    def __init__(self, model: Seq2Seq, precision: str, workers: int = 1) -> None:
         import ctranslate2
 
         self.model, self.words = model, words(model.frontend.table.num_embeddings)
@@ -62,7 +62,7 @@ class CT2Engine:
             spec.optimize(quantization="int8" if precision == "int8" else None)
             spec.save(folder)
             self.translator = ctranslate2.Translator(
-                folder, compute_type=precision, inter_threads=workers, intra_threads=threads
+                folder, compute_type=precision, inter_threads=workers, intra_threads=1
             )
 
     def serves(self, search: Search, limits: Limits) -> bool:
@@ -268,13 +268,13 @@ def side_fits(stack: Any) -> bool:
     )
 
 
-def open(model: Any, precision: str, workers: int = 1, threads: int = 1) -> CT2Engine | None:
+def open(model: Any, precision: str, workers: int = 1) -> CT2Engine | None:
     """The engine for a model; None where CTranslate2 does not compute it as we do."""
     if precision not in ("float32", "int8") or not fits(model):
         return None
     if not installed():
         raise MissingExtra("ctranslate2", "ctranslate2", "decoding by CTranslate2")
-    return CT2Engine(model, precision, workers, threads)
+    return CT2Engine(model, precision, workers)
 
 
 def installed() -> bool:

@@ -1,7 +1,6 @@
 """CTC in a search: what is heard at each position of the source joins in the choice of the next token.
 
-    best path    the most probable token at each position; repeats are one, blanks are left out
-    prefix       s(c | g) = (1 − λ) log p(c | g) + λ (log ψ(g c) − log ψ(g))            (Watanabe et al. 2017)
+    s(c | g) = (1 − λ) log p(c | g) + λ (log ψ(g c) − log ψ(g))            (Watanabe et al. 2017)
 
 ψ(g) is the probability of all readings that begin with g, and that of ending after g is p(g), the reading being g and
 no more. With n_t and b_t, the probability that the first t positions read as g and that the last of them is a token or
@@ -27,15 +26,6 @@ import torch
 from torch import Tensor
 
 from dragoman.core.interfaces import EOS, PAD
-
-
-def best_path(log_p: Tensor, lengths: Tensor) -> list[list[tuple[int, int]]]:
-    """log p (B, S, V) → the tokens of each sentence, each with the position where it begins."""
-    found = []
-    for row, n in zip(log_p.argmax(-1).tolist(), lengths.tolist(), strict=True):
-        before = [PAD, *row[: max(n - 1, 0)]]
-        found.append([(c, j) for j, (c, b) in enumerate(zip(row[:n], before, strict=True)) if PAD != c != b])
-    return found
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Protocol
 
 from dragoman.core.errors import UserError, nearest
 from dragoman.core.interfaces import Example
@@ -92,25 +92,10 @@ def read_pairs(
     return reader_of(str(spec)).read(str(spec), reading)
 
 
-def read_sources(
-    spec: str | Path | IO[bytes],
-    *,
-    name: str | None = None,
-    format: Literal["auto", "text", "jsonl"] = "auto",
-    on_error: OnError = "stop",
-    tally: Tally | None = None,
-) -> Iterator[Example]:
-    """What to predict from: exactly one Example for each line, in order; blank and skipped lines have an empty source.
-
-    `format` says what a stream or the standard input ("-") holds; "auto" goes by the name of a file, else plain text.
-    """
+def read_sources(spec: str | Path, *, on_error: OnError = "stop", tally: Tally | None = None) -> Iterator[Example]:
+    """What to predict from: exactly one Example for each line, in order; a blank or skipped one has an empty source."""
     reading = Reading(("source",), False, on_error, Tally() if tally is None else tally)
-    spec = str(spec) if isinstance(spec, Path) else spec
-    if format == "auto":
-        reader = reader_of(spec) if isinstance(spec, str) else readers[FALLBACK]()
-    else:
-        reader = readers[FALLBACK if format == "text" else format]()
-    return reader.sources(spec, name, reading)
+    return reader_of(str(spec)).sources(str(spec), None, reading)
 
 
 def files_of(spec: str | Path) -> list[Path]:
