@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from dragoman.config import Config
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.data.objectives import Objective, Row, objectives
+from dragoman.media.files import check_places
 from dragoman.text.codec import Codec
 
 Source = Any  # list[int], or (S, F) numbers where the source is no text
@@ -222,7 +222,5 @@ def looking_in(codec: Codec, places: Sequence[str]) -> Codec:
     found = replace(codec, medium=also(codec.medium), second=also(codec.second))
     if (found.medium, found.second) == (codec.medium, codec.second):
         raise UserError("the model reads texts, so there are no files to look for; leave --files out")
-    for place in places:
-        if not Path(place).exists():
-            raise DataError("there is no such folder or archive to look for files in", place)
+    check_places(places)
     return found

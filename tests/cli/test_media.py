@@ -181,6 +181,7 @@ def test_a_media_file_with_a_second_source_is_one_input_of_both(
         ("image", ["0.png", "--second", "x"], "the model reads one source; leave it out"),
         ("image", ["names.txt", "--second", "x"], "--second goes with a media file"),
         ("image", ["0.png", "--files", "nowhere"], "nowhere: there is no such folder or archive"),
+        ("image", ["0.png", "--files", "names.txt"], "names.txt: neither a folder nor an archive"),
         ("asked", ["0.png"], "give the other with --second"),
         ("asked", ["0.png", "--second", " "], "give the other with --second"),
         ("audio", ["broken.png"], "'broken.png' is not a sound that can be read"),
@@ -245,6 +246,13 @@ def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(
         one.predict([f"{QUESTION}\tother.png"])
     with pytest.raises(UserError, match="no such folder"):
         one.with_files([str(tmp_path / "nowhere")])
+
+
+def test_training_begins_only_with_places_that_are_there(made: Callable[[str], Path], tmp_path: Path) -> None:
+    value = configs.load(made("image") / "config.yaml").config.plain()
+    value["data"]["files"] = [*value["data"]["files"], str(tmp_path / "nowhere.zip")]
+    with pytest.raises(DataError, match=r"nowhere\.zip: there is no such folder or archive"):
+        list(training.run(configs.validate(value, "places"), tmp_path / "run"))
 
 
 @pytest.mark.parametrize("held", [1, 2, 100])  # files at once

@@ -31,7 +31,8 @@ def a_zip(path: Path) -> None:
 
 
 def a_tar(path: Path) -> None:
-    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
+    packed = {".gz": "w:gz", ".tgz": "w:gz", ".bz2": "w:bz2", ".tbz2": "w:bz2", ".xz": "w:xz", ".txz": "w:xz"}
+    with tarfile.open(path, packed.get(path.suffix.lower(), "w")) as archive:  # type: ignore[call-overload]
         for name, data in MEMBERS.items():
             info = tarfile.TarInfo(f"./{name}")  # as `tar -c .` writes names
             info.size = len(data)
@@ -50,6 +51,12 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "photos.tar": a_tar,
     "photos.tar.gz": a_tar,
     "photos.tgz": a_tar,
+    "photos.tar.bz2": a_tar,
+    "photos.tbz2": a_tar,
+    "photos.tar.xz": a_tar,
+    "photos.txz": a_tar,
+    "PHOTOS.ZIP": a_zip,
+    "Photos.Tar.Gz": a_tar,
 }
 
 
@@ -94,6 +101,26 @@ def test_a_missing_file_is_an_error_that_says_where_it_was_looked_for(tmp_path: 
             files.content(Example(odd, file=str(tmp_path / "pairs.tsv")), [str(tmp_path / place)])
 
 
+def test_a_place_is_said_once_however_often_it_would_be_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more").mkdir()
+    with pytest.raises(DataError, match=r"\(looked in '\.', 'more'\)"):
+        files.content(Example("no.jpg", file="pairs.tsv"), ["more", ".", "more"])
+
+
+def test_places_are_folders_and_archives_that_are_there(tmp_path: Path) -> None:
+    for place, make in PLACES.items():
+        make(tmp_path / place)
+    files.check_places([str(tmp_path / place) for place in PLACES])
+    (tmp_path / "notes.txt").write_text("no place")
+    with pytest.raises(DataError, match=r"notes\.txt: neither a folder nor an archive .*\.zip"):
+        files.check_places([str(tmp_path), str(tmp_path / "notes.txt")])
+    with pytest.raises(DataError, match=r"nowhere\.zip: there is no such folder or archive"):
+        files.check_places([str(tmp_path / "nowhere.zip")])
+
+
 @pytest.mark.parametrize("name", ["../out.bin", "/out.bin", "a/../../out.bin"])
 def test_a_member_that_would_leave_its_archive_is_only_a_name(tmp_path: Path, name: str) -> None:
     """Nothing is unpacked, so such a name cannot put anything anywhere."""
@@ -116,11 +143,13 @@ def test_a_link_in_a_tar_leads_nowhere(tmp_path: Path) -> None:
 # -- what is damaged or means harm -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["photos.zip", "photos.tar", "photos.tar.gz"])
-def test_what_is_no_archive_is_named(tmp_path: Path, place: str) -> None:
-    (tmp_path / place).write_bytes(b"not an archive at all")
-    with pytest.raises(DataError, match=rf"{place}: the archive cannot be opened"):
+@pytest.mark.parametrize("data", [b"", b"not an archive at all"], ids=["nothing", "a text"])
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "photos"])
+def test_what_is_no_archive_is_named_in_one_line_with_a_remedy(tmp_path: Path, place: str, data: bytes) -> None:
+    (tmp_path / place).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{place}: the archive cannot be opened .*; make or copy it anew$") as caught:
         files.content(Example("a.bin"), [str(tmp_path / place)])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["photos.zip", "photos.tar", "photos.tar.gz"])

@@ -1,5 +1,7 @@
 """The bytes behind a name: a file, or a member of a .zip, .tar or .npz archive, which is never unpacked.
 
+A .tar may be compressed by gzip, bzip2 or xz. The endings of names say what is an archive, in upper or lower case.
+
     photo.jpg                 beside the file that names it, from here, or in one of the places given
     photos.zip/a/photo.jpg    a member of an archive, wherever archives may stand
 
@@ -21,7 +23,7 @@ from typing import IO, Any, Protocol
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import Example
 
-ARCHIVES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz")
+ARCHIVES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 LARGEST = 1 << 30  # bytes of one source: what claims more is no image and no clip
 
 
@@ -71,18 +73,36 @@ class Tar:
 @lru_cache(maxsize=64)
 def _opened(path: Path, process: int, changed: int) -> Archive:
     """An archive, once for each process, and again after it changed."""
-    return Zip(path) if path.suffix in (".zip", ".npz") else Tar(path)
+    return Zip(path) if path.suffix.lower() in (".zip", ".npz") else Tar(path)
 
 
 def archive(path: Path) -> Archive:
     try:
         return _opened(path, os.getpid(), path.stat().st_mtime_ns)
     except Exception as error:  # a damaged one makes their readers raise whatever they stumble over (zlib.error, …)
-        raise DataError(f"the archive cannot be opened ({error})", path) from None
+        if isinstance(error, OSError) and error.strerror:  # of the disk, not of what is on it
+            raise DataError(f"the archive cannot be opened ({error.strerror})", path) from None
+        reason = str(error)
+        if isinstance(error, tarfile.ReadError) and "\n" in reason:  # a line for each compression that was tried
+            reason = "it is no tar file" if path.stat().st_size else "it is empty"
+        raise DataError(f"the archive cannot be opened ({reason}); make or copy it anew", path) from None
+
+
+def called_archive(name: str) -> bool:
+    return name.lower().endswith(ARCHIVES)
 
 
 def is_archive(path: Path) -> bool:
-    return path.name.endswith(ARCHIVES) and path.is_file()
+    return called_archive(path.name) and path.is_file()
+
+
+def check_places(places: Sequence[str]) -> None:
+    """Refuse places in which no file could be found: what is not there, and files that are no archives."""
+    for place in map(Path, places):
+        if not place.exists():
+            raise DataError("there is no such folder or archive to look for files in", place)
+        if not place.is_dir() and not is_archive(place):
+            raise DataError(f"neither a folder nor an archive to look for files in ({', '.join(ARCHIVES)})", place)
 
 
 def content(example: Example, places: Sequence[str] = ()) -> bytes:
@@ -109,7 +129,7 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
 
 def where(example: Example, places: Sequence[str]) -> list[Path]:
     """The folders and archives in which the source of an example is looked for."""
-    return [*map(Path, beside(example)), Path(), *map(Path, places)]
+    return list(dict.fromkeys([*map(Path, beside(example)), Path(), *map(Path, places)]))
 
 
 def beside(example: Example) -> list[str]:
@@ -125,7 +145,7 @@ def inside_of(name: str, place: Path) -> tuple[Archive, str] | None:
 
 def split(name: str, place: str | Path) -> tuple[Path, str] | None:
     """The archive that a part of a name is, and its member that the rest names: photos.zip/a/photo.jpg."""
-    if not any(ending in name for ending in ARCHIVES):
+    if not any(ending in name.lower() for ending in ARCHIVES):
         return None
     parts = PurePosixPath(name).parts
     for i in range(1, len(parts)):

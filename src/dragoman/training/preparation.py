@@ -20,7 +20,7 @@ from dragoman.data.check import check
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.readers import files_of, read_pairs, reader_of
 from dragoman.data.store import Store
-from dragoman.media.files import ARCHIVES, behind
+from dragoman.media.files import behind, called_archive, check_places
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, Reader, copies, reads_text, tags
 from dragoman.text.normalization import normalize
@@ -43,6 +43,7 @@ class Prepared:
 def examine(config: Config) -> Iterator[str]:
     """The fast part of the data doctor: errors stop, everything else is a line to show."""
     data = config.data
+    check_places(data.files)
     valid = [data.valid] if data.valid else []
     report = check([c.path for c in data.train], valid, columns=config.columns, fast=True)
     errors = [finding for finding in report.findings if finding.severity == "error"]
@@ -193,11 +194,11 @@ def held(config: Config, path: str, cache: Path) -> list[str]:
             if name not in named:
                 named[name] = behind(replace(example, source=name), config.data.files)
     every = dict.fromkeys(itertools.chain(*named.values(), filter(os.path.isfile, config.data.files)))
-    archives = [file for file in every if file.endswith(ARCHIVES)]
+    archives = [file for file in every if called_archive(file)]
     there = json.dumps([[os.path.basename(file) for file in found] for found in named.values()])
     return [
         caching.fingerprint([Path(file) for file in archives], cache),
-        caching.fingerprint_of_many([file for file in every if not file.endswith(ARCHIVES)], cache),
+        caching.fingerprint_of_many([file for file in every if not called_archive(file)], cache),
         hashlib.sha256(there.encode()).hexdigest(),
     ]
 
