@@ -22,6 +22,7 @@ from dragoman.media.image import ImageMedium
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 CORNERS = [[RED, GREEN], [BLUE, WHITE]]
+GRAYS = [[(v, v, v) for v in row] for row in ([0, 80], [160, 255])]
 
 
 def quarters(width: int = 32, height: int = 32, colors: Any = CORNERS) -> Image.Image:
@@ -93,16 +94,47 @@ def test_palettes_grays_and_cmyk_become_red_green_and_blue(tmp_path: Path) -> No
     assert_corners(read(saved(tmp_path, quarters().convert("P", palette=Image.Palette.ADAPTIVE)), size=32))
     assert_corners(read(saved(tmp_path, quarters().convert("CMYK"), "tiff"), size=32))
     assert_corners(read(saved(tmp_path, quarters().convert("CMYK"), "jpeg"), size=32), near=8)
-    grays = [[(v, v, v) for v in row] for row in ([0, 80], [160, 255])]
-    assert_corners(read(saved(tmp_path, quarters(colors=grays).convert("L")), size=32), grays)
+    assert_corners(read(saved(tmp_path, quarters(colors=GRAYS).convert("L")), size=32), GRAYS)
     bits = [[(0, 0, 0), WHITE], [WHITE, (0, 0, 0)]]
     assert_corners(read(saved(tmp_path, quarters(colors=bits).convert("1")), size=32), bits)
 
 
 def test_grays_of_16_bits_keep_their_upper_half(tmp_path: Path) -> None:
     values = np.array([[0, 80 << 8], [160 << 8, 65535]], np.uint16).repeat(16, 0).repeat(16, 1)
-    grays = [[(v, v, v) for v in row] for row in ([0, 80], [160, 255])]
-    assert_corners(read(saved(tmp_path, Image.fromarray(values)), size=32), grays)
+    assert_corners(read(saved(tmp_path, Image.fromarray(values)), size=32), GRAYS)
+
+
+@pytest.mark.parametrize(
+    ("white", "kind"), [(255, np.int32), (65535, np.int32), (1, np.float32)], ids=["bytes", "16 bits", "floats"]
+)
+def test_grays_of_32_bits_are_scaled_from_their_white(tmp_path: Path, white: int, kind: Any) -> None:
+    values = (np.array([[0, 80], [160, 255]]) / 255 * white).astype(kind).repeat(16, 0).repeat(16, 1)
+    assert_corners(read(saved(tmp_path, Image.fromarray(values), "tiff"), size=32), GRAYS, near=1)
+
+
+@pytest.mark.parametrize("most", [300, 1023, 65535])
+def test_a_portable_graymap_says_itself_what_its_white_is(tmp_path: Path, most: int) -> None:
+    values = (np.array([[0, 80], [160, 255]]) / 255 * most).repeat(16, 0).repeat(16, 1)
+    dark = values * 0.003  # a night has the same white
+    for numbers, grays in ((values, GRAYS), (dark, [[(0, 0, 0)] * 2] * 2)):
+        file = tmp_path / "picture.pgm"
+        file.write_bytes(b"P5\n32 32\n%d\n" % most + numbers.astype(">u2").tobytes())
+        assert_corners(read(file, size=32), grays, near=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.array([[0, 70_000]], np.int32), "from 0 to 70000, not from 0 to 65535; save it with 8 or 16 bits"),
+        (np.array([[-1, 9]], np.int32), "from -1 to 9, not from 0 to 65535"),
+        (np.array([[0, 255]], np.float32), "from 0 to 255, not from 0 to 1; save it"),
+        (np.array([[0, np.nan]], np.float32), "from nan to nan, not from 0 to 1"),
+    ],
+    ids=["large", "negative", "floats", "no number"],
+)
+def test_numbers_without_a_known_white_are_refused(tmp_path: Path, values: NDArray[Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        read(saved(tmp_path, Image.fromarray(values), "tiff"), size=8)
 
 
 def test_what_is_transparent_shows_white_paper(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@
 
 `augment`, one look in training: a random crop of 7/8 of each side or more, scaled back, and left and right exchanged in
 half of the looks (`flip`), brightness and contrast a little up or down. Whatever is random comes from the generator.
+
+Grays of more than 8 bits are scaled to them. White is 65535 where the file has 16 bits; of 32-bit integers it is the
+least of 255 and 65535 that none exceeds, of floats it is 1. Other numbers are refused: nobody knows their white.
 """
 
 from __future__ import annotations
@@ -100,12 +103,25 @@ def upright(file: Any) -> Any:
     """A picture the right way up, in red, green and blue; what is transparent shows white paper."""
     pil = pillow()
     image = pil.ImageOps.exif_transpose(file)
-    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
-        return pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith(("I", "F")):  # Pillow would cut off all above 255
+        bits = 16 if image.mode.startswith("I;16") or (image.mode, file.format) == ("I", "PPM") else 32
+        return pil.Image.fromarray(gray(np.asarray(image), bits)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     image = image.convert("RGBA")
     return pil.Image.alpha_composite(pil.Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def gray(x: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Numbers of a file of 16 or 32 bits as bytes."""
+    if bits == 16:
+        return (x >> 8).astype(np.uint8)
+    low, high, most = x.min(), x.max(), 1 if x.dtype.kind == "f" else 65535
+    if not 0 <= low <= high <= most:  # nor is what is no number
+        raise ValueError(f"its values are from {low:g} to {high:g}, not from 0 to {most}; save it with 8 or 16 bits")
+    if most == 1:
+        return (255 * x).round().astype(np.uint8)
+    return (x if high <= 255 else x >> 8).astype(np.uint8)
 
 
 def pillow() -> Any:
