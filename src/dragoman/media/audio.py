@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LONGEST = 3600  # seconds that are decoded: a small file may claim to be a long one
 LOUDEST = 2.0**32  # of samples that should be from −1 to 1: the energies of 1e30 are no numbers any more
+UNKNOWN = 1  # libsndfile's code for bytes that it does not know
 SHIFT = 0.01  # seconds from frame to frame
 
 
@@ -96,7 +97,10 @@ def waveform(data: bytes, rate: int) -> NDArray[Any]:
                 raise ValueError(f"it lasts {file.frames // found:,} seconds, more than {LONGEST:,}; cut it")
             samples = file.read(dtype="float32", always_2d=True).mean(1)
     except (library.SoundFileError, RuntimeError) as error:
-        raise ValueError(str(error).strip().rstrip(".")) from None
+        if getattr(error, "code", None) == UNKNOWN:
+            raise ValueError("it is no wav, flac, ogg, opus or mp3; convert it to one, say with ffmpeg") from None
+        reason = getattr(error, "error_string", str(error))  # all of its text would name an object of Python's
+        raise ValueError(f"it is damaged: {reason.strip().rstrip('.')}; copy or make it anew") from None
     if not len(samples):
         raise ValueError("it holds no sample")
     if not np.abs(samples).max() <= LOUDEST:  # nor is what is no number

@@ -105,8 +105,9 @@ class ClipMedium:
 
     def _moving(self, data: bytes, example: Example) -> list[NDArray[Any]]:
         """The frames of a picture that moves (GIF, WebP, PNG); another one is a clip of one."""
+        pil = pillow()
         try:
-            with pillow().Image.open(io.BytesIO(data), formats=FORMATS) as file:
+            with pil.Image.open(io.BytesIO(data), formats=FORMATS) as file:
                 count = int(getattr(file, "n_frames", 1))
                 if file.width * file.height * count > MOVING:  # all of them are decoded on the way to the last
                     raise ValueError(f"it has {count:,} × {file.width:,} × {file.height:,} pixels, too many")
@@ -116,7 +117,10 @@ class ClipMedium:
                     frames.append(self.image.pixels(upright(file)))
                 return frames
         except Exception as error:  # damaged files make Pillow raise whatever its readers stumble over
-            raise wrong(example, f"is no folder, archive, array or picture of frames ({error})") from None
+            unknown = isinstance(error, pil.UnidentifiedImageError)  # whose text names an object of Python's
+            remedy = "; put those of a video into a folder, say with `ffmpeg -i VIDEO FOLDER/%04d.png`"
+            reason = remedy if unknown else f" ({error})"
+            raise wrong(example, f"is no folder, archive, array or picture of frames{reason}") from None
 
     def blank(self) -> NDArray[Any]:
         return np.zeros((1, self.width), np.uint8)
