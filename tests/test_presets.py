@@ -239,11 +239,14 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
             TWO + "reads": "scy",
             "tokenizer.target.size": 10_000,
             "training.batch_sentences": 64,
+            "model.frontend.flip": True,  # of photographs
         },
     ),
+    ("image-transformer", {"model.frontend.flip": True}),
     (
         "show-attend-tell-hard",
         {
+            "model.frontend.flip": True,
             TWO + "normalizer.name": "hard",
             TWO + "normalizer.entropy": 0.002,
             TWO + "gate": True,

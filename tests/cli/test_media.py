@@ -255,6 +255,15 @@ def test_training_begins_only_with_places_that_are_there(made: Callable[[str], P
         list(training.run(configs.validate(value, "places"), tmp_path / "run"))
 
 
+def test_a_run_keeps_to_mirroring_or_not_as_it_began(here: Callable[..., Done], made: Callable[[str], Path]) -> None:
+    """Its config states what was the default then, so another default later is a difference that is told."""
+    run = made("image")
+    assert "flip: false" in (run / "config.yaml").read_text()
+    done = here("train", run / "config.yaml", "--run", run, "--set", "model.frontend.flip=true")
+    assert done.code == 2
+    assert "model.frontend.flip: was False, is now True" in done.err
+
+
 @pytest.mark.parametrize("held", [1, 2, 100])  # files at once
 def test_what_was_answered_before_a_file_that_is_missing_is_not_lost(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, held: int

@@ -195,8 +195,9 @@ def test_one_look_worked_by_hand() -> None:
     places = [0, 0, 1, 2, 3, 4, 5, 6]  # ⌊8-pixel place · 7 / 8⌋
     cropped = [[10 * (1 + y) + z for z in places] for y in places]
     assert looked(x, 7 / 8, 1, 0, 0.9, 1.0, 0.0) == cropped
-    assert looked(x, 7 / 8, 1, 0, 0.1, 1.0, 0.0) == [row[::-1] for row in cropped]
-    assert looked(x, 7 / 8, 1, 0, 0.1, 1.0, 0.0, flip=False) == cropped
+    assert looked(x, 7 / 8, 1, 0, 0.1, 1.0, 0.0, flip=True) == [row[::-1] for row in cropped]
+    assert looked(x, 7 / 8, 1, 0, 0.9, 1.0, 0.0, flip=True) == cropped
+    assert looked(x, 7 / 8, 1, 0, 0.1, 1.0, 0.0) == cropped  # left stays left unless one asks otherwise
     assert looked(x, 1.0, 0, 0, 0.9, 1.0, 0.0) == x[..., 0].tolist()
 
 
@@ -221,7 +222,7 @@ def test_looks_differ_and_the_same_seed_looks_the_same_way() -> None:
 
 def test_what_only_training_sees_does_not_change_what_a_store_depends_on() -> None:
     plain = ImageMedium(size=16)
-    assert repr(plain) == repr(ImageMedium(size=16, flip=False, augments=False, files=("a.zip",)))
+    assert repr(plain) == repr(ImageMedium(size=16, flip=True, augments=False, files=("a.zip",)))
     assert len({repr(plain), repr(ImageMedium(size=8)), repr(ImageMedium(size=16, crop=False))}) == 3
 
 

@@ -84,7 +84,7 @@ def config_of(folder: Path, **changes: Any) -> configs.Config:
         "model": {
             "width": 48,
             "tie": "none",
-            "frontend": {"name": "image", "pixels": SIDE, "channels": 16, "stages": [1, 1], "flip": False},
+            "frontend": {"name": "image", "pixels": SIDE, "channels": 16, "stages": [1, 1]},
             "encoder": {"name": "identity", "dropout": 0.0},
             "decoder": {"name": "rnn", "cell": "gru", "order": "before", "gate": True, "dropout": 0.0},
         },

@@ -2,8 +2,9 @@
 
     file ─Pillow→ upright RGB, on white ─resize so that the shorter side fits, crop the middle→ size × size
 
-`augment`, one look in training: a random crop of 7/8 of each side or more, scaled back, and left and right exchanged in
-half of the looks (`flip`), brightness and contrast a little up or down. Whatever is random comes from the generator.
+`augment`, one look in training: a random crop of 7/8 of each side or more, scaled back, brightness and contrast a
+little up or down, and, with `flip`, left and right exchanged in half of the looks. Whatever is random comes from the
+generator.
 
 Grays of more than 8 bits are scaled to them. White is 65535 where the file has 16 bits; of 32-bit integers it is the
 least of 255 and 65535 that none exceeds, of floats it is 1. Other numbers are refused: nobody knows their white.
@@ -38,7 +39,7 @@ class ImageMedium:
     size: int = 128
     crop: bool = True  # the middle of the longer side; else both sides are squashed to the size
     augments: bool = field(default=True, repr=False)  # what the repr leaves out changes nothing of what is read
-    flip: bool = field(default=True, repr=False)
+    flip: bool = field(default=False, repr=False)  # it would make left of right
     files: Sequence[str] = field(default=(), repr=False)
 
     kind, dtype = "image", "|u1"

@@ -9,6 +9,10 @@ Where a vector stands in the picture is added as a learned vector for its row an
 need not know that there is a grid. Weights have the names of torchvision's ResNet (conv1, bn1, layer1.0.conv1, …), so
 that pretrained ones can be read from a file (training.backbone).
 
+In training every look at an image is another one (`augment`: a crop, the light); with `flip` half of them are mirrored,
+which is more to learn from where left and right do not matter, as in photographs, and wrong where targets tell them
+apart.
+
 B images, H rows and W columns of pixels, C channels, D width.
 """
 
@@ -43,7 +47,7 @@ class ImageFrontend(nn.Module):
         pixels: Positive = PIXELS,  # of each side
         crop: bool = True,
         augment: bool = True,
-        flip: bool = True,
+        flip: bool = False,  # right for photographs; wrong where targets tell left from right
         grid: Literal["resnet", "patches"] = "resnet",
         channels: Positive = 64,  # of the first stage; each further one has twice as many
         block: Literal["basic", "bottleneck"] = "basic",  # of ResNet-18 and 34, or of 50 and deeper
