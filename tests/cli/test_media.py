@@ -159,6 +159,20 @@ def test_a_list_of_names_is_read_line_by_line_from_a_file_and_from_a_pipe(
     assert said(here("predict", run, "-", *TSV, input=lines)) == wanted
 
 
+@pytest.mark.parametrize("kind", ["image", "asked", "shown"])
+def test_a_list_may_have_the_columns_that_were_trained_on(
+    here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    run = made(kind)
+    lines = [line.split("\t") for line in (run.parent / f"{kind}.tsv").read_text().splitlines()]
+    (tmp_path / "trained.tsv").write_text("".join("\t".join([*line, "a further answer"]) + "\n" for line in lines))
+    (tmp_path / "sources.tsv").write_text("".join("\t".join(line[:-1]) + "\n" for line in lines))
+    trained, sources = (here("predict", run, tmp_path / f"{name}.tsv", *TSV) for name in ("trained", "sources"))
+    assert (trained.code, trained.out) == (0, sources.out)
+    assert "4 lines have columns besides their sources, left out" in trained.err
+    assert len(said(sources)) == COUNT
+
+
 @pytest.mark.parametrize("kind", ["asked", "shown"])
 def test_a_media_file_with_a_second_source_is_one_input_of_both(
     here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path, kind: str
@@ -177,6 +191,9 @@ def test_a_media_file_with_a_second_source_is_one_input_of_both(
     [
         ("image", ["lost.png"], "there is no file 'lost.png' (looked in '.'"),
         ("image", ["broken.png"], "'broken.png' is not an image that can be read"),
+        ("image", ["empty"], "'empty' is a folder, not a file; name the files in it, on the command line as empty/*"),
+        ("audio", ["empty/"], "'empty/' is a folder, not a file; name the files in it, on the command line as empty/*"),
+        ("image", ["names.csv"], "names.csv: lists of names, one a line, end with .txt, .tsv or .jsonl"),
         ("image", ["names.txt", "0.png"], "some files are media and some hold lines"),
         ("image", ["0.png", "--second", "x"], "the model reads one source; leave it out"),
         ("image", ["names.txt", "--second", "x"], "--second goes with a media file"),
@@ -192,7 +209,8 @@ def test_what_cannot_be_an_input_is_one_sentence_and_ends_with_2(
     here: Callable[..., Done], made: Callable[[str], Path], work: Path, kind: str, arguments: list[str], says: str
 ) -> None:
     (work / "broken.png").write_bytes(b"\x89PNG no more")
-    (work / "names.txt").write_text("0.png\n")
+    for list_of_names in ("names.txt", "names.csv"):
+        (work / list_of_names).write_text("0.png\n")
     (work / "empty").mkdir(exist_ok=True)
     done = here("predict", made(kind), *arguments)
     assert (done.code, done.out) == (2, "")

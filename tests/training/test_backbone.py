@@ -101,10 +101,15 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> No
     refused(tmp_path, a_resnet(), r"'frontend\.net\.conv1\.weight' is missing", map={"model": "frontend.net"})
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not safetensors", b"\x80\x04pickled"])
-def test_a_file_in_another_form_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "weights.pth").write_bytes(content)
+def test_a_file_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
+    for missing in (tmp_path / "weights.safetensors", tmp_path):  # a folder is no file either
+        with pytest.raises(RunError, match=rf"training\.backbone\.file: there is no file '{missing}'; name"):
+            backbone.load(a_model(), Backbone(file=str(missing)))
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x80\x04pickled"])
+def test_a_file_in_another_form_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(RunError, match=r"training\.backbone\.file: .*weights\.pth"):
         backbone.load(a_model(), Backbone(file=str(tmp_path / "weights.pth")))
 

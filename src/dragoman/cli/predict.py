@@ -4,6 +4,7 @@
     media files       each is one input: photo.jpg, clip.wav, utterance.npy, a folder of frames
 
 What is a medium's own file and what a list of them goes by its name: lists end with .txt, .tsv or .jsonl (.gz too).
+A line of a list may have all columns that the model was trained on; those that are no source are left out.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 REDRAW = 0.2  # seconds between two states of the bar
 LISTS = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
+OTHER_LISTS = (".csv", ".json", ".lst", ".list")  # which are nobody's images or sounds
 
 Files = Annotated[
     list[str],
@@ -156,7 +158,8 @@ def predict(
     tally, out = Tally(), console(error=True)
     media = media_inputs(opened, files, second)
     given = Input(files[0], on_error, tally) if media is None else Media(media)
-    sources = readable(opened, given, on_error, each=True)
+    listed = given if media is not None or not reads_media(opened) else without_targets(given, opened.config.columns)
+    sources = readable(opened, listed, on_error, each=True)
     tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang, opened.codec.second is not None))
     shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
     count = 0 if given.interactive else streaming.how_many(opened, workers)
@@ -174,8 +177,10 @@ def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Ex
     from dragoman.core.errors import UserError
     from dragoman.core.interfaces import Example
 
-    reads = opened.codec.medium is not None or (opened.codec.second or "text") != "text"
-    named = [file for file in files if reads and is_medium(file)]
+    named = [file for file in files if is_medium(file)] if reads_media(opened) else []
+    for file in named:
+        if file.lower().endswith(OTHER_LISTS):
+            raise UserError(f"{file}: lists of names, one a line, end with .txt, .tsv or .jsonl; rename it, or give -")
     if not named:
         if len(files) > 1:
             raise UserError(f"there are {len(files)} files, and only media files are several inputs; give one of lines")
@@ -193,6 +198,26 @@ def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Ex
     if opened.codec.medium is None:  # the files are what is asked about
         return [Example(second, second=file) for file in named]
     return [Example(file, second=second) for file in named]
+
+
+def reads_media(opened: Pipeline) -> bool:
+    return opened.codec.medium is not None or (opened.codec.second or "text") != "text"
+
+
+def without_targets(sources: Iterable[Example], columns: Sequence[str]) -> Iterator[Example]:
+    """The same; of lines with more columns than there are sources, those that training read sources from."""
+    from dataclasses import replace
+
+    own, more = [columns.index(name) for name in ("source", "second") if name in columns], 0
+    for source in sources:
+        cells = source.source.split("\t")
+        if len(own) < len(cells) > max(own):
+            more += 1
+            source = replace(source, source="\t".join(cells[i] for i in own))
+        yield source
+    if more:
+        text = f"{more:,} lines have columns besides their sources, left out (the model's: {', '.join(columns)})"
+        console(error=True).print(text, markup=False, soft_wrap=True)
 
 
 def is_medium(file: str) -> bool:

@@ -115,6 +115,12 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
             found = _looked_up(name, place)
             if found is not None:
                 return found
+        if any((place / name).is_dir() for place in looked if name):
+            raise DataError(
+                f"'{name}' is a folder, not a file; name the files in it, on the command line as {name.rstrip('/')}/*",
+                example.file or None,
+                example.line or None,
+            )
     except DataError:
         raise
     except Exception as error:  # as above

@@ -27,6 +27,8 @@ SHOWN = 4  # names in a message
 def load(model: nn.Module, options: Backbone) -> list[str]:
     """Fill the parts of a model that the map names; returns the names of the file that nothing was done with."""
     path = Path(options.file)
+    if not path.is_file():
+        raise RunError(f"training.backbone.file: there is no file '{path}'; name a safetensors file with weights")
     try:
         found = checkpoint.tensors(path.parent, path.name)
     except ModelError as error:
