@@ -66,6 +66,20 @@ def test_a_result_is_scored_by_what_is_said_and_what_is_heard(beam: int, fast: b
         assert found.log_prob == pytest.approx(by_hand(pipeline, source, found.ids, found.ended == "end"), abs=1e-4)
 
 
+def test_the_score_of_a_pair_is_what_is_said_alone() -> None:
+    """docs/search.md tells it apart from `log_prob` of a result, which has what is heard in it."""
+    one = tiny(*HEARS)
+    pipeline, silent = opened(one.model, one), opened(one.model, tiny(*HEARS[:2], *HEARS[3:]))
+    assert silent.config.generation.ctc == 0
+    results = zip(SOURCES, pipeline.predict(SOURCES), strict=True)
+    ended = [(source, found) for source, found in results if found.ended == "end"]
+    pairs = [(source, found.text) for source, found in ended]
+    assert pairs
+    assert pipeline.score(pairs) == silent.score(pairs)
+    for (_, found), said in zip(ended, pipeline.score(pairs), strict=True):
+        assert found.log_prob != pytest.approx(said, abs=1e-3)
+
+
 def test_an_ensemble_hears_the_mean_of_what_its_members_hear() -> None:
     one, two = tiny(*HEARS), tiny(*HEARS, seed=1)
     together = Ensemble([one.model, two.model])

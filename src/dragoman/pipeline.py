@@ -61,7 +61,7 @@ class Prediction:
 
     text: str
     score: float  # under the search's length rule
-    log_prob: float  # of the whole sequence
+    log_prob: float  # of the whole sequence; what joins in a search (a language model, CTC) is part of it
     tokens: list[str]
     log_probs: list[float]  # of each token, and of </s> where the result ended by itself
     ended: str  # "end", "length", "stuck" where nothing was allowed, or "blank" for a blank source
