@@ -147,7 +147,7 @@ def test_a_corpus_with_nothing_usable_is_an_error_that_says_why(tmp_path):
     data = write(tmp_path / "a.tsv", "x")
     examples = [Example("", "b"), Example("", "b"), Example("a" * 100, "b")]
     with pytest.raises(
-        DataError, match=r"a\.tsv: .*all 3 were skipped \(2 blank source, 1 source too long; at most 100"
+        DataError, match=r"a\.tsv: .*all 3 were left out: 2 blank source, 1 source too long \(at most 100"
     ):
         prepare([data], lambda: examples, Letters(), tmp_path / "cache", **LIMITS, keep_text=False)
 

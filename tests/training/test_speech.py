@@ -277,7 +277,7 @@ def test_a_training_says_what_was_too_long_and_the_remedy(tmp_path: Path) -> Non
     data = {"train": str(tmp_path / "train.tsv"), "cache": str(tmp_path / "cache")}
     config = untaught(data=data, training={"steps": 1, "schedule": "constant", "save_every": 9}).config
     said = [report.message for report in training.run(config, tmp_path / "run") if report.kind == "notice"]
-    wanted = "3 pairs are used; left out: 1 source too long (over 3,000 positions; data.max_source may allow more)"
+    wanted = "3 pairs are used; left out: 1 source too long (at most 3,000 source"
     assert any(wanted in message for message in said)
     assert "already finished" in [report.message for report in training.run(config, tmp_path / "run")][-1]
     assert pipeline.load(tmp_path / "run", "cpu").reading.longest == 4 * 3000

@@ -113,6 +113,8 @@ def _write(
     }
     if len(sources) > 1:
         facts["second"] = sources[1].width
+    if unreadable := {name: problem for source in sources for name, problem in source.unreadable.items()}:
+        facts["unreadable"] = [len(unreadable), next(iter(unreadable.values()))]
     (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     _sync(folder / "store.json")
 
@@ -160,6 +162,7 @@ class _Sources:
         self.file: tuple[str, str] | None = None  # read last
         self.found: Sequence[int] | Ids | None = []
         self.fresh = True  # whether what was found last has yet to be written
+        self.unreadable: dict[tuple[str, str], str] = {}  # files that cannot be read, and why
 
     def named(self, example: Example) -> str:
         """The text, or the name of the file."""
@@ -176,10 +179,11 @@ class _Sources:
             self.file, self.fresh = file, True
             try:
                 self.found = self.encode(example)
-            except DataError:
+            except DataError as error:
                 if self.medium is None:
                     raise
                 self.found = None
+                self.unreadable.setdefault(file, str(error))
         return self.found
 
     def write(self) -> None:

@@ -171,8 +171,4 @@ def _nothing_left(store: Store) -> str:
     total = sum(store.skipped.values())
     if not total:
         return "there is no pair in it. A pair is a source and a target."
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(store.skipped.items()))
-    return (
-        f"no pair is left to use: all {total:,} were skipped ({reasons}; "
-        f"at most {store.max_source:,} source and {store.max_target:,} target tokens are allowed)."
-    )
+    return f"no pair is left to use, all {total:,} were left out: {store.why_skipped}"

@@ -41,6 +41,7 @@ class Store:
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         self.folder = folder
         self.skipped: dict[str, int] = facts["skipped"]
+        self.unreadable: tuple[int, str] | None = tuple(facts["unreadable"]) if "unreadable" in facts else None
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
         self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts.get("paired", True))
         self.lines = _map(folder / "lines", "<i8")
@@ -55,6 +56,18 @@ class Store:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    @property
+    def why_skipped(self) -> str:
+        """How many pairs were left out for which reasons, what would let them in, and which file was the first."""
+        text = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
+        if any("too long" in reason for reason in self.skipped):
+            text += f" (at most {self.max_source:,} source and {self.max_target:,} target positions are allowed; "
+            text += "data.max_source and data.max_target may allow more)"
+        if self.unreadable is not None:
+            files, first = self.unreadable
+            text += f" ({files:,} {'file' if files == 1 else 'files, the first'}: {first})"
+        return text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, (self.folder,)

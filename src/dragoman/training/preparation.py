@@ -240,10 +240,7 @@ def skipped(prepared: Prepared) -> Iterator[str]:
     ]
     for name, store in named:
         if store.skipped:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(store.skipped.items()))
-            long = store.skipped.get("source too long", 0)
-            remedy = f" (over {store.max_source:,} positions; data.max_source may allow more)" if long else ""
-            yield f"{name}: {len(store):,} pairs are used; left out: {reasons}{remedy}"
+            yield f"{name}: {len(store):,} pairs are used; left out: {store.why_skipped}"
 
 
 def same_data(saved: list[str], prepared: Prepared, where: Path) -> None:
