@@ -336,7 +336,7 @@ def test_training_skips_and_counts_what_cannot_be_read_and_predicting_says_it(tm
     config = config_of(tmp_path, training=asked, data={"valid": str(tmp_path / "valid.tsv")})
     reports = list(training.run(config, tmp_path / "run"))
     messages = [report.message for report in reports if report.message]
-    said = r"4 pairs are used; left out: 4 source cannot be read \(2 files, the first: \S*train\.tsv:2: 'broken\.png' is"
+    said = r"4 pairs are used; left out: 4 source cannot be read \(2 files, the first: \S*train\.tsv:2: 'broken\.png'"
     assert any(re.search(said, message) for message in messages)
     assert any("exact" in report.values for report in reports)  # of the one image of the validation set that is whole
     told = [json.loads(line) for line in (tmp_path / "run" / "replay.jsonl").read_text().splitlines()]
