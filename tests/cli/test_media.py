@@ -320,6 +320,26 @@ def test_what_cannot_be_read_is_left_out_if_one_asks_for_it(
         assert some.out.splitlines()[0] == wanted.out.splitlines()[0]
 
 
+@pytest.mark.parametrize("kind", ["image", "asked"])
+def test_the_doctor_reads_the_files_that_a_models_sources_name(
+    here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    run = made(kind)
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "new.png").write_bytes(source("image", 7))
+    before, names = ("", "source,target") if kind == "image" else ("a b\t", "source,second,target")
+    (tmp_path / "pairs.tsv").write_text(f"{before}0.png\ta\n{before}new.png\tb\n")
+    asked = ("data", "check", tmp_path / "pairs.tsv", "--columns", names)
+    alone = here(*asked, "--model", run)
+    assert (alone.code, alone.err) == (0, "")
+    assert "1 pair (50.0%) with a file that cannot be read" in alone.out
+    assert "no file 'new.png'" in alone.out
+    found = here(*asked, "--model", run, "--files", tmp_path / "album")
+    assert (found.code, "cannot be read" in found.out) == (0, False)
+    nowhere = here(*asked, "--files", tmp_path / "album")
+    assert (nowhere.code, "--model" in nowhere.err) == (2, True)
+
+
 @pytest.mark.parametrize("kind", [*FRONTENDS, "asked", "shown"])
 def test_bytes_say_what_their_file_says(made: Callable[[str], Path], kind: str) -> None:
     loaded, medium = pipeline.load(made(kind), "cpu"), kind if kind in FRONTENDS else "image"

@@ -243,14 +243,33 @@ class Words:
 
 class LittleCodec:
     source, target = Letters(), Words()
+    medium = second = None
 
     def encode_source(self, example: Example) -> list[int]:
         if example.source_lang == "xx":
             raise DataError("the language tag is not known")
         return [*self.source.encode(example.source), EOS]
 
+    def encode_second(self, example: Example) -> list[int]:
+        return [*self.source.encode(example.second), EOS]
+
     def encode_target(self, text: str) -> list[int]:
         return [*self.target.encode(text), EOS]
+
+
+class Seeing(LittleCodec):
+    """Sources name files of 50 rows of numbers; one of them is lost."""
+
+    medium = "an image"
+
+    def encode_source(self, example: Example) -> np.ndarray:
+        if example.source == "lost.png":
+            raise DataError("there is no file 'lost.png'", example.file, example.line)
+        return np.full((50, 3), UNK)
+
+
+class Asked(Seeing):
+    second = "text"
 
 
 def test_unknown_tokens_are_counted_and_the_commonest_named(tmp_path):
@@ -277,6 +296,25 @@ def test_a_language_that_the_codec_does_not_know_is_an_error(tmp_path):
     report = check(path, codec=LittleCodec(), columns=["source", "target", "source_lang"])
     assert finding(report, "unknown-language").places == (f"{path}:2",)
     assert not report.ok
+
+
+def test_a_file_has_no_tokens_and_one_that_cannot_be_read_is_noted(tmp_path):
+    path = write(tmp_path, "a.png\ta dog\nlost.png\ta cat\nb.png\ta dog\n" + "c" * 300 + ".png\ta cat\n")
+    valid = write(tmp_path, "ö.png\ta dog\n", "valid.tsv")
+    report = check(path, valid, codec=Seeing(), limits=[10])
+    assert codes(report) == {"unreadable-file"}  # nothing of the letters and lengths of names
+    lost = finding(report, "unreadable-file")
+    assert (lost.count, lost.places) == (1, (f"{path}:2",))
+    assert "there is no file 'lost.png'" in lost.message
+    assert report.ok  # training leaves it out
+    assert report.statistics["train"].dropped == {10: 0}
+
+
+def test_the_tokens_of_a_second_source_count_beside_a_file(tmp_path):
+    path = write(tmp_path, f"a.png\twhat is é\ta dog\nb.png\t{'a' * 20}\ta cat\n")
+    report = check(path, columns=["source", "second", "target"], codec=Asked(), limits=[10, 15])
+    assert finding(report, "unknown-source").count == 1
+    assert report.statistics["train"].dropped == {10: 1, 15: 1}
 
 
 # -- size and speed -----------------------------------------------------------------------------------------------

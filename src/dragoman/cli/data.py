@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.options import Places
+
 app = typer.Typer(help="Look after files of pairs.", no_args_is_help=True)
 
 
@@ -25,19 +27,28 @@ def check(
     ] = [],
     test: Annotated[list[str], typer.Option(help="Test pairs: likewise.")] = [],
     model: Annotated[
-        str | None, typer.Option(help="A model whose tokenizers to measure lengths and unknowns by.")
+        str | None,
+        typer.Option(
+            help="A model whose tokenizers to measure lengths and unknowns by; one of images or sounds reads them."
+        ),
     ] = None,
     columns: Annotated[str, typer.Option(help="What the columns of a TSV file are.")] = "source,target",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    files: Places = [],
 ) -> None:
     """Say what is wrong or odd in files of pairs, with file and line. Exit code 2 where it must be mended."""
+    from dragoman.core.errors import UserError
     from dragoman.data.check import check
 
     codec = None
     if model is not None:
         from dragoman import checkpoint
+        from dragoman.reading import looking_in
 
-        codec = checkpoint.load(model).codec
+        _, codec = checkpoint.open_codec(model)
+        codec = looking_in(codec, files) if files else codec
+    elif files:
+        raise UserError("--files says where a model looks for images or sounds; name the model with --model")
     report = check(pairs, valid, test, columns=columns.split(","), codec=codec)
     print(json.dumps(report.as_json(), indent=1, ensure_ascii=False) if as_json else report.render())
     if not report.ok:

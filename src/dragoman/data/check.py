@@ -44,8 +44,9 @@ def check(
 ) -> Report:
     """Examine the pairs of each split, and what they share. Only a file that cannot be opened raises.
 
-    With a codec, lengths for the limits are counted in tokens and unknown tokens are looked for. The fast check reads
-    the first FAST_PAIRS pairs of each file and does without the codec; of longer parallel files it counts all lines.
+    With a codec, lengths for the limits are counted in tokens, unknown tokens are looked for, and files of sources
+    read. The fast check reads the first FAST_PAIRS pairs of each file and does without the codec; of longer
+    parallel files it counts all lines.
     """
     given = {"train": _listed(train), "valid": _listed(valid), "test": _listed(test)}
     _require(spec for specs in given.values() for spec in specs)
@@ -89,7 +90,8 @@ def _findings(split: Split, limits: Sequence[int]) -> Iterator[Finding]:
         severity, sentence = _SEEN[code]
         if code == "identical" and seen.count > VERY_MANY * split.pairs:
             severity = "warning"
-        message = f"{name}: {counted(seen.count, 'pair', split.read)} {sentence}"
+        first = f"; the first: {seen.detail}" if seen.detail else ""
+        message = f"{name}: {counted(seen.count, 'pair', split.read)} {sentence}{first}"
         yield Finding(severity, code, message, seen.count, tuple(seen.places))
     yield from _duplicates(split)
     yield from _ratios(split)
@@ -110,6 +112,7 @@ _SEEN: dict[str, tuple[Severity, str]] = {
     "identical": ("notice", "whose source and target are the same text"),
     "not-nfc": ("notice", "not in Unicode form NFC; `normalization: nfc` (the default) composes them"),
     "unknown-language": ("error", "with a language tag that the tokenizer does not know"),
+    "unreadable-file": ("warning", "with a file that cannot be read; training leaves them out"),
 }
 
 
@@ -146,7 +149,7 @@ def _duplicates(split: Split) -> Iterator[Finding]:
 
 def _ratios(split: Split) -> Iterator[Finding]:
     """Pairs whose length ratio is far from the usual one: often wrong pairs, or half of a sentence."""
-    if not split.ratios or not split.target.lengths:
+    if not split.ratios or not split.target.lengths or split.of_files:
         return
     ratios = np.array(split.ratios, dtype=np.float64)
     middle = np.median(ratios)
@@ -200,6 +203,8 @@ def _between(train: Split, other: Split) -> Iterator[Finding]:
             message = f"{other.name}: {counted(len(rows), 'pair', len(mask))} {what}; scores on them flatter the model"
             yield Finding("warning", code, message, len(rows), _places(other, rows))
     for side, mine, theirs in (("source", other.source, train.source), ("target", other.target, train.target)):
+        if side == "source" and train.of_files:
+            continue
         unseen = sorted(mine.alphabet - theirs.alphabet)
         if unseen and theirs.alphabet:
             named = ", ".join(map(repr, unseen[:SHOWN])) + (", …" if len(unseen) > SHOWN else "")

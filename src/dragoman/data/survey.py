@@ -14,7 +14,7 @@ import unicodedata
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -30,25 +30,38 @@ UNKNOWN_TEXTS = 100_000  # different ones counted
 
 
 class CodecLike(Protocol):
-    """As much of a codec as is needed to count tokens; `source` and `target` are its tokenizers."""
+    """As much of a codec as is needed to count tokens; `source` and `target` are its tokenizers.
+
+    What a medium reads, of a source or of a second one, has no tokens.
+    """
 
     source: Any
     target: Any
 
+    @property
+    def medium(self) -> Any: ...
+
+    @property
+    def second(self) -> Any: ...
+
     def encode_source(self, example: Example) -> Any: ...
+
+    def encode_second(self, example: Example) -> Any: ...
 
     def encode_target(self, text: str) -> list[int]: ...
 
 
 @dataclass
 class Seen:
-    """How often something was seen, and where first."""
+    """How often something was seen, where first, and what was said of the first."""
 
     count: int = 0
     places: list[str] = field(default_factory=list)
+    detail: str = ""
 
-    def add(self, example: Example) -> None:
+    def add(self, example: Example, detail: str = "") -> None:
         self.count += 1
+        self.detail = self.detail or detail
         if len(self.places) < PLACES:
             self.places.append(f"{example.file}:{example.line}")
 
@@ -94,8 +107,13 @@ class Split:
         self.ratios, self.lines = array("f"), array("I")
         self.files: list[tuple[int, str]] = []  # the first row of each file
 
-    def note(self, code: str, example: Example) -> None:
-        self.seen.setdefault(code, Seen()).add(example)
+    @property
+    def of_files(self) -> bool:
+        """Whether sources are known to be the names of files, whose letters and lengths say nothing."""
+        return self.codec is not None and self.codec.medium is not None
+
+    def note(self, code: str, example: Example, detail: str = "") -> None:
+        self.seen.setdefault(code, Seen()).add(example, detail)
 
     def add(self, example: Example) -> None:
         self.read += 1
@@ -119,18 +137,30 @@ class Split:
             self._remember(example)
 
     def _length(self, example: Example) -> int:
-        """The longer side, in tokens where there is a codec."""
-        source, target = example.source, example.target or ""
-        if self.codec is None:
+        """The longest side, in tokens where there is a codec; a file has none."""
+        source, target, codec = example.source, example.target or "", self.codec
+        if codec is None:
             return max(len(source), len(target))
+        read = [(source, codec.encode_source, codec.medium is None)]
+        if codec.second is not None:
+            read.append((example.second, codec.encode_second, codec.second == "text"))
+        lengths = [self._tokens(text, encode, is_text, example) for text, encode, is_text in read]
+        ids = codec.encode_target(target)
+        self.target.add_tokens(target, ids, codec.target)
+        return max(*lengths, len(ids))
+
+    def _tokens(self, text: str, encode: Callable[[Example], Any], is_text: bool, example: Example) -> int:
+        """How many tokens a source has; what cannot be read is noted."""
         try:
-            source_ids, target_ids = self.codec.encode_source(example), self.codec.encode_target(target)
-        except DataError:  # a language tag that the codec does not know
-            self.note("unknown-language", example)
+            ids = encode(example)
+        except DataError as error:  # a language tag that the codec does not know, or a file
+            self.note("unknown-language" if is_text else "unreadable-file", example, "" if is_text else str(error))
             return 0
-        self.source.add_tokens(source, source_ids, self.codec.source)
-        self.target.add_tokens(target, target_ids, self.codec.target)
-        return max(len(source_ids), len(target_ids))
+        if not is_text:
+            return 0
+        assert self.codec is not None
+        self.source.add_tokens(text, ids, self.codec.source)
+        return len(ids)
 
     def _remember(self, example: Example) -> None:
         if not self.files or self.files[-1][1] != example.file:
