@@ -139,6 +139,26 @@ def test_several_references_come_from_further_columns_and_from_lists(tmp_path):
     assert [e.references for e in read_pairs(f"{side},{side}", extra_targets=True)] == [("x",)]
 
 
+def test_references_may_be_fewer_than_the_columns_named_but_for_the_first(tmp_path):
+    path = write(tmp_path, "a\tb\tc\td\ne\tf\n", "a.tsv")
+    names = ["source", "target", "target"]
+    found = [(e.source, e.target, e.references) for e in read_pairs(path, columns=names, extra_targets=True)]
+    assert found == [("a", "b", ("b", "c", "d")), ("e", "f", ("f",))]
+    for columns in (names, ["source", "target", "target_lang"], ["source", "second", "target"]):
+        short = write(tmp_path, "a\n" if columns == names else "a\tb\n", "c.tsv")
+        with pytest.raises(DataError, match="expected 2"):
+            pairs(short, columns=columns, extra_targets=True)
+
+
+@pytest.mark.parametrize("line", ["a\tb\n", "a\tb\tc\td\n"])
+def test_lines_with_differing_numbers_of_targets_are_told_what_works(tmp_path, line):
+    tally, path = Tally(), write(tmp_path, line, "a.tsv")
+    with pytest.raises(DataError, match=r"data\.columns or --columns.*JSON lines with lists") as caught:
+        pairs(path, columns=["source", "target", "target"])
+    pairs(path, columns=["source", "target", "target"], on_error="skip", tally=tally)
+    assert [noted.remedy in str(caught.value) for noted in tally] == [True]
+
+
 def test_blank_lines_are_blank_pairs_in_every_format(tmp_path):
     tsv = write(tmp_path, "a\tb\n\n \n\t\nc\t\n\td\n", "a.tsv")
     assert [(s.strip(), t) for s, t in pairs(tsv)] == [("a", "b"), ("", ""), ("", ""), ("", ""), ("c", ""), ("", "d")]

@@ -119,6 +119,7 @@ _SEEN: dict[str, tuple[Severity, str]] = {
 def _noted(noted: Noted) -> Finding:
     severity = NOTED.get(noted.kind, "error")
     detail = f"; the first: {noted.detail}" if noted.detail else ""
+    detail += f". {noted.remedy}" if noted.remedy else ""
     return Finding(severity, noted.kind, f"{noted.file}: {noted.found}{detail}", noted.count, tuple(noted.places))
 
 

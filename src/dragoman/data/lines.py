@@ -94,13 +94,14 @@ SENTENCES = {
 
 @dataclass
 class Noted:
-    """One kind of thing in one file: how often, the first places, and the first one's details."""
+    """One kind of thing in one file: how often, the first places, and the first one's details and remedy."""
 
     kind: str
     file: str
     count: int = 0
     lines: list[int] = field(default_factory=list)
     detail: str = ""
+    remedy: str = ""
 
     @property
     def found(self) -> str:
@@ -119,10 +120,10 @@ class Tally:
     def __init__(self) -> None:
         self._noted: dict[tuple[str, str], Noted] = {}
 
-    def add(self, kind: str, file: str, line: int, detail: str = "") -> None:
+    def add(self, kind: str, file: str, line: int, detail: str = "", remedy: str = "") -> None:
         noted = self._noted.get((file, kind))
         if noted is None:
-            noted = self._noted[file, kind] = Noted(kind, file, detail=detail)
+            noted = self._noted[file, kind] = Noted(kind, file, detail=detail, remedy=remedy)
         noted.count += 1
         if len(noted.lines) < PLACES:
             noted.lines.append(line)
@@ -149,7 +150,7 @@ def reject(bad: BadLine, file: str, line: int, on_error: OnError, tally: Tally) 
     if on_error == "stop":
         skip = "or pass --on-error skip to leave such lines out"
         raise DataError(f"{bad.problem}. {bad.remedy}, {skip}.", file, line) from None
-    tally.add(bad.kind, file, line, bad.problem)
+    tally.add(bad.kind, file, line, bad.problem, bad.remedy)
 
 
 # -- bytes → text --------------------------------------------------------------------------------------------------

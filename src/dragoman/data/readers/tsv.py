@@ -3,6 +3,8 @@
 columns = (source, target)                      Hund ⇥ dog
 columns = (source, target, -, target_lang)      Hund ⇥ dog ⇥ ignored ⇥ en
 columns = (source, second, target)              what color is it? ⇥ photo.jpg ⇥ red
+columns = (source, target, target)              photo.jpg ⇥ a red square ⇥ a square; where further columns are further
+                                                references, a line may have more targets than are named, or fewer
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from typing import IO
 from dragoman.core.interfaces import Example
 from dragoman.data.lines import BadLine, Line, read_lines
 from dragoman.data.readers import Reading, examples, readers
+
+SEVERAL = (
+    'where pairs have one target here and three there, write JSON lines with lists, {"source": "…", "target": ["…"]}'
+)
 
 
 @readers.register("tsv")
@@ -48,7 +54,7 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
     if len(fields) != len(names):
         if line.cut or not line.text.strip():
             fields = [*fields, *[""] * len(names)][: len(names)]
-        elif len(fields) < len(names) or not reading.extra_targets:
+        elif not (reading.extra_targets and len(fields) >= fewest(names)):
             raise _wrong_columns(len(fields) - 1, names)
     if names == ("source", "target") and not reading.extra_targets:  # the common case, for speed
         return Example(fields[0], fields[1], None, None, file, line.number, line.cut)
@@ -73,13 +79,26 @@ def references(targets: list[str]) -> tuple[str, ...]:
     return tuple(text for i, text in enumerate(targets) if i == 0 or text.strip())
 
 
+def fewest(names: tuple[str, ...]) -> int:
+    """How many columns a line has at least where only its first target must be there."""
+    count = len(names)
+    while count > 1 and names[count - 1] == "target" and "target" in names[: count - 1]:
+        count -= 1
+    return count
+
+
 def _wrong_columns(tabs: int, names: tuple[str, ...]) -> BadLine:
     expected = len(names) - 1
     found = "no tab" if tabs == 0 else "1 tab" if tabs == 1 else f"{tabs} tabs"
     problem = f"found {found}, expected {expected} (the columns are {', '.join(names)})"
     if tabs > expected:
         named = ", ".join([*names, *["-"] * min(tabs - expected, 5)])
-        remedy = f"Name every column with `columns`, '-' for one to ignore: [{named}]"
+        what = "'target' for one more target, '-' for one to ignore"
+        remedy = f"Name every column with data.columns or --columns, {what}: [{named}]"
+    elif tabs + 1 >= fewest(names):
+        remedy = f"Name the columns that are there with data.columns or --columns: [{', '.join(names[: tabs + 1])}]"
     else:
         remedy = "Put one tab between the columns (two files side by side are given as source.txt,target.txt)"
+    if names.count("target") > 1:
+        remedy += f"; {SEVERAL}"
     return BadLine("columns", problem, remedy)
