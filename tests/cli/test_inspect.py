@@ -74,7 +74,7 @@ def test_a_replay_ends_with_what_the_model_says_at_the_last_step(work: Path, her
 def test_positions_are_refused_in_one_sentence_where_a_model_has_none(here: Callable[..., Any]) -> None:
     done = here("inspect", RUN, "--view", "positions")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "the encoder 'rnn' has no position scheme" in done.err
+    assert "no position scheme is in the encoder 'rnn' and the decoder 'rnn'; look at a model with" in done.err
 
 
 def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, here: Callable[..., Any]) -> None:

@@ -149,7 +149,7 @@ def test_schemes_outside_of_transformers_are_found(kind: str) -> None:
 def test_what_has_no_matrix_is_refused_with_a_sentence() -> None:
     made = build("rnn", transformer("none"))
     for options, words in (
-        ({}, "encoder 'rnn' has no position scheme"),
+        ({"side": "encoder"}, "encoder has no position scheme; look at its decoder"),
         ({"side": "decodr"}, "did you mean 'decoder'"),
         ({"side": "decoder", "length": LONGEST + 1}, f"from 1 to {LONGEST}"),
         ({"side": "decoder", "length": 0}, f"from 1 to {LONGEST}"),
@@ -158,8 +158,10 @@ def test_what_has_no_matrix_is_refused_with_a_sentence() -> None:
             similarity(made, **options)  # type: ignore[arg-type]
     model = {"width": 16, "tie": "none", "encoder": transformer("none"), "decoder": None, "head": "classifier"}
     labeled = build(None, None, model=model, training={"objective": "labels"})
-    with pytest.raises(UserError, match="no decoder"):
+    with pytest.raises(UserError, match="decoder has no position scheme; look at its encoder"):
         similarity(labeled, side="decoder")
+    with pytest.raises(UserError, match="in the encoder 'rnn' and the decoder 'rnn'; look at a model with positions"):
+        similarity(build("rnn", "rnn"))
     several = Pipeline(ensemble.Ensemble([made.model, made.model]), made.codec, made.config, made.device)
     with pytest.raises(UserError, match="several models"):
         similarity(several)
@@ -167,3 +169,15 @@ def test_what_has_no_matrix_is_refused_with_a_sentence() -> None:
         of_part(Part("alibi"), 12, L)
     with pytest.raises(PartError, match="even width"):
         of_part(Part("sinusoidal"), 9, L, heads=3)
+
+
+def test_where_no_side_is_named_the_first_that_has_positions_is_shown() -> None:
+    for encoder, decoder, side in (
+        ("rnn", "alibi", "decoder"),
+        ("alibi", "rnn", "encoder"),
+        ("t5", "alibi", "encoder"),
+    ):
+        made = build(*(one if one == "rnn" else transformer(one) for one in (encoder, decoder)))
+        found = similarity(made, length=L)
+        assert found["side"] == side
+        assert found == similarity(made, side=side, length=L)

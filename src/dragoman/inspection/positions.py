@@ -42,21 +42,22 @@ NOTHING = "Nothing tells places apart: every two of them are as alike as one and
 CAUSAL = " Only keys at or before the query's place are looked at, j ≤ i."
 
 
-def similarity(pipeline: Pipeline, *, side: str = "encoder", length: int = 64) -> dict[str, Any]:
-    """The matrix of a model's own positions, on one of its sides."""
-    if side not in SIDES:
+def similarity(pipeline: Pipeline, *, side: str | None = None, length: int = 64) -> dict[str, Any]:
+    """The matrix of a model's own positions, on one of its sides; on the first that has any where none is named."""
+    if side is not None and side not in SIDES:
         raise UserError(f"side is '{side}'; it must be one of {', '.join(SIDES)}{nearest(side, SIDES)}")
     if not isinstance(pipeline.model, Seq2Seq):
         raise UserError("several models have several position schemes; look at one of them alone")
-    part: Any = getattr(pipeline.model, side)
-    if part is None:
-        raise UserError(f"this model has no {side}; look at its other side")
+    parts: dict[str, Any] = {one: part for one in SIDES if (part := getattr(pipeline.model, one)) is not None}
+    having = [one for one, part in parts.items() if schemes_of(part)]
+    if not having:
+        named = " and ".join(f"the {one} '{getattr(pipeline.config.model, one).name}'" for one in parts)
+        raise UserError(f"no position scheme is in {named}; look at a model with positions, a Transformer, say")
+    side = side or having[0]
+    if side not in having:
+        raise UserError(f"the model's {side} has no position scheme; look at its {having[0]}")
+    part = parts[side]
     schemes = schemes_of(part)
-    if not schemes:
-        name = getattr(pipeline.config.model, side).name
-        raise UserError(
-            f"the {side} '{name}' has no position scheme; look at the other side, or at a model with positions"
-        )
     trained = any(True for scheme in schemes for _ in scheme.parameters())
     found = matrix_of(schemes, head_width(part), side == "decoder", length)
     return {"view": "positions", **found, "side": side, "trained": trained}
