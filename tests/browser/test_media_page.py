@@ -60,7 +60,7 @@ def test_an_image_has_a_panel_for_each_word_that_says_where_it_looked(offline: O
     assert tab.text_content("#panel-0 .seen .token") == bare(data["target"][3])
 
 
-def test_veils_are_thin_where_the_word_looked_in_both_themes(offline: Open, views: Any) -> None:
+def test_veils_are_thin_and_an_edge_is_where_the_word_looked_in_both_themes(offline: Open, views: Any) -> None:
     data = views["hard"][0]
     script = "(one) => Array.from(one.getContext('2d').getImageData(0, 0, one.width, one.height).data)"
     for theme in ("light", "dark"):
@@ -70,6 +70,12 @@ def test_veils_are_thin_where_the_word_looked_in_both_themes(offline: Open, view
             alpha = np.array(veil[3::4])
             np.testing.assert_array_equal(alpha == 0, np.array(row) == 1.0)
             assert (alpha[np.array(row) == 0.0] > 200).all()
+            panel = tab.locator(".panel").nth(i)
+            picture, edge = (panel.locator(one).bounding_box() for one in (".picture", ".strongest"))
+            at, across = divmod(int(np.argmax(row)), 4)
+            assert (edge["x"] - picture["x"]) / picture["width"] == pytest.approx(across / 4, abs=0.02)
+            assert (edge["y"] - picture["y"]) / picture["height"] == pytest.approx(at / 4, abs=0.02)
+            assert edge["width"] / picture["width"] == pytest.approx(1 / 4, abs=0.02)
 
 
 def test_a_head_of_a_transformer_is_shown_on_the_picture_too(offline: Open, views: Any) -> None:

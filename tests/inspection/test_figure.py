@@ -53,7 +53,7 @@ def red(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 5, 13])
 def test_an_image_has_a_panel_for_itself_and_one_for_each_word(tmp_path: Path, count: int) -> None:
     words = [f"▁word{i}" for i in range(count)]
-    look = Look(FACE, only(*range(count)), words, "photo.jpg → words")
+    look = Look(FACE, only(*range(count)), words, "photo.jpg", "words")
     looks(tmp_path / "a.svg", [look])
     assert len(panels(tmp_path / "a.svg")) == count + 1
     assert [text for text in texts(tmp_path / "a.svg") if text] == [
@@ -79,11 +79,54 @@ def test_the_cell_that_a_word_looked_at_is_clear_and_the_others_fade(tmp_path: P
     assert (places.mean() + split + 1 - left) / side > 3 / 4
 
 
+@pytest.mark.parametrize(
+    "ground", [(255, 255, 255), (240, 240, 236), (0, 0, 0), (12, 12, 24), (30, 200, 30), (250, 220, 0)]
+)
+def test_what_was_looked_at_stands_out_from_light_dark_and_colorful_pictures(tmp_path: Path, ground: Any) -> None:
+    picture = np.full((32, 32, 3), ground, np.uint8)
+    looks(tmp_path / "a.png", [Look(FACE | {"src": data_url(picture)}, only(5), ["word"])])
+    image = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    bright = (abs(image - [0xFF, 0x2D, 0x95]) < 12).all(-1)
+    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))  # the edge of the strongest cell
+    side = columns[-1] - columns[0]
+    assert rows[-1] - rows[0] == pytest.approx(side, abs=2)
+    middle, across = (rows[0] + rows[-1]) // 2, (columns[0] + columns[-1]) // 2
+    np.testing.assert_allclose(image[middle, across], ground, atol=12)  # as it is
+    other = image[middle, across + 2 * side]
+    assert abs(other - ground).max() > 60
+    assert np.ptp(other) < 0.3 * max(np.ptp(ground), 100)  # next to no color
+
+
+def test_places_that_are_all_alike_have_no_edge_and_the_strongest_of_a_clip_one(tmp_path: Path) -> None:
+    def edges(name: str, medium: dict[str, Any], weights: list[list[float]]) -> int:
+        looks(tmp_path / name, [Look(medium, weights, ["word"] * len(weights))])
+        return (tmp_path / name).read_text().count('id="strongest"') // 2  # of two lines each
+
+    assert edges("a.svg", FACE, [[1 / 16] * 16]) == 0
+    assert edges("b.svg", FACE, only(3, 9)) == 2
+    assert edges("c.svg", CLIP, [[0.2, 0.5, 0.3]]) == 1
+
+
+def test_a_long_name_loses_its_middle_and_a_long_result_nothing(tmp_path: Path) -> None:
+    said = "a blue square top left and a red one below it " * 8
+    for name in ("a" * 120 + ".png", "橋" * 90 + ".png"):
+        looks(tmp_path / "a.svg", [Look(FACE, only(1), ["word"], name, said)])
+        title = " ".join(text for text in texts(tmp_path / "a.svg") if text not in ("", "word"))
+        shown, _, result = title.partition(" → ")
+        assert result.split() == said.split()
+        assert shown.count("…") == 1
+        assert len(shown) < 60 or "<6A4B>" in shown  # where no font has it
+    for letter in "Wi":
+        looks(tmp_path / "a.png", [Look(FACE, only(1), ["word"], "photo.png", letter * 400, "runs/soft")])
+        right = np.asarray(Image.open(tmp_path / "a.png").convert("L"))[:, -10:]
+        assert (right > 250).all()  # nothing runs out of the page
+
+
 def test_a_clip_shows_all_frames_for_each_word_and_a_sound_a_row(tmp_path: Path) -> None:
     looks(tmp_path / "clip.png", [Look(CLIP, only(1, count=3), ["word"])])
     clear = red(tmp_path / "clip.png")
     assert clear.any(0).sum() / clear.any(1).sum() == pytest.approx(4, abs=0.3)  # three frames, and one of the word's
-    looks(tmp_path / "sound.svg", [Look(HEARD, only(3, 4, count=10), ["a", "b"], "tone.wav → ab")])
+    looks(tmp_path / "sound.svg", [Look(HEARD, only(3, 4, count=10), ["a", "b"], "tone.wav", "ab")])
     assert {"tone.wav → ab", "a", "b", "0", "0.1", "0.4", "seconds"} <= set(texts(tmp_path / "sound.svg"))
 
 
@@ -102,9 +145,10 @@ def test_rows_of_a_sound_stand_below_its_frames_aligned_in_time(tmp_path: Path) 
 
 def test_any_word_is_written_as_it_is_and_nothing_is_no_picture(tmp_path: Path) -> None:
     words = ["$x$", "▁", "橋", "a b", "\x1b", "x" * 60]
-    looks(tmp_path / "a.svg", [Look(FACE, only(*range(6)), words, "what ?\tphoto.jpg → " + "y" * 200)])
+    looks(tmp_path / "a.svg", [Look(FACE, only(*range(6)), words, "what ?\tphoto.jpg", "y" * 200)])
     found = texts(tmp_path / "a.svg")
     assert {"$x$", "a␣b", "<001B>"} <= set(found)
-    assert any(text.startswith("what ? · photo.jpg → yyy") and text.endswith("…") for text in found)
+    assert "what ? · photo.jpg →" in found
+    assert sum(text.count("y") for text in found if set(text) == {"y"}) == 200
     with pytest.raises(ValueError, match="no look"):
         looks(tmp_path / "b.svg", [])

@@ -58,6 +58,7 @@ def test_a_prediction_of_a_model_that_sees_draws_its_picture_for_each_word(media
     assert [use.get("href") for use in root.iter(f"{SVG}use")] == [f"#{name}"] * (words - 1)
     veils = np.array([float(rect.get("fill-opacity")) for rect in root.iter(f"{SVG}rect")]).reshape(words, 16)
     np.testing.assert_array_equal(veils.argmin(1), found.attention.argmax(1))
+    assert len(list(root.iter(f"{SVG}path"))) == 2 * words  # around the strongest cell of each
     titles = [title.text for title in root.iter(f"{SVG}title")]
     row, column = divmod(int(found.attention[0].argmax()), 4)
     assert titles[0].endswith(f"looks mostly at row {row + 1}, column {column + 1}")

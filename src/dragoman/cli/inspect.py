@@ -314,9 +314,9 @@ def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -
 
 
 def named(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each view with what to write before its title: the model's name, where there are two."""
+    """Each view with the model's name, where there are two."""
     if data["view"] == "beside":
-        yield from ((f"{model}: ", one) for model, one in zip(data["models"], data["views"], strict=True))
+        yield from ((model, one) for model, one in zip(data["models"], data["views"], strict=True))
     else:
         yield "", data
 
@@ -327,12 +327,13 @@ def looks_of(name: str, data: Mapping[str, Any]) -> Iterator[Look]:
     if data["medium"] is not None and data["soft"] is not None:
         heard = data["medium"]["kind"] == "sound"
         unit = data if heard else data["words"] or data  # a panel for each word, and not for each of its letters
-        yield Look(data["medium"], unit["soft"], unit["target"], f"{name}{data['source_text']} → {data['target_text']}")
+        yield Look(data["medium"], unit["soft"], unit["target"], data["source_text"], data["target_text"], name)
 
 
 def panels_of(name: str, data: Mapping[str, Any], maps: str) -> Iterator[Panel]:
     from dragoman.inspection.picture import Panel
 
+    name = f"{name}: " if name else ""
     if maps == "soft":
         if data["soft"] is not None:
             title = f"{name}{data['source_text']} → {data['target_text']}"

@@ -1,7 +1,8 @@
 """A prediction as it shows itself in a notebook: the text, its log-probability, and where the model looked.
 
     Prediction ─→ one <div> with an SVG: source tokens on top, target tokens at the left, a square for each weight
-                  of an image or a clip: it, once more for each word, under a veil where the word did not look
+                  of an image or a clip: it, once more for each word, under a veil where the word did not look, and with
+                  an edge where it looked most
                   of a sound: its frames, and a row of weights for each word below them
 
 No script: notebooks run none until they are trusted. Colors are set for light pages and for dark ones by opacity of one
@@ -18,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.cells import cell_len
 
-from dragoman.inspection.places import grids, pictures, scaled, spoken, states, titles
+from dragoman.inspection.places import (
+    AROUND,
+    SIGNAL,
+    THICKEST,
+    VEIL,
+    grids,
+    pictures,
+    scaled,
+    spoken,
+    states,
+    strongest,
+    titles,
+)
 from dragoman.inspection.terminal import visible
 
 if TYPE_CHECKING:
@@ -81,12 +94,19 @@ def strip(medium: Mapping[str, Any], weights: np.ndarray, target: Sequence[str])
     across, down = side * len(seen) + GAP, side + CELL + GAP
     for t, (name, row) in enumerate(zip(names, weights, strict=True)):
         x, y = across * (t % beside), down * (t // beside)
-        for k, a in enumerate(grids(medium, row)):
+        every = grids(medium, row)
+        high, wide = side / every.shape[1], side / every.shape[2]
+        for k, a in enumerate(every):
             marks.append(_image(seen[k], t == 0, x + k * side, y, side, side))
-            high, wide = side / a.shape[0], side / a.shape[1]
             for (i, j), weight in np.ndenumerate(a):
                 box = _box(x + k * side + j * wide, y + i * high, wide, high)
-                marks.append(f"<rect {box} fill='#fff' fill-opacity='{0.88 * (1 - weight):.3f}'/>")
+                marks.append(f"<rect {box} fill='{VEIL}' fill-opacity='{THICKEST * (1 - weight):.3f}'/>")
+        peak = strongest(every)
+        if peak is not None:
+            k, i, j = peak
+            place = f"M{x + k * side + j * wide:.1f},{y + i * high:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
+            for color, width in ((AROUND, 4), (SIGNAL, 2)):
+                marks.append(f"<path d='{place}' fill='none' stroke='{color}' stroke-width='{width}'/>")
         about = escape(f"{name}: {spoken(medium, row)}")
         marks.append(f"<text x='{x:.1f}' y='{y + side + CELL * 0.7:.1f}'>{escape(name)}<title>{about}</title></text>")
     return _svg(across * min(beside, len(target)), down * -(-len(target) // beside), marks)

@@ -4,6 +4,10 @@
     sound         weights (S,) → the span of time around the largest, while they are at least half of it
 
 Weights are drawn as shares of the word's largest one: spread over 64 cells, the absolute ones would all be faint.
+
+What was not looked at lies under a gray veil, the thicker the less it was, and the strongest cell has a bright edge.
+The gray is between dark and light and has no color: a white veil hid nothing of a light picture, a black one would hide
+nothing of a dark one, and a colorful thing stood out whether it was looked at or not.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from dragoman.text.vocabulary import MARK
 
 HALF = 0.5
+VEIL, THICKEST = "#6b7280", 0.82  # over what was not looked at; static/medium.js has the same
+SIGNAL, AROUND = "#ff2d95", "#ffffff"  # of the strongest cell: a color that few pictures have, within a light line
 
 Array = NDArray[np.float64]
 Medium = Mapping[str, Any]
@@ -53,6 +59,14 @@ def scaled(weights: ArrayLike) -> Array:
     known: Array = np.nan_to_num(np.asarray(weights, dtype=float))
     peak = float(known.max(initial=0.0))
     return known / peak if peak > 0 else known
+
+
+def strongest(a: Array) -> tuple[int, int, int] | None:
+    """The cell (frame, row, column) of such grids that was looked at most; None where all were alike."""
+    if a.min() == a.max():
+        return None
+    frame, row, column = (int(i) for i in np.unravel_index(int(a.argmax()), a.shape))
+    return frame, row, column
 
 
 def titles(medium: Medium, target: Sequence[str], weights: ArrayLike) -> list[str]:

@@ -94,7 +94,7 @@ function rampOf(stops) {
   return ramps.get(stops);
 }
 
-export function themeNow() {
+function themeNow() {
   const chosen = document.documentElement.dataset.theme;
   return chosen ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }

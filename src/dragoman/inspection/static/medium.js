@@ -1,16 +1,15 @@
 /* Where a model looked in a source that is no text.
 
-     image, clip   the picture once more for each word: what was not looked at fades
+     image, clip   the picture once more for each word: gray where it did not look, an edge where it looked most
      sound         its frames once, below them a row of weights for each word, aligned in time
 
    `medium` is as medium.py describes it; weights are shares of a word's largest. Another source's states stand in a map
    below. */
 
 import { fixed, make, visible } from "./dom.js";
-import { heat, heatMap, themeNow } from "./heat.js";
+import { heat, heatMap } from "./heat.js";
 
-const VEILS = { light: [255, 255, 255], dark: [84, 92, 102] }; // not the paper: a night would fade into a dark one
-const THICKEST = 0.88; // over what was not looked at
+const [VEIL, THICKEST] = [[107, 114, 128], 0.82]; // as in places.py, which says why
 
 /** What heatMap draws, over the picture of the source where there is one. */
 export function lookMap(medium, look) {
@@ -63,7 +62,7 @@ function stripOf(medium, words, shares) {
     return make("button", { ...look, pointerenter: () => show(i), focus: () => show(i) }, seen);
   });
   const all = Array(stateCount(medium)).fill(1);
-  large.append(pictureOf(medium, all), make("span", { class: "faint" }, "what was not looked at fades"));
+  large.append(pictureOf(medium, all), make("span", { class: "faint" }, "gray: not looked at; framed: the most"));
   const look = { class: medium.kind === "clip" ? "strip of-clips" : "strip" };
   return make("div", look, large, make("div", { class: "panels" }, panels));
 }
@@ -73,24 +72,30 @@ function pictureOf(medium, shares) {
   const pictures = medium.frames ?? [medium.src];
   const per = shares.length / pictures.length;
   const columns = medium.columns ?? Math.round(Math.sqrt(per));
+  const peak = Math.min(...shares) < 1 ? peakOf(shares) : -1; // the picture itself has none
   const each = pictures.map((src, k) => {
     const veil = veilOf(shares.slice(k * per, (k + 1) * per), columns);
-    return make("span", { class: "picture" }, seenImage(src), veil);
+    const strongest = Math.floor(peak / per) === k && cellEdge(peak % per, columns, per / columns);
+    return make("span", { class: "picture" }, seenImage(src), veil, strongest);
   });
   return make("span", { class: "pictures" }, each);
 }
 
+function cellEdge(cell, columns, rows) {
+  const [x, y] = [cell % columns, Math.floor(cell / columns)];
+  const sides = [y / rows, 1 - (x + 1) / columns, 1 - (y + 1) / rows, x / columns];
+  const edge = make("span", { class: "strongest" });
+  edge.style.setProperty("inset", sides.map((share) => `${100 * share}%`).join(" "));
+  return edge;
+}
+
 function veilOf(shares, columns) {
-  const canvas = make("canvas", { class: "heat veil" });
+  const canvas = make("canvas", { class: "veil" });
   [canvas.width, canvas.height] = [columns, shares.length / columns];
-  canvas.repaint = () => {
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(canvas.width, canvas.height);
-    const color = VEILS[themeNow()] ?? VEILS.light;
-    shares.forEach((share, i) => image.data.set([...color, 255 * THICKEST * (1 - share)], 4 * i));
-    context.putImageData(image, 0, 0);
-  };
-  canvas.repaint();
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  shares.forEach((share, i) => image.data.set([...VEIL, 255 * THICKEST * (1 - share)], 4 * i));
+  context.putImageData(image, 0, 0);
   return canvas;
 }
 
