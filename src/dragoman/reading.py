@@ -74,11 +74,21 @@ class Reading:
         first, _, second = example.source.partition("\t")
         if not second.strip():
             raise DataError(
-                "the model reads two sources, and found one; put both on one line, with a tab between them",
+                "the model reads two sources, and found one; put both on one line, with a tab between them: "
+                + self.order,
                 example.file or None,
                 example.line or None,
             )
         return replace(example, source=first, second=second)
+
+    @property
+    def order(self) -> str:
+        """Which of two sources stands first in one line."""
+        first, second = (
+            "text" if medium is None or isinstance(medium, str) else medium.kind
+            for medium in (self.codec.medium, self.codec.second)
+        )
+        return f"the {first}, then the {'other ' if first == second else ''}{second}"
 
     def given(self, example: Example) -> Given:
         """What the model reads of an input, as far as it reads."""

@@ -88,6 +88,26 @@ def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, he
     assert re.search(r"^ *0 ██", done.out, re.MULTILINE), done.out  # a place is most like itself
 
 
+@pytest.mark.parametrize("option", ["--png", "--svg", "--pdf"])
+def test_a_picture_of_a_model_without_attention_is_an_error_for_none_was_made(
+    option: str, tmp_path: Path, here: Callable[..., Any]
+) -> None:
+    value = {
+        "data": {"train": "none.tsv"},
+        "model": {"width": 16, "tie": "none", "encoder": "transformer", "decoder": None, "head": "classifier"},
+        "training": {"objective": "labels"},
+    }
+    config = configs.validate(value, "a test")
+    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, False, "nfc", ["ab"], ["ab"], [])
+    model = configs.build_model(config, len(codec.source), len(codec.target))
+    checkpoint.save(tmp_path / "labels", config, checkpoint.unique_weights(model), codec, {})
+    path = tmp_path / f"a.{option[2:]}"
+    done = here("inspect", tmp_path / "labels", "ab", option, path)
+    assert (done.code, done.err.count("\n"), path.exists()) == (2, 1, False)
+    assert f"{path}: there is nothing to draw, for this model has no attention to show" in done.err
+    assert "this model has no attention to show" in done.out  # what it says is shown all the same
+
+
 def test_sentences_near_each_other_are_named(here: Callable[..., Any]) -> None:
     out = here("inspect", RUN, "a b", "b a", "c c c", "--view", "space").out
     assert out.count("near:") == 3
@@ -106,7 +126,9 @@ def test_bad_requests_are_one_sentence(here: Callable[..., Any]) -> None:
         ("a", "--view", "beem"): ["--view", "beem", "beam"],
         ("a", "--maps", "all"): ["--maps", "soft"],
         ("a", "b", "--target", "x"): ["2 sources", "1 targets"],
-        (" ", "--html", "x.html"): ["nothing to write"],
+        (" ", "--html", "x.html"): ["x.html", "nothing to write"],
+        (" ", "--png", "x.png"): ["x.png", "nothing to draw", "no source"],
+        ("a", "--svg", "x.svg", "--maps", "encoder"): ["x.svg", "no encoder attention"],
     }.items():
         done = here("inspect", RUN, *arguments)
         assert done.code == 2

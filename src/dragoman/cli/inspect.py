@@ -21,7 +21,7 @@ from dragoman.cli.options import (
     import_all,
     warn_untagged,
 )
-from dragoman.cli.predict import tagged_with
+from dragoman.cli.predict import Second, asked_about, tagged_with
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +72,7 @@ def inspect(
         str, typer.Option(help="What a picture shows: soft, or every head of cross, encoder, second or decoder.")
     ] = "soft",
     files: Places = [],
+    second: Second = "",
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     device: Device = "auto",
@@ -80,17 +81,13 @@ def inspect(
     """Show which source tokens the model attended to, what its beam kept and dropped, and what it nearly said."""
     import_all(modules)
     from dragoman import pipeline
-    from dragoman.core.interfaces import Example
-    from dragoman.data.readers import read_sources
 
     views = [choice(name.strip(), (*OF_TEXTS, *OF_MODELS), "--view") for name in view.split(",") if name.strip()]
     choice(maps, MAPS, "--maps")
     names = [model] if beside is None or beside == model else [model, beside]
     opened = {name: pipeline.load(name, device, plain=True).with_files(files) for name in names}
     wants_texts = not views or any(name in (*OF_TEXTS, "space") for name in views)
-    given: Iterable[Example] = [Example(text) for text in texts] if texts else read_sources("-") if wants_texts else []
-    if opened[model].codec.second is not None:
-        given = (opened[model].reading.example(example) for example in given)
+    given = sources(opened[model], texts or [], second) if texts or second or wants_texts else []
     asked = with_targets(list(warn_untagged(opened[model], tagged_with(given, source_lang, target_lang))), target)
     pictures = [path for path in (png, svg, pdf) if path is not None]
     if html is not None:
@@ -101,6 +98,29 @@ def inspect(
             show(console(), source, data)
     if pictures:
         draw([data for _, data in every(opened, asked, ["alignment"], beam, skip=True)], pictures, maps)
+
+
+def sources(opened: Pipeline, texts: Sequence[str], second: str) -> Iterable[Example]:
+    """What to look at: what was given as arguments, or the lines of the standard input."""
+    from dragoman.core.errors import UserError
+    from dragoman.core.interfaces import Example
+    from dragoman.data.readers import read_sources
+
+    if second:
+        if not texts:
+            raise UserError(
+                "--second goes with sources given as arguments; on a line both stand with a tab between them"
+            )
+        return asked_about(opened, texts, second)
+    if opened.codec.second is None:
+        return map(Example, texts) if texts else read_sources("-")
+    for text in texts:
+        if text.strip() and "\t" not in text:
+            raise UserError(
+                f"the model reads two sources, and '{text}' is one; give the other with --second, or both as one "
+                f"argument with a tab between them: {opened.reading.order}"
+            )
+    return map(opened.reading.example, map(Example, texts) if texts else read_sources("-"))
 
 
 def with_targets(sources: Sequence[Example], targets: Sequence[str]) -> list[tuple[Example, str | None]]:
@@ -292,20 +312,27 @@ def write_page(found: Sequence[tuple[str, dict[str, Any]]], path: Path, title: s
     from dragoman.inspection.page import page
 
     if not found:
-        raise UserError("there is nothing to write into a page: no source was given, or all are blank")
+        raise UserError(
+            f"{path}: there is nothing to write, for no source was given, or none can be shown; give a text"
+        )
     files.write(path, page([data for _, data in found], title).encode())
     console(error=True).print(f"wrote {path}", markup=False)
 
 
 def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -> None:
-    """The alignments as pictures, over images and sounds where there are such; nothing where nothing was looked at."""
+    """The alignments as pictures, over images and sounds where there are such; an error where nothing was looked at."""
+    from dragoman.core.errors import UserError
     from dragoman.inspection.figure import looks
     from dragoman.inspection.picture import alignment
 
     views = [one for data in found for one in named(data)]
     over = [look for name, data in views for look in looks_of(name, data)] if maps == "soft" else []
     panels = [panel for name, data in views for panel in panels_of(name, data, maps)]
-    for path in paths if panels else ():
+    if not panels:
+        what = f"has no {maps} attention" if views and maps != "soft" else "has no attention to show"
+        reason = f"this model {what}" if views else "no source was given, or nothing could be looked at in any"
+        raise UserError(f"{', '.join(map(str, paths))}: there is nothing to draw, for {reason}; leave the picture out")
+    for path in paths:
         if over:
             looks(path, over)
         else:

@@ -175,7 +175,6 @@ def predict(
 def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Example] | None:
     """The inputs that media files are, one each; None where the one file given holds lines."""
     from dragoman.core.errors import UserError
-    from dragoman.core.interfaces import Example
 
     named = [file for file in files if is_medium(file)] if reads_media(opened) else []
     for file in named:
@@ -189,13 +188,21 @@ def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Ex
         return None
     if len(named) < len(files):
         raise UserError("some files are media and some hold lines; give one of lines, or media files alone")
+    return asked_about(opened, named, second)
+
+
+def asked_about(opened: Pipeline, named: Sequence[str], second: str) -> list[Example]:
+    """Sources given one by one, each with the one that --second gives; media are what a text asks about."""
+    from dragoman.core.errors import UserError
+    from dragoman.core.interfaces import Example
+
     if opened.codec.second is None:
         if second:
             raise UserError("--second is given, and the model reads one source; leave it out")
         return [Example(file) for file in named]
     if not second.strip():
         raise UserError("the model reads two sources, and found one; give the other with --second")
-    if opened.codec.medium is None:  # the files are what is asked about
+    if opened.codec.medium is None and opened.codec.second != "text":
         return [Example(second, second=file) for file in named]
     return [Example(file, second=second) for file in named]
 
