@@ -365,6 +365,8 @@ def a_report(chance: random.Random) -> dict[str, Any]:
         "metrics": ["bleu", "chrf"],
         "higher_is_better": True,
         "models": models,
+        "length_of": "tokens",
+        "left_out": "",
         "by_length": [a_line(name, top, fall, lengths) for name, top, fall in names],
         "by_rarity": [a_line(name, top - 6, -1.2, counts) for name, top, _ in names],
         "rarity_of": "training",

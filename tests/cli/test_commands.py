@@ -137,7 +137,7 @@ def test_compare_shows_both_models_and_whether_they_differ(
     table = succeeded(here("compare", RUN, older, "--data", "test.tsv", "--metrics", "exact")).out
     assert f"{older} against {RUN}: exact" in table
     assert "p = " in table
-    assert "exact by source length" in table
+    assert "exact by source length in tokens" in table
     assert "exact by the rarest source token: its count in training" in table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import threading
 import zipfile
@@ -250,6 +251,31 @@ def test_files_are_looked_for_in_places_given_and_there_first(
     assert compared.code == 0, compared.err  # with its training data at hand, too
     assert "may be chance" in compared.out
     assert here("score", run, tmp_path / "pairs.tsv").code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("image", ""), ("audio", "steps of 40 ms"), ("clips", "frames"), ("asked", "tokens")]
+)
+def test_quality_by_length_is_in_the_unit_of_what_is_read_and_left_out_with_a_word_of_images(
+    here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path, kind: str, unit: str
+) -> None:
+    run = made(kind)
+    (tmp_path / "runs").mkdir()
+    os.symlink(run, tmp_path / "runs" / "again")
+    asked = ("compare", run, tmp_path / "runs" / "again", "--data", run.parent / f"{kind}.tsv", "--metrics", "exact")
+    done = here(*asked)
+    assert done.code == 0, done.err
+    assert (f"exact by source length in {unit}" in done.out) == bool(unit)
+    assert ("by the rarest source token" in done.out) == (unit == "tokens")
+    assert ("left out: the sources are" in done.out) == (unit != "tokens")
+    found = json.loads(here(*asked, "--json").out)[str(run)]
+    assert found["length_of"] == (unit or None)
+    assert bool(found["by_length"]["exact"]) == bool(unit)
+    drawn = here(*asked, "--png", tmp_path / "a.png")
+    assert (drawn.code, (tmp_path / "a.png").exists()) == ((0, True) if unit else (2, False))
+    if not unit:
+        assert (drawn.out, drawn.err.count("\n")) == ("", 1)
+        assert "a.png: there is no quality by length to draw" in drawn.err
 
 
 def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(

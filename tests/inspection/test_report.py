@@ -21,6 +21,7 @@ from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
 from dragoman.inspection.quality import Assessment, assess, measure
 from dragoman.inspection.report import READABLE, SWELLS, report, training_counts
+from dragoman.inspection.sources import words
 from dragoman.pipeline import Pipeline, Prediction
 from dragoman.text import codec as codecs
 
@@ -36,7 +37,7 @@ def assessment(outputs: list[str], sources: list[str] = SOURCES, metrics: tuple[
         for source, text in zip(sources, outputs, strict=True)
     ]
     scores = {name: measure(Part(name), outputs, [[e.target or ""] for e in examples]) for name in metrics}
-    return Assessment(examples, predictions, scores, 2.5, 1.0)
+    return Assessment(examples, predictions, scores, 2.5, 1.0, pieces=[words(p.source_tokens) for p in predictions])
 
 
 def ranges(lines: list[dict[str, Any]], model: int = 0) -> list[tuple[int, int, int, float]]:
@@ -83,7 +84,7 @@ def test_many_pairs_are_cut_by_length_and_by_the_count_of_the_rarest_token() -> 
     tokens = [[*source.split(), "</s>"] for source in sources]
     predictions = [Prediction(o, 0.0, 0.0, [], [], "end", t) for o, t in zip(outputs, tokens, strict=True)]
     scores = {"exact": measure(Part("exact"), outputs, [["right"]] * 40)}
-    one = {"one": Assessment(examples, predictions, scores, 1.0, 1.0)}
+    one = {"one": Assessment(examples, predictions, scores, 1.0, 1.0, pieces=[t[:-1] for t in tokens])}
     found = report(one)
     holds(found["by_rarity"], (20, 20, 0.0), (40, 20, 100.0))
     holds(found["by_length"], (1, 20, 100.0), (2, 20, 0.0))
@@ -165,19 +166,33 @@ def test_training_data_that_is_gone_broken_or_endless_is_not_counted(tmp_path: P
     assert training_counts(build("/dev/zero")) is None
 
 
-def test_cells_of_an_image_are_no_tokens_of_a_training_text_and_all_of_them_count(
-    media: Callable[[str], Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "length", "unit"),
+    [
+        ("soft", None, ""),
+        ("patches", None, ""),
+        ("asked", 5, "tokens"),  # what color is it ?
+        ("speech", 8, "steps of 40 ms"),
+        ("frames", 4, "steps of 120 ms"),  # 23 frames of 20 ms, in stacks of 3, two of which are one state
+        ("clip", 3, "frames"),
+        ("cells", 3, "frames"),
+    ],
+)
+def test_sources_that_are_no_texts_have_lengths_of_their_own_and_no_rarities(
+    media: Callable[[str], Any], tmp_path: Path, kind: str, length: int | None, unit: str
 ) -> None:
     """The guide's own model of images was compared with a traceback where its training data was still there."""
-    for kind, states in (("soft", 16), ("asked", 6 + 16)):  # 4 × 4 cells; a question of 5 words and </s> before them
-        model, source = media(kind)
-        (tmp_path / "train.tsv").write_text(f"{source}\ta red square\n")
-        corpora = model.config.data.model_copy(update={"train": [Corpus(path=str(tmp_path / "train.tsv"))]})
-        model = replace(model, config=model.config.model_copy(update={"data": corpora}))
-        assert training_counts(model) is None
-        pair = replace(model.reading.example(source), target="a red square")
-        found = report({"one": assess(model, [pair], ["exact"])})
-        assert [(p["low"], p["high"]) for p in found["by_length"][0]["points"]] == [(states, states)]
+    model, source = media(kind)
+    (tmp_path / "train.tsv").write_text(f"{source}\ta red square\n")
+    corpora = model.config.data.model_copy(update={"train": [Corpus(path=str(tmp_path / "train.tsv"))]})
+    model = replace(model, config=model.config.model_copy(update={"data": corpora}))
+    assert training_counts(model) is None
+    pair = replace(model.reading.example(source), target="a red square")
+    found = report({"one": assess(model, [pair], ["exact"])})
+    points = {name: [(p["low"], p["high"]) for p in found[name][0]["points"]] for name in ("by_length", "by_rarity")}
+    assert points["by_length"] == ([] if length is None else [(length, length)])
+    assert points["by_rarity"] == ([(1, 1)] if unit == "tokens" else [])
+    assert (found["length_of"], bool(found["left_out"])) == (unit, unit != "tokens")
 
 
 def test_training_data_that_takes_long_to_read_is_not_counted(tmp_path: Path) -> None:

@@ -55,8 +55,12 @@ def compare(
     from dragoman.data.readers import read_pairs
     from dragoman.inspection.quality import assess
     from dragoman.inspection.report import training_counts
+    from dragoman.inspection.sources import unit_of
 
     opened = {name: pipeline.load(name, device).with_files(files) for name in models}
+    if png is not None and not unit_of(opened[models[0]]):
+        why = "the sources have no length to go by (images are all of one size)"
+        raise UserError(f"{png}: there is no quality by length to draw, for {why}; leave --png out")
     named = columns_of(columns, opened[models[0]])
     examples = list(read_pairs(data, columns=named, extra_targets=True))
     found = {name: assess(model, examples, parts, beam=beam) for name, model in opened.items()}
@@ -88,6 +92,7 @@ def _json(found: dict[str, Assessment], counts: Counts) -> dict[str, Any]:
             },
             "by_length": {m: [asdict(bucket) for bucket in by_length[m][name]] for m in one.scores},
             "by_rarity": {m: [asdict(bucket) for bucket in by_rarity[m][name]] for m in one.scores},
+            "length_of": first.unit or None,
             "rarity_of": _rarity_of(counts),
         }
         for name, one in found.items()
@@ -102,7 +107,7 @@ def _print(found: dict[str, Assessment], counts: Counts) -> None:
     from rich.table import Column, Table
 
     from dragoman.inspection.quality import against
-    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity
+    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity, left_out
 
     out = console()
     (first_name, first), *others = found.items()
@@ -124,15 +129,19 @@ def _print(found: dict[str, Assessment], counts: Counts) -> None:
                 soft_wrap=True,
             )
     metric = next(iter(first.scores))
-    _print_ranges(f"{metric} by source length", "source length", grouped_by_length(found, metric))
+    _print_ranges(f"{metric} by source length in {first.unit}", first.unit, grouped_by_length(found, metric))
     title = f"{metric} by the rarest source token: its count in {_rarity_of(counts)}"
     _print_ranges(title, "count", grouped_by_rarity(found, metric, counts))
+    if missing := left_out(first):
+        out.print(f"\n{missing}", markup=False, soft_wrap=True)
 
 
 def _print_ranges(title: str, what: str, buckets: Buckets) -> None:
-    """A row for each range of pairs, a column for each model."""
+    """A row for each range of pairs, a column for each model; nothing where there are no ranges."""
     from rich.table import Table
 
+    if not any(buckets.values()):
+        return
     out = console()
     table = Table(what, "pairs", *buckets, title=title, title_justify="left", box=None, pad_edge=False)
     for row in zip(*buckets.values(), strict=True):
@@ -157,10 +166,11 @@ def _draw(found: dict[str, Assessment], png: Path) -> None:
     from dragoman.inspection.picture import Point, curves
     from dragoman.inspection.report import grouped_by_length
 
-    metric = next(iter(next(iter(found.values())).scores))
+    first = next(iter(found.values()))
+    metric = next(iter(first.scores))
     series = {
         name: [Point((b.low + b.high) / 2, b.score, *b.interval, b.count) for b in buckets]
         for name, buckets in grouped_by_length(found, metric).items()
     }
-    curves(png, series, xlabel="source length in tokens", ylabel=metric, title="Quality by source length")
+    curves(png, series, xlabel=f"source length in {first.unit}", ylabel=metric, title="Quality by source length")
     console(error=True).print(f"wrote {png}", markup=False)

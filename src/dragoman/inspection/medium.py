@@ -62,13 +62,13 @@ def labels(pipeline: Pipeline, read: Given) -> list[str]:
 
 def _sides(pipeline: Pipeline, read: Given) -> Iterator[tuple[Medium | None, Any, Any]]:
     """Each source: what reads it, where it is no text; what was read; the frontend and encoder that get it."""
-    model, codec = _one(pipeline.model), pipeline.codec
+    model, codec = first_of(pipeline.model), pipeline.codec
     yield codec.medium, read.source, model
     if read.second is not None:
         yield None if isinstance(codec.second, str) else codec.second, read.second, model.second
 
 
-def _one(model: Any) -> Seq2Seq:
+def first_of(model: Any) -> Seq2Seq:
     """A single model; of several that work as one, the first, which the others agree with in what they read."""
     while not isinstance(model, Seq2Seq):
         model = model.members[0] if isinstance(model, Ensemble) else model.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dragoman.core.registry import Part
 from dragoman.evaluation.by_length import Bucket, by_length
 from dragoman.evaluation.metrics import Metric, metrics
 from dragoman.evaluation.significance import Paired, format_score, interval, paired
+from dragoman.inspection.sources import TOKENS, pieces_of, unit_of
 from dragoman.pipeline import Pipeline, Prediction
 
 
@@ -45,6 +46,8 @@ class Assessment:
     perplexity: float
     seconds: float  # spent on decoding
     unscored: int = 0  # pairs that the perplexity leaves out: the model's positions do not reach so far
+    unit: str = TOKENS  # that lengths are counted in (sources.py); '' where they say nothing
+    pieces: list[Sequence[str]] = field(default_factory=list)  # of each source, as many as it is long
 
     def as_json(self) -> dict[str, Any]:
         """One object with every metric, its signature, the number of pairs and the decoding rate."""
@@ -91,7 +94,8 @@ def assess(
     texts = [prediction.text for prediction in predictions]
     scores = {part.name: measure(part, texts, references) for part in parts}
     surprise, unscored = perplexity(pipeline, examples, workers)
-    return Assessment(examples, predictions, scores, surprise, max(seconds, 1e-9), unscored)
+    pieces = [pieces_of(pipeline, *each) for each in zip(examples, predictions, strict=True)]
+    return Assessment(examples, predictions, scores, surprise, max(seconds, 1e-9), unscored, unit_of(pipeline), pieces)
 
 
 def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
@@ -113,7 +117,6 @@ def against(first: Score, other: Score) -> Paired:
 
 
 def lengths(assessment: Assessment, name: str, edges: Sequence[int] | None = None) -> list[Bucket]:
-    """A metric by the length of the source in tokens, </s> not counted."""
+    """A metric by the length of the source in its unit, </s> not counted."""
     score = assessment.scores[name]
-    sizes = [len(prediction.source_tokens) - 1 for prediction in assessment.predictions]
-    return by_length(score.metric, score.stats, sizes, edges=edges)
+    return by_length(score.metric, score.stats, list(map(len, assessment.pieces)), edges=edges)

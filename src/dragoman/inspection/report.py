@@ -4,23 +4,25 @@
 
 The rarity of a source is the count of its rarest token: in the training data where that can be read in a few seconds,
 else in these sources. What a vocabulary does not hold counts as 0. Lengths and rarities are by the tokens of the first
-model, so that a range holds the same pairs for every model.
+model, so that a range holds the same pairs for every model. Sources that are no texts have no rarities, and images no
+lengths (sources.py): their ranges are empty, and a sentence says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from dragoman.core.errors import DataError, UserError, nearest
-from dragoman.core.interfaces import EOS, SPECIALS, UNK
+from dragoman.core.interfaces import SPECIALS, UNK
 from dragoman.core.json import finite
 from dragoman.data.readers import files_of, read_pairs
 from dragoman.evaluation.by_length import Bucket, by_length
 from dragoman.inspection.quality import Assessment, Score
+from dragoman.inspection.sources import TOKENS, words
 from dragoman.pipeline import Pipeline
 
 READABLE = 10_000_000  # bytes of training data: 2 to 4 seconds at the 3 to 6 MB/s that tokenizers were measured at
@@ -52,6 +54,8 @@ def report(
         "metrics": list(first.scores),
         "higher_is_better": first.scores[metric].metric.higher_is_better,
         "models": [scores_of(name, one) for name, one in assessments.items()],
+        "length_of": first.unit,
+        "left_out": left_out(first),
         "by_length": as_lines(grouped_by_length(assessments, metric)),
         "by_rarity": as_lines(grouped_by_rarity(assessments, metric, counts)),
         "rarity_of": "training" if counts is not None else "these sources",
@@ -98,10 +102,22 @@ def worst_of(one: Assessment, metric: str, count: int) -> list[dict[str, Any]]:
 # -- ranges of pairs ---------------------------------------------------------------------------------------------------
 
 
+def left_out(first: Assessment) -> str:
+    """Which ranges there are none of, and why, as a sentence; '' where there are all."""
+    if not first.unit:
+        why = "the sources are no texts and have no length to go by (images are all of one size)"
+        return f"Quality by length and by rarity is left out: {why}."
+    if first.unit != TOKENS:
+        return "Quality by rarity is left out: the sources are no texts and have no tokens."
+    return ""
+
+
 def grouped_by_length(assessments: Mapping[str, Assessment], metric: str) -> Buckets:
-    """A metric by the length of the source in tokens, </s> not counted, or in states of a source that is no text."""
+    """A metric by the length of the source in the first model's unit."""
     first = next(iter(assessments.values()))
-    sizes = [len(words(prediction.source_tokens)) for prediction in first.predictions]
+    if not first.unit:
+        return {name: [] for name in assessments}
+    sizes = list(map(len, first.pieces))
     return {name: by_length(score.metric, score.stats, sizes) for name, score in named(assessments, metric)}
 
 
@@ -110,7 +126,7 @@ def grouped_by_rarity(
 ) -> Buckets:
     """A metric by the count of the source's rarest token; blank sources have none and are left out."""
     first = next(iter(assessments.values()))
-    every = [words(prediction.source_tokens) for prediction in first.predictions]
+    every = first.pieces if first.unit == TOKENS else []
     known = Counter(token for tokens in every for token in tokens) if counts is None else counts
     kept = [i for i, tokens in enumerate(every) if tokens]
     if not kept:
@@ -140,11 +156,6 @@ def as_point(bucket: Bucket) -> dict[str, Any]:
 
 
 # -- rarity ------------------------------------------------------------------------------------------------------------
-
-
-def words(tokens: Sequence[str]) -> Sequence[str]:
-    """The tokens of a source without the </s> at its end."""
-    return tokens[:-1] if tokens and tokens[-1] == SPECIALS[EOS] else tokens
 
 
 def frequency(token: str, counts: Mapping[str, int]) -> int:

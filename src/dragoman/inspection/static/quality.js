@@ -19,9 +19,10 @@ export function drawQuality(root, data, actions = {}) {
     make(
       "div",
       { class: "beside" },
-      qualityFigure(data, data.by_length, "length", "source length in tokens", width),
+      qualityFigure(data, data.by_length, "length", `source length in ${data.length_of}`, width),
       qualityFigure(data, data.by_rarity, "rarity", RARITY_OF[data.rarity_of], width),
     ),
+    data.left_out && make("p", { class: "note" }, data.left_out),
     worstList(data, actions),
   );
 }
