@@ -13,7 +13,7 @@ import io
 import random
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ CAPTIONS = 5
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["flickr8k"].resolve()
     for name, split in SPLITS.items():
-        rows = tables.rows(place / f"{split}.tsv", 1 + CAPTIONS)
+        rows = list(tables.rows(place / f"{split}.tsv", 1 + CAPTIONS))
+        tables.require(place / f"{split}.zip", (row[0] for row in rows))
         pairs = ([f"{place / split}.zip/{file}", *map(plain, captions)] for file, *captions in rows)
-        tables.write(folder / f"{name}.tsv", pairs)
+        tables.write(folder / f"{name}.tsv", pairs, named=True)
 
 
 def plain(caption: str) -> str:
@@ -55,7 +56,7 @@ def baselines(folder: Path, part: str) -> dict[str, list[str]]:
     return {"most frequent caption": [most] * len(test), "nearest picture": [train[i][1] for i in nearest]}
 
 
-def thumbnails(rows: list[list[str]]) -> NDArray[Any]:
+def thumbnails(rows: Sequence[Sequence[str]]) -> NDArray[Any]:
     """(N, 16 · 16 · 3) pixels"""
     medium = ImageMedium(THUMBNAIL, crop=False)
     return np.stack([medium.read(Example(file)).ravel() for file, *_ in rows]).astype(np.float32)

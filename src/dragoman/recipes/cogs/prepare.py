@@ -20,7 +20,7 @@ FILES = {"train": "train", "dev": "valid", "test": "test", "gen": "gen"}
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     for theirs, ours in FILES.items():
-        rows = list(tables.rows(sets["cogs"] / f"{theirs}.tsv", 3))
+        rows = list(tables.rows(sets["cogs"] / f"{theirs}.tsv", exactly=3))
         tables.write(folder / f"{ours}.tsv", (row[:2] for row in rows))
         if theirs == "gen":
             tables.write(folder / f"{ours}.groups", (row[2:3] for row in rows))

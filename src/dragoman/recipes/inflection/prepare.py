@@ -39,7 +39,7 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
 
 def rows(place: Path, language: str, split: str) -> Iterator[tuple[str, str, str]]:
     """Source, target and language of each line."""
-    for lemma, features, form in tables.rows(place / f"{language}.{split}.tsv", 3):
+    for lemma, features, form in tables.rows(place / f"{language}.{split}.tsv", exactly=3):
         yield f"{spaced(lemma)} {symbols_of(features)}", spaced(form), language
 
 

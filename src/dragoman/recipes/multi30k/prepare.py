@@ -18,8 +18,7 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
 def write_pairs(data: Path, source: str, target: str, folder: Path, lowercase: bool = False) -> None:
     """Both sides of each split, line by line."""
     for name, file in FILES.items():
-        sides = (tables.lines(data / f"{file}.{language}") for language in (source, target))
-        pairs = zip(*sides, strict=True)
+        pairs = tables.side_by_side(data / f"{file}.{source}", data / f"{file}.{target}")
         tables.write(folder / f"{name}.tsv", ([text.lower() if lowercase else text for text in pair] for pair in pairs))
 
 

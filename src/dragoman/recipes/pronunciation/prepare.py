@@ -17,7 +17,7 @@ from dragoman.recipes import tables
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["cmudict"]
-    train = ((word, unstressed(phones)) for word, phones in tables.rows(place / "train.tsv", 2))
+    train = ((word, unstressed(phones)) for word, phones in tables.rows(place / "train.tsv", exactly=2))
     tables.write(folder / "train.tsv", dict.fromkeys(train))
     for name, file in {"valid": "dev", "test": "test"}.items():
         rows = tables.rows(place / f"{file}.tsv", 2)

@@ -58,7 +58,7 @@ def row(one: Word) -> tuple[str, str, str]:
 
 
 def of_2020(place: Path, split: str) -> Iterator[Word]:
-    for language, word, phones in tables.rows(place / f"{split}.tsv", 3):
+    for language, word, phones in tables.rows(place / f"{split}.tsv", exactly=3):
         yield Word(word, phones, language)
 
 
@@ -68,7 +68,7 @@ def of_2021(place: Path, split: str) -> Iterator[Word]:
         if not tests:
             raise DataError("there is no file LANGUAGE_test.tsv here; --data must name the whole set", place / size)
         for language in (test.name.split("_test.tsv")[0] for test in tests):
-            for word, phones in tables.rows(place / size / f"{language}_{split}.tsv", 2):
+            for word, phones in tables.rows(place / size / f"{language}_{split}.tsv", exactly=2):
                 yield Word(word, phones, language, size)
 
 

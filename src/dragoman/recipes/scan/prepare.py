@@ -23,7 +23,7 @@ SPLITS = ("simple", "addprim_jump", "length")  # as the set's files are called
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     every = {
-        half: list(tables.rows(sets["scan"] / f"{'length' if part == 'length26' else part}.{half}.tsv", 2))
+        half: list(tables.rows(sets["scan"] / f"{'length' if part == 'length26' else part}.{half}.tsv", exactly=2))
         for half in ("train", "test")
     }
     if part == "length26":

@@ -8,11 +8,13 @@ an4-mfcc/SPLIT.npz     feats (frames, 13) and offsets; row i is line i of the ta
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from dragoman.core.errors import DataError
+from dragoman.media.arrays import FRAMES, OFFSETS
 from dragoman.recipes import tables
 
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}
@@ -22,8 +24,25 @@ NUMBERS = 13  # of a frame
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["an4-mfcc"].resolve()
     for name, split in SPLITS.items():
-        rows = tables.rows(place / f"{split}.tsv", 4)
-        tables.write(folder / f"{name}.tsv", ([f"{place / split}.npz/{i}", row[3]] for i, row in enumerate(rows)))
+        rows = list(tables.rows(place / f"{split}.tsv", exactly=4))
+        compare(rows, place / f"{split}.npz")
+        pairs = ([f"{place / split}.npz/{i}", row[3]] for i, row in enumerate(rows))
+        tables.write(folder / f"{name}.tsv", pairs, named=True)
+
+
+def compare(rows: Sequence[tables.Row], path: Path) -> None:
+    """That row i of the arrays is line i of the table: a line too few would give each sound its neighbor's words."""
+    frames, offsets = tables.arrays(path, FRAMES, OFFSETS)
+    if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
+        raise DataError(f"'{OFFSETS}' is {offsets.dtype} of shape {offsets.shape}, not a list of places", path)
+    lengths = np.diff(offsets).tolist()
+    if len(lengths) != len(rows):
+        raise DataError(f"has {len(lengths):,} rows, and {path.with_suffix('.tsv')} has {len(rows):,} lines", path)
+    if offsets[-1] > len(frames):
+        raise DataError(f"has {len(frames):,} frames, and its rows end at {offsets[-1]:,}; {tables.AGAIN}", path)
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.whole(2) != length:
+            raise row.wrong(f"says {row[2]} frames, and row {i} of {path} has {length:,}")
 
 
 def example(sets: Mapping[str, Path], rng: random.Random) -> None:

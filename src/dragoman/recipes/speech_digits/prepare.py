@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import random
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +35,40 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["fsdd"].resolve()
     with tables.archive(place / "recordings.zip") as recordings:
         for name, split in {"train": "train", "valid": "dev", "test": "test"}.items():
-            rows = tables.rows(place / f"strings.{split}.tsv", 6)
+            rows = tables.rows(place / f"strings.{split}.tsv", exactly=6)
             tables.write(folder / f"{name}.tsv", composed(rows, recordings, folder / f"{split}.zip"))
-    single = tables.rows(place / "single.tsv", 4)
-    alone = ([f"{place}/recordings.zip/{file}", DIGITS[int(digit)]] for file, _, p, digit in single if p == "test")
-    tables.write(folder / "single.tsv", alone)
+    single = [row for row in tables.rows(place / "single.tsv", exactly=4) if row[2] == "test"]
+    tables.require(place / "recordings.zip", (row[0] for row in single))
+    alone = ([f"{place}/recordings.zip/{row[0]}", digit(row)] for row in single)
+    tables.write(folder / "single.tsv", alone, named=True)
 
 
-def composed(rows: Iterator[list[str]], recordings: zipfile.ZipFile, path: Path) -> list[list[str]]:
+def digit(row: tables.Row) -> str:
+    """What is said in a single recording."""
+    if row[3] not in map(str, range(len(DIGITS))):
+        raise row.wrong(f"column 4 is '{row[3]}'; it must be a digit")
+    return DIGITS[int(row[3])]
+
+
+def composed(rows: Iterable[tables.Row], recordings: zipfile.ZipFile, path: Path) -> list[list[str]]:
     """The strings as sound files in an archive; the pairs that name them."""
     pairs = []
     with files.aside(path) as made, zipfile.ZipFile(made, "w") as archive:
-        for name, _, _, words, recorded, gaps in rows:
+        for row in rows:
+            name, _, _, words, recorded, _ = row
             clips = [sound(recordings, file) for file in recorded.split(",")]
-            string = joined(clips, [int(gap) for gap in gaps.split(",") if gap])
+            string = joined(clips, gaps(row, len(clips) - 1))
             archive.writestr(f"{name}.flac", written(string, "FLAC"))
             pairs.append([f"{path.name}/{name}.flac", words])
     return pairs
+
+
+def gaps(row: tables.Row, count: int) -> list[int]:
+    """The milliseconds of silence between the recordings of a string."""
+    found = [gap for gap in row[5].split(",") if gap]
+    if len(found) != count or not all(map(str.isdecimal, found)):
+        raise row.wrong(f"column 6 is '{row[5]}'; between {count + 1} recordings it must be {count} whole numbers")
+    return [int(gap) for gap in found]
 
 
 def joined(clips: Sequence[NDArray[Any]], gaps: Sequence[int]) -> NDArray[Any]:
@@ -64,13 +81,16 @@ def joined(clips: Sequence[NDArray[Any]], gaps: Sequence[int]) -> NDArray[Any]:
 
 def sound(recordings: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """The samples of a recording, as they are: whole numbers of 16 bits."""
-    samples, rate = soundfile().read(io.BytesIO(tables.member(recordings, name)), dtype="int16")
-    if rate != RATE:
-        raise DataError(
-            f"{name} has {rate:,} samples a second; the set's recordings have {RATE:,}", recordings.filename
-        )
-    found: NDArray[Any] = samples
-    return found
+    data = tables.member(recordings, name)
+    try:
+        samples, rate = soundfile().read(io.BytesIO(data), dtype="int16", always_2d=True)
+    except (soundfile().SoundFileError, RuntimeError) as error:
+        problem = f"'{name}' is not a sound that can be read ({str(error).rstrip('. ')}); {tables.AGAIN}"
+        raise DataError(problem, recordings.filename) from None
+    if (rate, samples.shape[1]) != (RATE, 1):
+        found = f"'{name}' has {rate:,} samples a second in {samples.shape[1]} channels"
+        raise DataError(f"{found}; the set's recordings have {RATE:,} in one", recordings.filename)
+    return np.ravel(samples)
 
 
 def written(samples: NDArray[Any], form: str) -> bytes:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dragoman.core import files
-from dragoman.core.errors import MissingExtra
+from dragoman.core.errors import DataError, MissingExtra
 from dragoman.media.audio import waveform
 from dragoman.recipes import tables
 
@@ -35,12 +35,14 @@ Row = Sequence[str]
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["iban-asr"].resolve()
-    train, valid, test = (list(tables.rows(place / f"{split}.tsv", 4)) for split in ("train", "dev", "test"))
-    heard = [row for row in train if len(row[3]) <= FASTEST * float(row[2])]
+    train, valid, test = (list(tables.rows(place / f"{split}.tsv", exactly=4)) for split in ("train", "dev", "test"))
+    for split, rows in {"train": train, "dev": valid, "test": test}.items():
+        tables.require(place / f"{split}.zip", (f"{row[0]}.opus" for row in rows))
+    heard = [row for row in train if len(row[3]) <= FASTEST * row.number(2)]
     two_by_two = joined(couples(heard), place / "train.zip", folder / "joined.zip")
-    tables.write(folder / "train.tsv", [*named(heard, place / "train.zip"), *two_by_two])
-    tables.write(folder / "valid.tsv", named(valid, place / "dev.zip"))
-    tables.write(folder / "test.tsv", named(test, place / "test.zip"))
+    tables.write(folder / "train.tsv", [*named(heard, place / "train.zip"), *two_by_two], named=True)
+    tables.write(folder / "valid.tsv", named(valid, place / "dev.zip"), named=True)
+    tables.write(folder / "test.tsv", named(test, place / "test.zip"), named=True)
 
 
 def named(rows: Sequence[Row], archive: Path) -> list[Row]:
@@ -62,10 +64,19 @@ def joined(pairs: Iterator[tuple[Row, Row]], recordings: Path, path: Path) -> li
     with tables.archive(recordings) as archive, files.aside(path) as file, zipfile.ZipFile(file, "w") as made:
         for pair in pairs:
             name = f"{'+'.join(row[0] for row in pair)}.flac"
-            sounds = [waveform(tables.member(archive, f"{row[0]}.opus"), RATE) for row in pair]
+            sounds = [sound(archive, f"{row[0]}.opus") for row in pair]
             made.writestr(name, written(np.concatenate(sounds), RATE, "FLAC", "PCM_16"))
             rows.append([f"{path.name}/{name}", " ".join(row[3] for row in pair)])
     return rows
+
+
+def sound(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """The samples of an utterance, from −1 to 1."""
+    try:
+        return waveform(tables.member(archive, name), RATE)
+    except ValueError as error:
+        problem = f"'{name}' is not a sound that can be read ({error}); {tables.AGAIN}"
+        raise DataError(problem, archive.filename) from None
 
 
 def written(samples: NDArray[Any], rate: int, form: str, subtype: str) -> bytes:

@@ -35,9 +35,7 @@ END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(\[])")
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     place = sets["scitldr-a"]
-    train, dev, test = (
-        [row[1:] for row in tables.rows(place / f"{split}.tsv", 3)] for split in ("train", "dev", "test")
-    )
+    train, dev, test = (list(papers(place / f"{split}.tsv")) for split in ("train", "dev", "test"))
     kept_apart = {row[0] for row in [*dev, *test]}
     train = [row for row in train if row[0] not in kept_apart]
     tables.write(folder / "train.tsv", train)
@@ -46,6 +44,14 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     for rows, name in ((train, ""), (dev, ".valid")):
         tables.write(folder / f"sentences{name}.tsv", (row for one in rows for row in labeled(one)))
         tables.write(folder / f"reading{name}.tsv", (row for one in rows for row in to_read(one[0])))
+
+
+def papers(path: Path) -> Iterator[Row]:
+    """Abstract and TLDRs of each line."""
+    for row in tables.rows(path, 3):
+        if not all(text.strip() for text in row[1:3]):
+            raise row.wrong(f"the abstract or its TLDR is blank; take the line out, or {tables.AGAIN}")
+        yield row[1:]
 
 
 def sentences(text: str) -> list[str]:

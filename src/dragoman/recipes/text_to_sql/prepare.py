@@ -25,7 +25,7 @@ FILES = {"train": "train", "dev": "valid", "test": "test"}  # and "exclude": in 
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     name, _, split = part.rpartition("-")
-    rows = list(tables.rows(sets["text2sql"] / f"{name}.tsv", 6))
+    rows = list(tables.rows(sets["text2sql"] / f"{name}.tsv", exactly=6))
     for theirs, ours in FILES.items():
         chosen = (row for row in rows if row[SPLITS[split]] == theirs)
         tables.write(folder / f"{ours}.tsv", ((spread(row[QUESTION]), spread(row[SQL])) for row in chosen))

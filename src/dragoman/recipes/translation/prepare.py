@@ -39,8 +39,7 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
 def _pairs(place: Path, split: str, turned: bool) -> Iterator[Pair]:
     """Pairs of one file with two columns, or of two files line by line; source first."""
     if (place / f"{split}.en").exists() or (place / f"{split}.en.gz").exists():
-        both = zip(tables.lines(place / f"{split}.en"), tables.lines(place / f"{split}.ja"), strict=True)
-        return ((english, japanese) for english, japanese in both)
+        return tables.side_by_side(place / f"{split}.en", place / f"{split}.ja")
     rows = tables.rows(place / f"{split}.tsv", 2)
     return ((row[1], row[0]) if turned else (row[0], row[1]) for row in rows)
 

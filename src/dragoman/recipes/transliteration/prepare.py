@@ -34,14 +34,14 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
 
 
 def of_dakshina(sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
-    rows = tables.rows(sets["dakshina-translit"] / f"{DAKSHINA[part]}.{split}.tsv", 3)
-    for native, romanized, _ in sorted(rows, key=lambda row: -int(row[2])):
+    rows = tables.rows(sets["dakshina-translit"] / f"{DAKSHINA[part]}.{split}.tsv", exactly=3)
+    for native, romanized, _ in sorted(rows, key=lambda row: -row.whole(2)):
         yield romanized, native
 
 
 def of_wikidata(sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
-    rows = tables.rows(sets["wikidata-names-translit"] / f"{part}.{split}.tsv", 3)
-    for name, target, _ in sorted(rows, key=lambda row: -int(row[2])):
+    rows = tables.rows(sets["wikidata-names-translit"] / f"{part}.{split}.tsv", exactly=3)
+    for name, target, _ in sorted(rows, key=lambda row: -row.whole(2)):
         yield name, target.replace(" ", "")
 
 
