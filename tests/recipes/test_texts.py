@@ -220,7 +220,7 @@ def talks(tmp_path):
     place = tmp_path / "dailydialog"
     known, shared = ["a", "b", "c", "d", "e"], ["x", "b", "c", "d", "e", "new"]
     write(place / "train.txt", [known, ["hi", "hi"], ["so", "e"]])
-    write(place / "dev.txt", [["hi", "hi"], ["hi", "ho"]])
+    write(place / "dev.txt", [["hi", "hi"], ["hi", "ho"], ["ho", "hi"]])
     write(place / "test.txt", [known, shared])
     dialogue.prepare({"dailydialog": place}, "", tmp_path)
     return tmp_path
@@ -233,7 +233,7 @@ def test_a_response_follows_the_three_utterances_before_it(talks):
 def test_unseen_responses_are_of_other_dialogues_and_follow_other_utterances(talks):
     assert len(rows(talks / "test.tsv")) == 4 + 5
     assert rows(talks / "unseen.tsv") == [["x", "b"], ["x | b", "c"], ["x | b | c", "d"], ["c | d | e", "new"]]
-    assert rows(talks / "valid.tsv") == [["hi", "ho"]]
+    assert rows(talks / "valid.tsv") == [["ho", "hi"]]
 
 
 def test_the_baselines_of_a_dialogue_say_what_is_usual_or_what_was_said_last(talks):
@@ -476,7 +476,8 @@ LINES = {
     ("translation", "tatoeba-fr"): {"train": 137_573, "valid": 1000, "test": 1000},
     ("translation", "tanaka"): {"valid": 500, "test": 500},
     ("headline", ""): {"valid": 1960, "test": 1906, "people": 1906},
-    ("dialogue", ""): {"train": 87_171 - 11_118, "test": 7740 - 1000},  # each dialogue's first utterance answers none
+    # Each dialogue's first utterance answers none.
+    ("dialogue", ""): {"train": 87_171 - 11_118, "test": 7740 - 1000, "unseen": 5681},
     ("summarization", ""): {"train": 1992 - 3, "valid": 619, "test": 618},  # of train, three are in dev or test, too
     ("character-lm", ""): {"valid": 1000, "test": 1000},
     ("pretraining", "mafand"): {"train": 4790, "valid": 1484, "test": 1564},

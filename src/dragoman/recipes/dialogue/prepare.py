@@ -3,16 +3,16 @@
     u₁ | u₂ | u₃ → u₄
 
     test     every response of the test dialogues
-    unseen   without dialogues that occur in train word for word, and without responses that follow the same three
-             utterances there
+    unseen   without dialogues that occur in train word for word, and without responses to the same utterances (three,
+             or fewer at a dialogue's beginning) as some response there, whatever it says
 
-Dialogues of dev that occur in train are not validated on.
+What is left out of unseen is not validated on in dev either.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dragoman.recipes import tables
@@ -25,11 +25,11 @@ TURN = " | "  # between utterances; the data has none of these
 
 def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     train, dev, test = (list(tables.rows(sets["dailydialog"] / f"{split}.txt")) for split in ("train", "dev", "test"))
-    known_dialogues, known_pairs = {tuple(dialogue) for dialogue in train}, set(pairs(train))
+    known_dialogues, known_contexts = {tuple(dialogue) for dialogue in train}, {context for context, _ in pairs(train)}
 
-    def unseen(dialogues: list[list[str]]) -> Iterator[Pair]:
+    def unseen(dialogues: Iterable[Sequence[str]]) -> Iterator[Pair]:
         new = pairs(dialogue for dialogue in dialogues if tuple(dialogue) not in known_dialogues)
-        return (pair for pair in new if pair not in known_pairs)
+        return (pair for pair in new if pair[0] not in known_contexts)
 
     tables.write(folder / "train.tsv", pairs(train))
     tables.write(folder / "valid.tsv", unseen(dev))
@@ -37,7 +37,7 @@ def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
     tables.write(folder / "unseen.tsv", unseen(test))
 
 
-def pairs(dialogues: Iterable[list[str]]) -> Iterator[Pair]:
+def pairs(dialogues: Iterable[Sequence[str]]) -> Iterator[Pair]:
     """Every utterance but a dialogue's first, with those before it."""
     for dialogue in dialogues:
         for i in range(1, len(dialogue)):
