@@ -86,6 +86,7 @@ def run(
 
     where = Path("runs") / (f"{name}-example" if example else name)
     setting = running.Setting(opened, data, run or where, example, set, allow_change)
+    running.check_configs(setting, chosen)
     if jobs > 1 and len(chosen) > 1:
         running.side_by_side(setting, chosen, jobs)
     else:

@@ -1,6 +1,6 @@
 """Run a recipe: prepare the data, look it over, train each system, score it, and compare with what is expected.
 
-    OUT/data[/PART]/{train,valid,test}.tsv       written once
+    OUT/data[/PART]/{train,valid,test}.tsv       written once, and anew where the set changed before a training began
     OUT/JOB/                                     a run folder; the same command again goes on where it was stopped
     OUT/JOB/result.json                          scores with intervals, parameters, minutes, machine, overlap
     OUT/JOB/TEST.output.tsv                      source, output and reference of every test item
@@ -13,11 +13,13 @@ from __future__ import annotations
 import fcntl
 import json
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,16 +31,20 @@ from dragoman import config as configs
 from dragoman import pipeline, training
 from dragoman.config import Config
 from dragoman.core import files
-from dragoman.core.errors import RunError, Stopped
+from dragoman.core.errors import DataError, RunError, Stopped
 from dragoman.core.interfaces import Example
 from dragoman.data.check import check
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import interval
 from dragoman.pipeline import Pipeline
+from dragoman.recipes import origin, tables
+from dragoman.recipes.origin import Origin
 from dragoman.recipes.recipe import SURPRISE, TOGETHER, Figure, Job, Opened
 from dragoman.recipes.spelling import spelled
 from dragoman.training import Report
+
+DONE = "prepared"  # beside the prepared files: all are there, and what they were made of (origin.py)
 
 # What --example changes: a look at the whole way, on a hundred pairs.
 QUICK = (
@@ -79,28 +85,95 @@ class Setting:
 
 
 def prepare(setting: Setting, part: str) -> Path:
-    """The files of a part, written where they are not there yet."""
+    """The files of a part, written where they are not there yet, and anew where the set's files have changed since."""
     folder = setting.prepared(part)
-    done, origin = folder / "prepared", _origin(setting)
-    if not done.exists():
+    if not _current(setting, part):
         sets = _made_up(setting) if setting.example else _pointed_to(setting)
-        files.make_folder(folder)
-        with (folder / ".lock").open("ab") as lock:
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be at the same data
-            if not done.exists():
-                setting.opened.code.prepare(sets, part, folder)
-                files.write(done, f"{origin}\n".encode())
-    if (before := done.read_text(encoding="utf-8").strip()) not in ("", origin):
-        remedy = f"choose another folder with --run, or remove {folder} to prepare it again"
-        raise RunError(f"{folder}: was prepared from {before}, not from {origin}; {remedy}")
+        with _alone(folder):  # another command may be at the same data
+            if not _current(setting, part):
+                files.make_folder(folder)
+                (folder / DONE).unlink(missing_ok=True)
+                with tables.reading() as read:
+                    setting.opened.code.prepare(sets, part, folder)
+                _require_some(setting, folder, read, sets)
+                made = Origin(_places(setting)) if setting.example or not sets else origin.of(sets, read)
+                files.write(folder / DONE, made.text().encode())
     return folder
 
 
-def _origin(setting: Setting) -> str:
+def _current(setting: Setting, part: str) -> bool:
+    """Whether a part is prepared from the data as it is; an error where it must not be prepared anew."""
+    folder = setting.prepared(part)
+    if not (folder / DONE).exists():
+        return False
+    before, here = origin.load(folder / DONE), _places(setting)
+    if before is None:
+        return True
+    if not {*before.places} <= {*here}:
+        remedy = f"choose another folder with --run, or remove {folder} to prepare it again"
+        raise RunError(f"{folder}: was prepared from {', '.join(before.places)}, not from {here[0]}; {remedy}")
+    changed = before.changed()
+    if changed and (begun := _begun(setting, part)):
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise RunError(
+            f"{changed[0]}{more}: is not what it was when {', '.join(begun)} began in {setting.out}; "
+            "choose another folder with --run, or put the old file back"
+        )
+    return not changed
+
+
+def _places(setting: Setting) -> list[str]:
+    """Where the data comes from: what --data names, and the folder of each set there; or a phrase."""
     if setting.data is not None:
-        return str(setting.data.resolve())
-    return "a hundred made-up items (--example)" if setting.example else "what the recipe makes up"
+        return [str(path.resolve()) for path in (setting.data, *_pointed_to(setting).values())]
+    return ["a hundred made-up items (--example)" if setting.example else "what the recipe makes up"]
+
+
+def _begun(setting: Setting, part: str) -> list[str]:
+    """The trainings of a part that have begun, with any seed."""
+    names = "|".join(re.escape(Job(system, part, 1).name) for system in setting.opened.recipe.systems)
+    return sorted(
+        place.parent.name
+        for place in setting.out.glob("*/config.yaml")
+        if re.fullmatch(rf"({names})(-seed\d+)?", place.parent.name)
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A folder for one command at a time; where filling it fails, what is new of it goes again."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    files.make_folder(folder)
+    with (folder / ".lock").open("ab") as lock:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        except BaseException:
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            for place in new[1:]:
+                with suppress(OSError):  # something else is in it by now
+                    place.rmdir()
+            raise
+
+
+def _require_some(setting: Setting, folder: Path, read: Mapping[Path, int | None], sets: Mapping[str, Path]) -> None:
+    """That nothing which is trained on, validated on or tested is empty; else the set's file is named."""
+    systems = setting.opened.recipe.systems.values()
+    wanted = [*(one.train for one in systems), *(f"{test}.tsv" for test in setting.opened.recipe.tests)]
+    wanted += [one.valid for one in systems if one.valid is not None and (folder / one.valid).exists()]
+    for name in dict.fromkeys(wanted):
+        if (folder / name).exists() and (folder / name).read_bytes().strip():
+            continue
+        tabled = [
+            path for path, n in read.items() if n is not None and any(origin.within(path, s) for s in sets.values())
+        ]
+        for path in tabled:
+            if not read[path]:
+                raise DataError(f"has not one line, and nothing is left for {name}; {tables.AGAIN}", path)
+        found = f"of {', '.join(path.name for path in tabled)} nothing is left for {name}"
+        raise DataError(f"{found}; {tables.AGAIN}", next(iter(sets.values()), folder))
 
 
 def _pointed_to(setting: Setting) -> dict[str, Path]:
@@ -121,19 +194,34 @@ def _made_up(setting: Setting) -> dict[str, Path]:
 
 def config_of(setting: Setting, job: Job) -> Config:
     """A system's config, with the data, the seed and what the user sets."""
-    system = setting.opened.recipe.systems[job.system]
-    data = prepare(setting, job.part)
-    sets = [f"name={job.name}", f"seed={job.seed}", f"data.train={data / system.train}"]
-    if system.valid is not None and (data / system.valid).exists():
-        sets.append(f"data.valid={data / system.valid}")
+    valid, data = setting.opened.recipe.systems[job.system].valid, prepare(setting, job.part)
+    return _config(setting, job, validates=valid is not None and (data / valid).exists())
+
+
+def check_configs(setting: Setting, jobs: Sequence[Job]) -> None:
+    """That the configs of jobs are right, before any data is looked at."""
+    for job in {job.system: job for job in jobs}.values():
+        _config(setting, job, validates=setting.opened.recipe.systems[job.system].valid is not None)
+
+
+def _config(setting: Setting, job: Job, validates: bool) -> Config:
+    system, data = setting.opened.recipe.systems[job.system], setting.prepared(job.part)
+    sets = [f"name={job.name}", f"seed={job.seed}", f"data.train={_quoted(data / system.train)}"]
+    if validates:
+        sets.append(f"data.valid={_quoted(data / str(system.valid))}")
     if system.after is not None:
-        sets.append(f"training.start_from={setting.folder(replace(job, system=system.after))}")
+        sets.append(f"training.start_from={_quoted(setting.folder(replace(job, system=system.after)))}")
     file, sets = setting.opened.config(job.system), [*sets, *setting.sets]
     if not setting.example:
         return configs.load(file, None, sets).config
     schedule = configs.load(file, None, sets).config.training.schedule.options
     warmup = ["training.schedule.warmup=1"] if "warmup" in schedule else []
     return configs.load(file, None, [*sets, *QUICK, *warmup]).config
+
+
+def _quoted(path: Path) -> str:
+    """A path as a value of --set, whatever it is called: JSON's strings are YAML's."""
+    return json.dumps(str(path))
 
 
 def overlap(setting: Setting, job: Job, config: Config) -> dict[str, str]:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 AGAIN = "copy or download it again"
-_read: ContextVar[dict[Path, int] | None] = ContextVar("read", default=None)
+_read: ContextVar[dict[Path, int | None] | None] = ContextVar("read", default=None)
 
 
 @contextmanager
-def reading() -> Iterator[dict[Path, int]]:
-    """The files that are read inside, and how many lines of each."""
-    noted: dict[Path, int] = {}
+def reading() -> Iterator[dict[Path, int | None]]:
+    """The files that are read inside, and how many lines of each; None: it is an archive."""
+    noted: dict[Path, int | None] = {}
     before = _read.set(noted)
     try:
         yield noted
@@ -41,9 +41,9 @@ def reading() -> Iterator[dict[Path, int]]:
         _read.reset(before)
 
 
-def _note(path: Path, lines: int = 0) -> None:
+def _note(path: Path, lines: int | None) -> None:
     if (noted := _read.get()) is not None:
-        noted[path] = max(noted.get(path, 0), lines)
+        noted[path] = lines
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    _note(path)
+    _note(path, 0)
     for line in read_lines(path, on_error="skip"):  # bad ones come with their reason
         if line.bad:
             raise DataError(f"{line.bad}; save the file as UTF-8, or {AGAIN}", path, line.number)
@@ -135,7 +135,7 @@ def archive(path: Path) -> zipfile.ZipFile:
         raise DataError("the data set lacks this file", path) from None
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot be opened as a .zip ({error}); {AGAIN}", path) from None
-    _note(path)
+    _note(path, None)
     return opened
 
 
