@@ -57,6 +57,12 @@ def test_every_part_of_a_recipe_can_be_prepared_from_data_of_its_form(opened, tm
             assert kinds is None or len(kinds) == len(lines)
 
 
+def test_every_config_is_right_before_any_data_is_there(opened, tmp_path: Path):
+    for data in (None, tmp_path / "sets"):
+        running.check_configs(running.Setting(opened, data, tmp_path / "run", example=data is None), opened.jobs())
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_recipe_says_on_its_page_what_it_does_and_how_to_run_it(opened):
     text = opened.readme
     assert text.startswith("# ")

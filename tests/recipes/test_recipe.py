@@ -61,6 +61,11 @@ def test_a_name_that_is_no_system_and_no_part_is_refused_with_those_there_are():
         made().jobs(["eastt"])
 
 
+def test_a_recipe_without_parts_offers_its_systems_alone():
+    with pytest.raises(UserError, match=r"\(there is after, before\)"):
+        made(parts=[""]).jobs(["before/"])
+
+
 def test_data_is_found_in_its_own_folder_and_in_the_one_that_holds_it(tmp_path: Path):
     (tmp_path / "things").mkdir()
     assert made().sets(tmp_path) == {"things": tmp_path / "things"}
@@ -169,6 +174,11 @@ def test_a_recipe_runs_from_one_command_and_leaves_its_scores(ran):
     output = (folder / "runs/multi30k-example/tiny-cased/test.output.tsv").read_text(encoding="utf-8")
     assert len(output.split("\n")) == 11
     assert "sacreBLEU" in done.stdout
+    assert result["overlap"]
+    assert all(f"\ncased {message}\n" in done.stdout for message in result["overlap"].values())
+    for job in ("tiny-cased", "tiny-cased-seed2"):  # told as it went, side by side
+        assert f"{job}: begins" in done.stderr
+        assert f"{job}: done, BLEU of tokens, lower-cased " in done.stderr
 
 
 def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
@@ -182,6 +192,92 @@ def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
     assert both["parameters"] == 2 * one["parameters"]
     assert both["tests"]["test"]["n"] == 10
     assert "tiny, together" in done.stdout
+
+
+def test_models_together_have_no_seed_in_their_name_and_one_alone_is_said_to_be_none(ran, tmp_path: Path):
+    folder, _ = ran
+    runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
+    shutil.rmtree(runs / "tiny-cased-together")
+    words = (
+        "recipe",
+        "run",
+        "multi30k",
+        "--example",
+        "--only",
+        "tiny/cased",
+        "--run",
+        str(runs),
+        "--together",
+        "--seed",
+    )
+    both = dragoman(*words, "2,1", folder=tmp_path)
+    assert "tiny, together-cased " in both.stdout
+    one = dragoman(*words, "2", folder=tmp_path)
+    assert one.returncode == 0
+    assert "--together: one model of each system is no group" in one.stderr
+
+
+def test_jobs_that_fail_side_by_side_say_why(ran, tmp_path: Path):
+    folder, _ = ran
+    runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
+    done = dragoman(*COMMAND, "--run", str(runs), "--set", "training.label_smoothing=0.2", folder=tmp_path)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "error: 2 of 2 jobs failed: tiny-cased (" in said
+    assert said.count("training.label_smoothing: was ") == 4  # as each ended, and in the end
+
+
+def test_a_folder_that_an_earlier_command_still_trains_in_is_named_with_the_process(tmp_path: Path):
+    opened = recipes.open_recipe("scan")
+    setting = running.Setting(opened, None, tmp_path, example=True)
+    jobs = opened.jobs(["transformer/simple"], [1, 2])
+    (tmp_path / jobs[1].name).mkdir()
+    with (tmp_path / jobs[1].name / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("12345\n")
+        lock.flush()
+        with pytest.raises(RunError, match=r"still trains transformer-simple-seed2 by process 12345; .*kill 12345"):
+            running.side_by_side(setting, jobs, 2, print)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", '{"steps": 4}'])
+def test_a_broken_result_is_no_result(tmp_path: Path, broken: str):
+    opened = recipes.open_recipe("scan")
+    setting = running.Setting(opened, None, tmp_path, example=True)
+    [job] = opened.jobs(["transformer/simple"], [1])
+    setting.folder(job).mkdir()
+    (setting.folder(job) / "result.json").write_text(broken)
+    assert not running.scored(setting, job)
+    assert running.results(setting, [job]) == []
+
+
+def test_what_test_and_train_share_is_said_with_the_test_and_of_a_language_model_too(tmp_path: Path):
+    opened = recipes.open_recipe("character-lm")
+    place = tmp_path / "tatoeba-fra-eng"
+    place.mkdir()
+    for name, english in {"train": ["one", "two"], "dev": ["three"], "test": ["two", "four"]}.items():
+        (place / f"{name}.tsv").write_text("".join(f"{text}\tx\n" for text in english))
+    setting, job = running.Setting(opened, place, tmp_path / "run"), Job("rnn", "", 1)
+    found = running.overlap(setting, job, running.config_of(setting, job))
+    assert [*found.values()] == ["test: 1 line (50.0%) also in train; scores on them flatter the model"]
+
+
+def test_overlap_is_named_by_the_test_it_is_of(tmp_path: Path):
+    opened, place = recipes.open_recipe("cogs"), tmp_path / "cogs"
+    place.mkdir()
+    for name, line in {"train": "a", "dev": "b", "test": "c", "gen": "a"}.items():
+        (place / f"{name}.tsv").write_text(f"{line}\t{line}\tkind\n")
+    setting, job = running.Setting(opened, place, tmp_path / "run"), Job("transformer", "", 1)
+    found = running.overlap(setting, job, running.config_of(setting, job))
+    assert [message.split(";")[0] for message in found.values()] == ["gen: 1 pair (100.0%) also in train"]
+
+
+def test_an_example_is_one_training_of_each_system_unless_seeds_are_named(tmp_path: Path):
+    words = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased")
+    done = dragoman(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.parent.name for path in tmp_path.glob("runs/*/*/config.yaml")] == ["tiny-cased"]
 
 
 def test_models_of_other_seeds_and_models_trained_on_do_not_get_the_scores_of_those_before(ran, tmp_path: Path):
@@ -253,6 +349,9 @@ def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path
         (("run", "multi30k"), "needs --data DIR"),
         (("run", "multi30k", "--data", "nowhere"), "no folder with the data set"),
         (("run", "question-answering", "--data", "nowhere"), "leave out --data"),
+        (("run", "multi30k", "--data", "nowhere", "--example"), "--data and --example exclude each other"),
+        (("run", "multi30k", "--example", "--check"), "leave out --check, or --example"),
+        (("run", "multi30k", "--example", "--set", "training.stepps=3"), "did you mean 'steps'?"),
         (("show", "ladderr"), "did you mean 'ladder'?"),
     ):
         done = dragoman("recipe", *words, folder=tmp_path)
@@ -271,7 +370,8 @@ def free(lock: Path) -> bool:
     return True
 
 
-def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: Path, number: signal.Signals):
     (tmp_path / "scan").mkdir()
     recipes.open_recipe("scan").code.example({"scan": tmp_path / "scan"}, random.Random(1))
     command = [
@@ -289,20 +389,25 @@ def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: P
     ]
     command += ["--set", "runtime.device=cpu", "--set", "training.precision=float32"]
     places = [tmp_path / "runs/scan" / name for name in ("transformer-simple", "transformer-simple-seed2")]
-    began = subprocess.Popen([sys.executable, "-m", "dragoman", *command], cwd=tmp_path, start_new_session=True)
+    said = (tmp_path / "said.txt").open("w")
+    began = subprocess.Popen(
+        [sys.executable, "-m", "dragoman", *command], cwd=tmp_path, start_new_session=True, stderr=said
+    )
     try:
         deadline = time.monotonic() + 120
         while not all((place / "config.yaml").exists() for place in places):
             assert began.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        began.terminate()
-        assert began.wait(120) == 128 + signal.SIGTERM
+        began.send_signal(number)
+        assert began.wait(120) == 128 + number
+        assert "the same command goes on" in (tmp_path / "said.txt").read_text()
         assert all(free(place / ".lock") for place in places)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(began.pid, signal.SIGKILL)
         began.wait()
+        said.close()
 
 
 def test_every_recipe_is_listed(tmp_path: Path):

@@ -73,13 +73,17 @@ def run(
     from dragoman.core.errors import UserError
 
     opened = recipes.open_recipe(name)
-    if opened.recipe.data and (data is None) == (not example):
+    if data is not None and not opened.recipe.data:
+        raise UserError(f"the recipe '{name}' makes its data up and reads none; leave out --data")
+    if data is not None and example:
+        raise UserError("--data and --example exclude each other: --example makes its data up; leave one of them out")
+    if check and example:
+        raise UserError("--check expects scores of whole trainings on the real data; leave out --check, or --example")
+    if opened.recipe.data and data is None and not example:
         raise UserError(
             f"recipe run needs --data DIR, the folder with {', '.join(opened.recipe.data)} (or --example, without it)"
         )
-    if data is not None and not opened.recipe.data:
-        raise UserError(f"the recipe '{name}' makes its data up and reads none; leave out --data")
-    chosen = opened.jobs(_words(only), _seeds(seed))
+    chosen = opened.jobs(_words(only), _seeds(seed) or (opened.recipe.seeds[:1] if example else ()))
     if data is not None:
         opened.sets(data)
     from dragoman.recipes import running  # and torch: what was wrong so far was said without it
@@ -88,14 +92,22 @@ def run(
     setting = running.Setting(opened, data, run or where, example, set, allow_change)
     running.check_configs(setting, chosen)
     if jobs > 1 and len(chosen) > 1:
-        running.side_by_side(setting, chosen, jobs)
+        running.side_by_side(setting, chosen, jobs, _say)
     else:
         for job in chosen:
             _one(setting, job)
-    found = running.results(setting, chosen) + (running.together(setting, chosen) if together else [])
-    _table(opened.recipe, found)
+    found, as_one = running.results(setting, chosen), running.together(setting, chosen) if together else []
+    _table(opened.recipe, found + as_one)
+    if together and not as_one:
+        _say(
+            "--together: one model of each system is no group to answer as one; name several seeds, as in --seed 1,2,3"
+        )
     if check:
-        _check(opened.recipe, running.summary(found))
+        _check(opened.recipe, running.summary(found + as_one))
+
+
+def _say(text: str) -> None:
+    console(error=True).print(text, markup=False, soft_wrap=True)
 
 
 def _words(text: str) -> list[str]:
@@ -124,13 +136,14 @@ def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:
     """One line for each job and test, and one for each baseline of a part."""
     from rich.table import Column, Table
 
-    from dragoman.recipes.recipe import Job
+    from dragoman.recipes.recipe import TOGETHER, Job
 
     labels = {name: figure.label or name for name, figure in recipe.scores.items()}
     table = Table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters", box=None, pad_edge=False)
     told: set[str] = set()
     for one in found:
-        job = Job(one["system"], one["part"], one["seed"]).name
+        seed = 1 if one["system"].endswith(TOGETHER) else one["seed"]  # several have no seed of their own
+        job = Job(one["system"], one["part"], seed).name
         for test, scored in one["tests"].items():
             table.add_row(
                 job, test, _figures(scored["scores"], labels), f"{one['minutes']:.1f}", f"{one['parameters']:,}"
@@ -140,7 +153,8 @@ def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:
                 told.add(line)
                 table.add_row(line, "", _figures(scores, labels), "", "")
     console().print(table)
-    for message in sorted({message for one in found for message in one["overlap"].values()}):
+    shared = (f"{one['part']} {message}".strip() for one in found for message in one["overlap"].values())
+    for message in dict.fromkeys(shared):
         console().print(message, markup=False, soft_wrap=True)
 
 

@@ -139,9 +139,11 @@ class Opened:
         """The trainings asked for: by system, by part or by system/part; those that others build on come first."""
         recipe = self.recipe
         every = [
-            (system, part, {system, part, f"{system}/{part}"}) for part in recipe.parts for system in recipe.systems
+            (system, part, {system, *([part, f"{system}/{part}"] if part else [])})
+            for part in recipe.parts
+            for system in recipe.systems
         ]
-        allowed = sorted({name for *_, known in every for name in known if name})
+        allowed = sorted({name for *_, known in every for name in known})
         for name in only:
             if name not in allowed:
                 there = f"(there is {', '.join(allowed)})"

@@ -34,6 +34,7 @@ from dragoman.core import files
 from dragoman.core.errors import DataError, RunError, Stopped
 from dragoman.core.interfaces import Example
 from dragoman.data.check import check
+from dragoman.data.diagnosis import counted
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import interval
@@ -45,6 +46,7 @@ from dragoman.recipes.spelling import spelled
 from dragoman.training import Report
 
 DONE = "prepared"  # beside the prepared files: all are there, and what they were made of (origin.py)
+RESULT = {"system", "part", "seed", "steps", "minutes", "parameters", "overlap", "tests"}  # of a result.json, at least
 
 # What --example changes: a look at the whole way, on a hundred pairs.
 QUICK = (
@@ -228,14 +230,20 @@ def overlap(setting: Setting, job: Job, config: Config) -> dict[str, str]:
     """What the doctor says of what the test items share with the training pairs."""
     data = setting.prepared(job.part)
     found: dict[str, str] = {}
-    for test in setting.opened.recipe.tests if "target" in config.columns else ():
+    for test in setting.opened.recipe.tests:
         report = check(
             [corpus.path for corpus in config.data.train],
             test=str(data / f"{test}.tsv"),
             columns=config.columns,
             fast=True,
         )
-        found |= {f"{test}: {one.code}": one.message for one in report.findings if one.code.startswith("overlap")}
+        for one in report.findings:
+            if one.code.startswith("overlap"):
+                said = one.message.removeprefix("test: ")
+                if "target" not in config.columns:  # a language model has lines, not pairs
+                    lines = counted(one.count, "line", report.statistics["test"].pairs)
+                    said = f"{lines} also in train; scores on them flatter the model"
+                found[f"{test}: {one.code}"] = f"{test}: {said}"
     return found
 
 
@@ -246,8 +254,17 @@ def train(setting: Setting, job: Job) -> Iterator[Report]:
 
 def scored(setting: Setting, job: Job) -> bool:
     """Whether a job has the scores of all its steps; one that was trained on has not."""
-    saved = setting.folder(job) / "result.json"
-    return saved.exists() and json.loads(saved.read_bytes())["steps"] == _spent(setting.folder(job))["steps"]
+    saved = _saved(setting.folder(job) / "result.json")
+    return bool(saved) and saved["steps"] == _spent(setting.folder(job))["steps"]
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """A result.json; nothing where there is none, or one that is broken and has to be made again."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.keys() >= RESULT else {}
 
 
 # -- scoring -----------------------------------------------------------------------------------------------------------
@@ -269,8 +286,7 @@ def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
             if len(mine) < 2 or {job.system for job in mine} != {*systems}:
                 continue
             folder = setting.out / f"{Job(name, part, 1).name}-together"
-            saved = folder / "result.json"
-            result = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+            result = _saved(folder / "result.json")
             steps = {job.name: _spent(setting.folder(job))["steps"] for job in mine}
             if result.get("members") != steps:  # others may have answered, or these before they were trained on
                 files.make_folder(folder)
@@ -395,7 +411,7 @@ def _spent(folder: Path) -> dict[str, Any]:
 def results(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """What finished jobs left, in order."""
     paths = [setting.folder(job) / "result.json" for job in jobs if setting.opened.recipe.systems[job.system].scored]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return [saved for path in paths if (saved := _saved(path))]
 
 
 def summary(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -411,45 +427,93 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {key: {name: mean(every) for name, every in scores.items()} for key, scores in values.items()}
 
 
-def side_by_side(setting: Setting, jobs: Sequence[Job], count: int) -> None:
+def side_by_side(setting: Setting, jobs: Sequence[Job], count: int, say: Callable[[str], None]) -> None:
     """Each job in a process of its own, so many at a time; a system that builds on another waits for it."""
     after = {name: system.after for name, system in setting.opened.recipe.systems.items()}
+    if busy := {job.name: holder for job in jobs if (holder := _holder(setting.folder(job)))}:
+        named = ", ".join(f"{name} by process {holder}" for name, holder in busy.items())
+        raise RunError(
+            f"{setting.out}: an earlier command still trains {named}; wait for that, "
+            f"or end it with `kill {' '.join(busy.values())}`, and give the same command again"
+        )
     for part in {job.part for job in jobs}:
         prepare(setting, part)
     for wave in (
         [job for job in jobs if after[job.system] is None],
         [job for job in jobs if after[job.system] is not None],
     ):
-        codes = _in_processes(setting, wave, count)
-        failed = [job.name for job, code in zip(wave, codes, strict=True) if code]
+        errors = _in_processes(setting, wave, count, say)
+        failed = [f"{job.name} ({error})" for job, error in zip(wave, errors, strict=True) if error]
         if failed:
-            raise RunError(f"these jobs failed: {', '.join(failed)}; {setting.out}/JOB.log says why")
+            raise RunError(
+                f"{len(failed)} of {len(wave)} jobs failed: {'; '.join(failed)}. {setting.out}/JOB.log says more"
+            )
 
 
-def _in_processes(setting: Setting, jobs: Sequence[Job], count: int) -> list[int]:
-    """The exit codes of jobs, so many at a time; what ends this process early ends them too, and they save first."""
+def _holder(folder: Path) -> str:
+    """The process that trains in a folder, if any does."""
+    with suppress(FileNotFoundError), (folder / ".lock").open("r+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return lock.read().strip() or "unknown"
+    return ""
+
+
+def _in_processes(setting: Setting, jobs: Sequence[Job], count: int, say: Callable[[str], None]) -> list[str]:
+    """The errors of jobs, so many at a time; what ends this process early ends them too, and they save first."""
     children: list[subprocess.Popen[bytes]] = []
     beginning, ended = threading.Lock(), threading.Event()
 
-    def run(job: Job) -> int:
-        with beginning, (setting.out / f"{job.name}.log").open("ab") as log:
+    def run(job: Job) -> str:
+        told = setting.out / f"{job.name}.log"
+        with beginning, told.open("ab") as log:
             if ended.is_set():
-                return 1
+                return "not begun"
+            before = told.stat().st_size
             child = subprocess.Popen(_command(setting, job), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             children.append(child)
-        return child.wait()
+        say(f"{job.name}: begins; {told} tells more")
+        code = child.wait()
+        error = _error(told, before, code) if code else ""
+        if not ended.is_set():
+            say(f"{job.name}: failed ({error})" if code else f"{job.name}: {_reached(setting, job)}")
+        return error
 
     files.make_folder(setting.out)
     with ThreadPoolExecutor(count) as pool, _terminable():
         try:
             return list(pool.map(run, jobs))
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             with beginning:  # one that begins right now is among the children, or does not begin
                 ended.set()
+            say("stopping; each training saves first")
             for child in children:
                 child.terminate()
+            if isinstance(error, KeyboardInterrupt):
+                raise Stopped("stopped; the same command goes on", 128 + signal.SIGINT) from None
             raise
+
+
+def _reached(setting: Setting, job: Job) -> str:
+    """How a job ended well: its first score."""
+    saved = _saved(setting.folder(job) / "result.json")
+    for test, scored in saved.get("tests", {}).items():
+        for name, score in scored["scores"].items():
+            figure = setting.opened.recipe.scores.get(name)
+            label = figure.label if figure is not None and figure.label else name
+            return f"done, {label} {score['value']:.2f} on {test} after {saved['minutes']:.1f} minutes of training"
+    return "done"
+
+
+def _error(log: Path, begin: int, code: int) -> str:
+    """Why a job failed: the last error that it told in its log."""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    lines = [line.strip() for line in log.read_bytes()[begin:].decode(errors="replace").split("\n") if line.strip()]
+    errors = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    return " ".join(lines[errors[-1] if errors else -1 :]).removeprefix("error: ") or f"exit code {code}"
 
 
 @contextmanager
