@@ -9,7 +9,8 @@ import pytest
 
 from dragoman import recipes
 from dragoman.core.errors import MissingExtra
-from dragoman.recipes import running
+from dragoman.recipes import preparing, running, scoring
+from dragoman.recipes.recipe import Setting
 
 NEEDED = {"image": "PIL", "audio": "soundfile"}
 
@@ -23,7 +24,7 @@ def opened(request: pytest.FixtureRequest):
 
 
 def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, tmp_path: Path):
-    setting = running.Setting(opened, None, tmp_path, example=True)
+    setting = Setting(opened, None, tmp_path, example=True)
     first = opened.recipe.parts[0]
     jobs = [job for job in opened.jobs(seeds=[1]) if job.part == first]
     assert {job.system for job in jobs} == {*opened.recipe.systems}
@@ -35,7 +36,7 @@ def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, t
             pytest.skip(str(error))
         if not opened.recipe.systems[job.system].scored:
             continue
-        running.score(setting, job)
+        scoring.score(setting, job)
         saved = json.loads((tmp_path / job.name / "result.json").read_text(encoding="utf-8"))
         assert saved["parameters"] > 0
         assert list(saved["tests"]) == opened.recipe.tests
@@ -45,21 +46,21 @@ def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, t
 
 
 def test_every_part_of_a_recipe_can_be_prepared_from_data_of_its_form(opened, tmp_path: Path):
-    setting = running.Setting(opened, None, tmp_path, example=True)
+    setting = Setting(opened, None, tmp_path, example=True)
     for part in opened.recipe.parts:
-        folder = running.prepare(setting, part)
+        folder = preparing.prepare(setting, part)
         for system in opened.recipe.systems.values():
             assert (folder / system.train).stat().st_size
         for test in opened.recipe.tests:
             lines = (folder / f"{test}.tsv").read_text(encoding="utf-8").split("\n")[:-1]
             assert lines
-            kinds = running.groups(folder / f"{test}.tsv")
+            kinds = scoring.groups(folder / f"{test}.tsv")
             assert kinds is None or len(kinds) == len(lines)
 
 
 def test_every_config_is_right_before_any_data_is_there(opened, tmp_path: Path):
     for data in (None, tmp_path / "sets"):
-        running.check_configs(running.Setting(opened, data, tmp_path / "run", example=data is None), opened.jobs())
+        running.check_configs(Setting(opened, data, tmp_path / "run", example=data is None), opened.jobs())
     assert not list(tmp_path.iterdir())
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from dragoman import recipes
 from dragoman.core.errors import ConfigError, DataError, RunError
-from dragoman.recipes import running
-from dragoman.recipes.recipe import Job
-from dragoman.recipes.running import Setting
+from dragoman.recipes import preparing, running
+from dragoman.recipes.recipe import Job, Setting
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def put(path: Path, text: str) -> None:
 
 
 def prepared(place: Path, part: str = "simple") -> str:
-    return (running.prepare(setting(place), part) / "train.tsv").read_text(encoding="utf-8")
+    return (preparing.prepare(setting(place), part) / "train.tsv").read_text(encoding="utf-8")
 
 
 def begin(place: Path, name: str) -> None:
@@ -100,7 +99,7 @@ def test_trainings_of_another_part_do_not_keep_a_part_from_being_prepared_anew(p
 def test_a_set_is_the_same_by_its_own_folder_and_by_the_one_that_holds_it(place: Path):
     first = prepared(place)
     own = Setting(recipes.open_recipe("scan"), place / "scan", setting(place).out)
-    assert (running.prepare(own, "simple") / "train.tsv").read_text(encoding="utf-8") == first
+    assert (preparing.prepare(own, "simple") / "train.tsv").read_text(encoding="utf-8") == first
 
 
 def test_what_was_prepared_before_files_were_noted_is_taken_as_it_is(place: Path):

@@ -19,8 +19,8 @@ import pytest
 
 from dragoman import recipes
 from dragoman.core.errors import DataError, RunError, UserError
-from dragoman.recipes import running
-from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, passed
+from dragoman.recipes import preparing, processes, running, scoring
+from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, Setting, passed
 
 SYSTEMS = {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}}
 PLAIN = {
@@ -116,7 +116,7 @@ def test_means_are_taken_over_seeds_and_over_parts():
         tests = {"test": {"scores": {"exact": {"value": value}}}, "far": {"scores": {"exact": {"value": value / 2}}}}
         return {"system": "after", "part": part, "seed": seed, "tests": tests}
 
-    found = running.summary([result("north", 1, 80.0), result("north", 2, 90.0), result("south", 1, 40.0)])
+    found = scoring.summary([result("north", 1, 80.0), result("north", 2, 90.0), result("south", 1, 40.0)])
     assert found["after/north"]["exact"] == pytest.approx(85.0)
     assert found["after"]["exact"] == pytest.approx(70.0)
     assert found["after"]["far.exact"] == pytest.approx(35.0)
@@ -125,19 +125,19 @@ def test_means_are_taken_over_seeds_and_over_parts():
 
 def test_a_folder_that_was_prepared_from_other_data_is_not_taken_for_this(tmp_path: Path):
     opened = recipes.open_recipe("scan")
-    example = running.Setting(opened, None, tmp_path, example=True)
-    assert running.prepare(example, "simple") == running.prepare(example, "simple")
+    example = Setting(opened, None, tmp_path, example=True)
+    assert preparing.prepare(example, "simple") == preparing.prepare(example, "simple")
     with pytest.raises(RunError, match=r"from a hundred made-up items .* choose another folder with --run"):
-        running.prepare(running.Setting(opened, tmp_path / "example", tmp_path), "simple")
+        preparing.prepare(Setting(opened, tmp_path / "example", tmp_path), "simple")
 
 
 def test_data_that_another_command_is_preparing_is_waited_for_and_taken(tmp_path: Path):
-    setting = running.Setting(recipes.open_recipe("scan"), None, tmp_path, example=True)
+    setting = Setting(recipes.open_recipe("scan"), None, tmp_path, example=True)
     folder = setting.prepared("simple")
     folder.mkdir(parents=True)
     with (folder / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        other = threading.Thread(target=running.prepare, args=(setting, "simple"))
+        other = threading.Thread(target=preparing.prepare, args=(setting, "simple"))
         other.start()
         deadline = time.monotonic() + 60
         while not (tmp_path / "example/scan/length.test.tsv.gz").exists():  # the last that is made up
@@ -229,7 +229,7 @@ def test_jobs_that_fail_side_by_side_say_why(ran, tmp_path: Path):
 
 def test_a_folder_that_an_earlier_command_still_trains_in_is_named_with_the_process(tmp_path: Path):
     opened = recipes.open_recipe("scan")
-    setting = running.Setting(opened, None, tmp_path, example=True)
+    setting = Setting(opened, None, tmp_path, example=True)
     jobs = opened.jobs(["transformer/simple"], [1, 2])
     (tmp_path / jobs[1].name).mkdir()
     with (tmp_path / jobs[1].name / ".lock").open("w") as lock:
@@ -237,19 +237,19 @@ def test_a_folder_that_an_earlier_command_still_trains_in_is_named_with_the_proc
         lock.write("12345\n")
         lock.flush()
         with pytest.raises(RunError, match=r"still trains transformer-simple-seed2 by process 12345; .*kill 12345"):
-            running.side_by_side(setting, jobs, 2, print)
+            processes.side_by_side(setting, jobs, 2, print)
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"steps": 4}'])
 def test_a_broken_result_is_no_result(tmp_path: Path, broken: str):
     opened = recipes.open_recipe("scan")
-    setting = running.Setting(opened, None, tmp_path, example=True)
+    setting = Setting(opened, None, tmp_path, example=True)
     [job] = opened.jobs(["transformer/simple"], [1])
     setting.folder(job).mkdir()
     (setting.folder(job) / "result.json").write_text(broken)
-    assert not running.scored(setting, job)
-    assert running.results(setting, [job]) == []
+    assert not scoring.scored(setting, job)
+    assert scoring.results(setting, [job]) == []
 
 
 def test_what_test_and_train_share_is_said_with_the_test_and_of_a_language_model_too(tmp_path: Path):
@@ -258,8 +258,8 @@ def test_what_test_and_train_share_is_said_with_the_test_and_of_a_language_model
     place.mkdir()
     for name, english in {"train": ["one", "two"], "dev": ["three"], "test": ["two", "four"]}.items():
         (place / f"{name}.tsv").write_text("".join(f"{text}\tx\n" for text in english))
-    setting, job = running.Setting(opened, place, tmp_path / "run"), Job("rnn", "", 1)
-    found = running.overlap(setting, job, running.config_of(setting, job))
+    setting, job = Setting(opened, place, tmp_path / "run"), Job("rnn", "", 1)
+    found = scoring.overlap(setting, job, running.config_of(setting, job))
     assert [*found.values()] == ["test: 1 line (50.0%) also in train; scores on them flatter the model"]
 
 
@@ -268,8 +268,8 @@ def test_overlap_is_named_by_the_test_it_is_of(tmp_path: Path):
     place.mkdir()
     for name, line in {"train": "a", "dev": "b", "test": "c", "gen": "a"}.items():
         (place / f"{name}.tsv").write_text(f"{line}\t{line}\tkind\n")
-    setting, job = running.Setting(opened, place, tmp_path / "run"), Job("transformer", "", 1)
-    found = running.overlap(setting, job, running.config_of(setting, job))
+    setting, job = Setting(opened, place, tmp_path / "run"), Job("transformer", "", 1)
+    found = scoring.overlap(setting, job, running.config_of(setting, job))
     assert [message.split(";")[0] for message in found.values()] == ["gen: 1 pair (100.0%) also in train"]
 
 
@@ -285,14 +285,14 @@ def test_models_of_other_seeds_and_models_trained_on_do_not_get_the_scores_of_th
     runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
     shutil.copytree(runs / "tiny-cased-seed2", runs / "tiny-cased-seed3")
     opened = recipes.open_recipe("multi30k")
-    setting = running.Setting(opened, None, runs, example=True)
+    setting = Setting(opened, None, runs, example=True)
     for seeds in ([1, 2], [2, 3]):
-        [found] = running.together(setting, opened.jobs(["tiny/cased"], seeds))
+        [found] = scoring.together(setting, opened.jobs(["tiny/cased"], seeds))
         assert found["seed"] == seeds[0]
         assert [*found["members"]] == [Job("tiny", "cased", seed).name for seed in seeds]
     with (runs / "tiny-cased-seed3/metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "train", "step": 99, "seconds": 1.0}\n')
-    [found] = running.together(setting, opened.jobs(["tiny/cased"], seeds))
+    [found] = scoring.together(setting, opened.jobs(["tiny/cased"], seeds))
     assert found["members"]["tiny-cased-seed3"] == 99
 
 
@@ -302,10 +302,10 @@ def test_systems_that_a_recipe_puts_together_are_scored_as_one_too(ran, tmp_path
     shutil.copytree(runs / "tiny-cased-seed2", runs / "tiny-rdrop-cased")
     opened = recipes.open_recipe("multi30k")
     recipe = opened.recipe.model_copy(update={"together": {"both": ["tiny", "tiny-rdrop"]}})
-    setting = running.Setting(Opened(opened.name, recipe, opened.folder), None, runs, example=True)
-    [seeds] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny", "cased", 2)])  # of one system alone
+    setting = Setting(Opened(opened.name, recipe, opened.folder), None, runs, example=True)
+    [seeds] = scoring.together(setting, [Job("tiny", "cased", 1), Job("tiny", "cased", 2)])  # of one system alone
     assert seeds["system"] == "tiny, together"
-    [found] = running.together(setting, [Job("tiny", "cased", 1), Job("tiny-rdrop", "cased", 1)])
+    [found] = scoring.together(setting, [Job("tiny", "cased", 1), Job("tiny-rdrop", "cased", 1)])
     assert found["system"] == "both, together"
     assert [*found["members"]] == ["tiny-cased", "tiny-rdrop-cased"]
     assert (runs / "both-cased-together" / "test.output.tsv").exists()

@@ -10,8 +10,7 @@ import typer
 from dragoman.cli.options import AllowChange, Set, console
 
 if TYPE_CHECKING:
-    from dragoman.recipes.recipe import Recipe
-    from dragoman.recipes.running import Setting
+    from dragoman.recipes.recipe import Job, Recipe, Setting
 
 app = typer.Typer(help="Ready systems for tasks, with the scores they reach.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A recipe; `dragoman recipe list` shows them.", metavar="NAME")]
@@ -86,24 +85,25 @@ def run(
     chosen = opened.jobs(_words(only), _seeds(seed) or (opened.recipe.seeds[:1] if example else ()))
     if data is not None:
         opened.sets(data)
-    from dragoman.recipes import running  # and torch: what was wrong so far was said without it
+    from dragoman.recipes import processes, running, scoring  # and torch: what was wrong so far was said without it
+    from dragoman.recipes.recipe import Setting
 
     where = Path("runs") / (f"{name}-example" if example else name)
-    setting = running.Setting(opened, data, run or where, example, set, allow_change)
+    setting = Setting(opened, data, run or where, example, set, allow_change)
     running.check_configs(setting, chosen)
     if jobs > 1 and len(chosen) > 1:
-        running.side_by_side(setting, chosen, jobs, _say)
+        processes.side_by_side(setting, chosen, jobs, _say)
     else:
         for job in chosen:
             _one(setting, job)
-    found, as_one = running.results(setting, chosen), running.together(setting, chosen) if together else []
+    found, as_one = scoring.results(setting, chosen), scoring.together(setting, chosen) if together else []
     _table(opened.recipe, found + as_one)
     if together and not as_one:
         _say(
             "--together: one model of each system is no group to answer as one; name several seeds, as in --seed 1,2,3"
         )
     if check:
-        _check(opened.recipe, running.summary(found + as_one))
+        _check(opened.recipe, scoring.summary(found + as_one))
 
 
 def _say(text: str) -> None:
@@ -122,14 +122,14 @@ def _seeds(text: str) -> list[int]:
     return list(dict.fromkeys(int(word) for word in _words(text)))  # a seed that is named twice is one training
 
 
-def _one(setting: Setting, job: Any) -> None:
+def _one(setting: Setting, job: Job) -> None:
     from dragoman.cli import progress
-    from dragoman.recipes import running
+    from dragoman.recipes import running, scoring
 
     console(error=True).print(f"{setting.opened.name}: {job.name}", markup=False, style="bold")
     progress.show(running.train(setting, job))
-    if setting.opened.recipe.systems[job.system].scored and not running.scored(setting, job):
-        running.score(setting, job)
+    if setting.opened.recipe.systems[job.system].scored and not scoring.scored(setting, job):
+        scoring.score(setting, job)
 
 
 def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
 """What prepared data was made of, written beside it, so that a set that was mended, or another one, is noticed.
 
-{"from": ["/sets/scan"], "files": {"/sets/scan/simple.train.tsv.gz": [bytes, time of change, hash]}}
+    {"from": ["/sets/scan"], "files": {"/sets/scan/simple.train.tsv.gz": [bytes, time of change, hash]}}
 
 A file is the same while its size and time are; where they are not, its hash decides.
 """

@@ -230,3 +230,21 @@ def passed(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> list[tu
             good = reached >= wanted.value - wanted.tolerance if higher else reached <= wanted.value + wanted.tolerance
             rows.append((where, name, reached, wanted, good))
     return rows
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How jobs of a recipe are run."""
+
+    opened: Opened
+    data: Path | None  # None where nothing is pointed to
+    out: Path
+    example: bool = False  # on made-up data, a few steps
+    sets: Sequence[str] = ()
+    allow_change: Sequence[str] = ()  # keys of the config that a run that is gone on with may differ in
+
+    def folder(self, job: Job) -> Path:
+        return self.out / job.name
+
+    def prepared(self, part: str) -> Path:
+        return self.out / "data" / part if part else self.out / "data"
