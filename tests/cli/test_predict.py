@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.cli.predict import Input, render
+from dragoman.cli.inputs import Input
+from dragoman.cli.output import render
 from dragoman.data.lines import Tally
 from dragoman.pipeline import Prediction
 from dragoman.runtime.workers import possible

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli.inputs import Second, asked_about, tagged_with
 from dragoman.cli.options import (
     Beam,
     Device,
@@ -21,7 +22,6 @@ from dragoman.cli.options import (
     import_all,
     warn_untagged,
 )
-from dragoman.cli.predict import Second, asked_about, tagged_with
 
 if TYPE_CHECKING:
     from rich.console import Console

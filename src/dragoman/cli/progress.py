@@ -1,9 +1,11 @@
-"""A training's reports as a person likes to see them: a bar on a terminal, plain lines elsewhere."""
+"""How far a command is, as a person likes to see it: a bar on a terminal; of a training, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dragoman.cli.options import console
@@ -11,9 +13,12 @@ from dragoman.cli.options import console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dragoman.cli.inputs import Input, Media
+    from dragoman.pipeline import Prediction
     from dragoman.training import Report
 
 LINE_EVERY = 15.0  # seconds between plain lines
+REDRAW = 0.2  # seconds between two states of a bar
 
 
 def show(reports: Iterable[Report]) -> Report | None:
@@ -94,3 +99,34 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def counted(results: Iterable[Prediction], given: Input | Media, out: Console) -> Generator[Prediction, None, None]:
+    """The same results; a bar shows how many there are, how fast they come, and how long the rest will take."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:,} lines"),
+        TextColumn("{task.fields[rate]} lines/s"),
+        TimeElapsedColumn(),
+        TextColumn("left {task.fields[left]}"),
+    )
+    began, drawn, done = time.monotonic(), -math.inf, 0
+    with Progress(*columns, console=out, refresh_per_second=5) as bar:
+        task = bar.add_task(os.path.basename(given.file), total=None, rate="–", left="–")
+
+        def draw(done: int, seconds: float) -> None:
+            total = given.expected
+            left = math.nan if total is None else seconds * (total - done) / done
+            bar.update(task, completed=done, total=total, rate=f"{done / seconds:,.0f}", left=clock(left))
+
+        for done, result in enumerate(results, 1):
+            now = time.monotonic()
+            if now - drawn > REDRAW:
+                draw(done, now - began)
+                drawn = now
+            yield result
+        if done:
+            draw(done, time.monotonic() - began)

@@ -28,7 +28,7 @@ from dragoman.cli.options import (
     readable,
     warn_untagged,
 )
-from dragoman.cli.predict import write
+from dragoman.cli.output import write
 
 
 def score(
