@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import recipes
+from dragoman.cli.main import main
 from dragoman.core.errors import DataError, RunError, UserError
 from dragoman.recipes import preparing, processes, running, scoring
 from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, Setting, passed
@@ -156,6 +157,21 @@ def dragoman(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.fixture
+def inside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """The same in this process: no seconds for importing torch."""
+
+    def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["dragoman", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(words, ended.value.code, *capsys.readouterr())
+
+    return run
+
+
 COMMAND = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1,2,1", "--together")
 COMMAND += ("--jobs", "2")
 
@@ -194,7 +210,7 @@ def test_the_models_of_several_seeds_are_scored_as_one_besides(ran):
     assert "tiny, together" in done.stdout
 
 
-def test_models_together_have_no_seed_in_their_name_and_one_alone_is_said_to_be_none(ran, tmp_path: Path):
+def test_models_together_have_no_seed_in_their_name_and_one_alone_is_said_to_be_none(ran, inside, tmp_path: Path):
     folder, _ = ran
     runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
     shutil.rmtree(runs / "tiny-cased-together")
@@ -210,9 +226,9 @@ def test_models_together_have_no_seed_in_their_name_and_one_alone_is_said_to_be_
         "--together",
         "--seed",
     )
-    both = dragoman(*words, "2,1", folder=tmp_path)
+    both = inside(*words, "2,1", folder=tmp_path)
     assert "tiny, together-cased " in both.stdout
-    one = dragoman(*words, "2", folder=tmp_path)
+    one = inside(*words, "2", folder=tmp_path)
     assert one.returncode == 0
     assert "--together: one model of each system is no group" in one.stderr
 
@@ -273,9 +289,9 @@ def test_overlap_is_named_by_the_test_it_is_of(tmp_path: Path):
     assert [message.split(";")[0] for message in found.values()] == ["gen: 1 pair (100.0%) also in train"]
 
 
-def test_an_example_is_one_training_of_each_system_unless_seeds_are_named(tmp_path: Path):
+def test_an_example_is_one_training_of_each_system_unless_seeds_are_named(inside, tmp_path: Path):
     words = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased")
-    done = dragoman(*words, folder=tmp_path)
+    done = inside(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [path.parent.name for path in tmp_path.glob("runs/*/*/config.yaml")] == ["tiny-cased"]
 
@@ -327,23 +343,23 @@ def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     assert [file.stat().st_mtime_ns for file in weights] == times
 
 
-def test_a_job_that_is_trained_on_is_scored_anew_whatever_its_folder_is_called(ran, tmp_path: Path):
+def test_a_job_that_is_trained_on_is_scored_anew_whatever_its_folder_is_called(ran, inside, tmp_path: Path):
     folder, _ = ran
     runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")
     result = runs / "tiny-cased" / "result.json"
     saved = json.loads(result.read_text(encoding="utf-8"))
     result.write_text(json.dumps({**saved, "steps": 1, "parameters": 0}), encoding="utf-8")  # as of an earlier step
     words = ("recipe", "run", "multi30k", "--example", "--only", "tiny/cased", "--seed", "1", "--run")
-    done = dragoman(*words, str(runs), folder=tmp_path)  # the data of this copy is elsewhere, and the same
+    done = inside(*words, str(runs), folder=tmp_path)  # the data of this copy is elsewhere, and the same
     assert done.returncode == 0, done.stderr
     assert json.loads(result.read_text(encoding="utf-8"))["parameters"] == saved["parameters"]
-    refused = dragoman(*words, "runs", "--set", "training.label_smoothing=0.2", folder=tmp_path)
+    refused = inside(*words, "runs", "--set", "training.label_smoothing=0.2", folder=tmp_path)
     assert refused.returncode == 2
     allowed = ("--set", "training.label_smoothing=0.2", "--allow-change", "training.label_smoothing")
-    assert dragoman(*words, "runs", *allowed, folder=tmp_path).returncode == 0
+    assert inside(*words, "runs", *allowed, folder=tmp_path).returncode == 0
 
 
-def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path: Path):
+def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(inside, tmp_path: Path):
     for words, sentence in (
         (("run", "multi30"), "did you mean 'multi30k'?"),
         (("run", "multi30k"), "needs --data DIR"),
@@ -354,7 +370,7 @@ def test_an_unknown_recipe_and_missing_data_are_one_sentence_and_code_2(tmp_path
         (("run", "multi30k", "--example", "--set", "training.stepps=3"), "did you mean 'steps'?"),
         (("show", "ladderr"), "did you mean 'ladder'?"),
     ):
-        done = dragoman("recipe", *words, folder=tmp_path)
+        done = inside("recipe", *words, folder=tmp_path)
         assert done.returncode == 2
         assert sentence in done.stderr.replace("\n", " ")
         assert "Traceback" not in done.stderr
@@ -370,7 +386,7 @@ def free(lock: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: Path, number: signal.Signals):
     (tmp_path / "scan").mkdir()
     recipes.open_recipe("scan").code.example({"scan": tmp_path / "scan"}, random.Random(1))
@@ -410,6 +426,6 @@ def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: P
         said.close()
 
 
-def test_every_recipe_is_listed(tmp_path: Path):
-    listed = dragoman("recipe", "list", folder=tmp_path).stdout
+def test_every_recipe_is_listed(inside, tmp_path: Path):
+    listed = inside("recipe", "list", folder=tmp_path).stdout
     assert all(name in listed for name in recipes.names())

@@ -233,7 +233,6 @@ FORCED = [
     ("/v1/inspect/steps", {"source": "a", "target": "b" * 1024}, "target"),
     ("/v1/inspect/beam", {"source": "a", "reference": "b" * 1024}, "target"),
     ("/v1/inspect/by_position", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
-    ("/v1/inspect/quality", {"inputs": [{"source": "a", "target": "b" * 1024}], "metric": "exact"}, "target"),
 ]
 
 
@@ -249,6 +248,15 @@ def test_a_pair_far_longer_than_in_training_is_refused_though_positions_have_no_
     assert f"the {side} has 1,025 tokens, and the model reads" in error["message"]
     assert "1,024" in error["message"]
     assert "shorten" in error["message"]
+
+
+def test_such_a_pair_has_a_quality_all_the_same_but_no_perplexity(server: Any) -> None:
+    inputs = [{"source": "a", "target": "b" * 1024}]
+    answer = server.client.post("/v1/inspect/quality", json={"inputs": inputs, "metric": "exact"})
+    assert answer.status_code == 200, answer.text
+    [model] = answer.json()["models"]
+    assert model["n"] == 1
+    assert model["perplexity"] is None
 
 
 # -- for whoever watches -----------------------------------------------------------------------------------------------
