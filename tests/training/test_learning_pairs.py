@@ -105,11 +105,9 @@ def learns(encoder: str, decoder: str, task: str, folder: Path, longest: int, lo
     ("encoder", "decoder", "task"),
     [
         ("rnn", "transformer", "reverse"),
-        ("transformer", "after", "copy"),
         ("conv", "before", "reverse"),
         ("identity", "conv", "copy"),
         ("lstm", "ssru", "copy"),
-        ("rotary", "attention", "reverse"),
     ],
 )
 def test_a_pair_of_parts_learns(encoder: str, decoder: str, task: str, tmp_path: Path) -> None:
