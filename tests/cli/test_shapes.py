@@ -186,7 +186,9 @@ class Backwards(Objective):
 @pytest.mark.parametrize(
     ("name", "other", "remedy"),
     [
-        ("before", ["model.head=classifier"], ["model.head=tagger", "model.decoder=null"]),
+        pytest.param(
+            "before", ["model.head=classifier"], ["model.head=tagger", "model.decoder=null"], marks=pytest.mark.long
+        ),
         ("backwards", [], ["model.encoder=none", "model.decoder.source=prefix"]),
     ],
 )
