@@ -1,9 +1,8 @@
 """What the length of a source is counted in, for quality by length.
 
-text            tokens, </s> not counted; where a medium stands beside it, the text's alone
-sound, frames   steps, the states that stand for it, each of so many milliseconds
-clip            frames
-image           nothing: all are of one size, and the cells of its grid say nothing of it
+Of a text it is tokens, </s> not counted, and where a medium stands beside it, the text's alone. A medium's frontend
+says it (`unit`): steps of so many milliseconds of a sound, frames of a clip, and nothing of images, which are all of
+one size.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 
 from dragoman.core.interfaces import EOS, SPECIALS, Example
 from dragoman.inspection.medium import first_of
-from dragoman.media.audio import SHIFT
 from dragoman.pipeline import Pipeline, Prediction
 from dragoman.text.codec import reads_text
 
@@ -25,15 +23,12 @@ def unit_of(pipeline: Pipeline) -> str:
     codec = pipeline.codec
     if reads_text(codec.medium, codec.second):
         return TOKENS
-    if codec.second is not None or codec.medium is None or codec.medium.kind == "image":
+    if codec.second is not None:
         return ""
     model = first_of(pipeline.model)
     frontend: Any = model.frontend
-    if codec.medium.kind == "clip" and model.stride == 1:
-        return FRAMES
-    if codec.medium.kind in ("sound", "frames"):
-        return f"steps of {1000 * frontend.stride * model.stride * getattr(frontend, 'shift', SHIFT):.10g} ms"
-    return "positions"
+    unit: str = frontend.unit(model.stride)
+    return unit
 
 
 def pieces_of(pipeline: Pipeline, example: Example, prediction: Prediction) -> Sequence[str]:

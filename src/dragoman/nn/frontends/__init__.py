@@ -41,5 +41,9 @@ class Frontend(Protocol):
         """What to call the vectors made of a source of so many positions, where it is no text."""
         ...
 
+    def unit(self, stride: int) -> str:
+        """What a source's length is counted in where an encoder makes a state of `stride` vectors; '': nothing."""
+        ...
+
 
 frontends: Registry[Frontend] = Registry("frontend", __name__)

@@ -16,7 +16,17 @@ from dragoman.core.registry import Count, Positive, Rate
 from dragoman.media.audio import SHIFT, AudioMedium
 from dragoman.media.frames import Looks
 from dragoman.nn.frontends import frontends
-from dragoman.nn.frontends.frames import LONGEST, STACK, Subsampling, looks, subsampled, subsampler, times, vectors
+from dragoman.nn.frontends.frames import (
+    LONGEST,
+    STACK,
+    Subsampling,
+    looks,
+    steps,
+    subsampled,
+    subsampler,
+    times,
+    vectors,
+)
 
 
 @frontends.register("audio")
@@ -67,3 +77,6 @@ class AudioFrontend(nn.Module):
 
     def labels(self, length: int) -> list[str]:
         return times(length, self.stride, SHIFT)
+
+    def unit(self, stride: int) -> str:
+        return steps(self.stride * stride, SHIFT)

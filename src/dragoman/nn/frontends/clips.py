@@ -92,6 +92,9 @@ class ClipsFrontend(nn.Module):
         cells = self.image.labels(self.pixels)
         return [f"{i}: {cell}" for i in range(1, length + 1) for cell in cells]
 
+    def unit(self, stride: int) -> str:
+        return "frames" if stride == 1 else "positions"
+
 
 def _like(real: Tensor, seen: Tensor) -> Tensor:
     """(B, n) with as many more dimensions as what was seen has."""

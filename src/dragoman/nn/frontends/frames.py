@@ -80,6 +80,9 @@ class FramesFrontend(nn.Module):
     def labels(self, length: int) -> list[str]:
         return times(length, self.stride, self.shift)
 
+    def unit(self, stride: int) -> str:
+        return steps(self.stride * stride, self.shift)
+
 
 def looks(options: Mapping[str, Any], default: Looks) -> Looks:
     """How training looks at frames, from a frontend's options."""
@@ -97,6 +100,11 @@ def vectors(options: Mapping[str, Any], length: int, default: Looks) -> int:
 def times(length: int, stride: int, shift: float) -> list[str]:
     """When each vector made of `length` frames begins."""
     return [f"{j * shift:.2f} s" for j in range(0, length, stride)]
+
+
+def steps(stride: int, shift: float) -> str:
+    """How long a state stands for."""
+    return f"steps of {1000 * stride * shift:.10g} ms"
 
 
 def subsampler(kind: Subsampling, size: int, d: int, channels: int, stack: int) -> Convolutions | Stacked:

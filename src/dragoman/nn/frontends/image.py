@@ -96,6 +96,9 @@ class ImageFrontend(nn.Module):
     def labels(self, length: int) -> list[str]:
         return [f"{row},{column}" for row in range(1, self.cells + 1) for column in range(1, self.cells + 1)]
 
+    def unit(self, stride: int) -> str:
+        return ""  # all are of one size
+
 
 def cells(options: Mapping[str, Any], pixels: int) -> int:
     """How many vectors a side of the grid has."""
