@@ -159,7 +159,7 @@ def _write(found: dict[str, Assessment], counts: Counts, data: str, html: Path) 
 
     files.make_folder(html.parent)
     files.write(html, page([report(found, counts=counts)], f"Models compared on {data}").encode())
-    console(error=True).print(f"wrote {html}", markup=False)
+    console(error=True).print(f"wrote {html}", markup=False, soft_wrap=True)
 
 
 def _draw(found: dict[str, Assessment], png: Path) -> None:
@@ -173,4 +173,4 @@ def _draw(found: dict[str, Assessment], png: Path) -> None:
         for name, buckets in grouped_by_length(found, metric).items()
     }
     curves(png, series, xlabel=f"source length in {first.unit}", ylabel=metric, title="Quality by source length")
-    console(error=True).print(f"wrote {png}", markup=False)
+    console(error=True).print(f"wrote {png}", markup=False, soft_wrap=True)

@@ -316,7 +316,7 @@ def write_page(found: Sequence[tuple[str, dict[str, Any]]], path: Path, title: s
             f"{path}: there is nothing to write, for no source was given, or none can be shown; give a text"
         )
     files.write(path, page([data for _, data in found], title).encode())
-    console(error=True).print(f"wrote {path}", markup=False)
+    console(error=True).print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -> None:
@@ -337,7 +337,7 @@ def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -
             looks(path, over)
         else:
             alignment(path, panels)
-        console(error=True).print(f"wrote {path}", markup=False)
+        console(error=True).print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def named(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
