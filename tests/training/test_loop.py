@@ -160,20 +160,21 @@ def test_the_last_step_of_the_last_epoch_can_be_the_best(save_every, tiny, metri
 
 
 def test_a_schedule_hears_of_every_validation(tiny, metrics, tmp_path):
-    """No string comes out right in 20 steps: the first validation is the best, and every other halves the rate."""
+    """At a rate of nothing every validation is like the first: all but that one halve the rate."""
     sets = [
         "training.schedule={name: plateau, patience: 1}",
+        "training.optimizer.rate=1.0e-30",
         "training.validate_metrics=[exact]",
         "training.best=exact",
     ]
     train(tiny().config(*sets, "training.validate_every=5", "training.steps=20"), tmp_path / "run")
     rates = [line["learning_rate"] for line in metrics(tmp_path / "run") if line["kind"] == "train"]
-    assert rates == pytest.approx([0.003] * 10 + [0.0015] * 5 + [0.00075] * 5)
+    assert [rate * 1e30 for rate in rates] == pytest.approx([1.0] * 10 + [0.5] * 5 + [0.25] * 5)
 
 
 def test_training_ends_when_patience_does(tiny, metrics, tmp_path):
-    """At a rate of almost nothing no validation is better by exact match than the first: 0."""
-    sets = ["training.optimizer.rate=1.0e-9", "training.validate_metrics=[exact]", "training.best=exact"]
+    """At a rate of nothing no validation is better than the first."""
+    sets = ["training.optimizer.rate=1.0e-30", "training.validate_metrics=[exact]", "training.best=exact"]
     config = tiny().config(*sets, "training.validate_every=3", "training.patience=4", "training.steps=1000")
     reports = train(config, tmp_path / "run")
     assert reports[-1].step == 15  # the first, and four in vain
@@ -187,7 +188,7 @@ def test_patience_and_best_follow_the_metric_that_decides(metric, tiny, metrics,
     config = tiny().config(*sets, "training.validate_every=2", "training.patience=3", "training.steps=60")
     train(config, tmp_path / "run")
     values = [
-        (x["step"], x[metric] * (1 if metric == "exact" else -1))
+        (x["step"], (x[metric] * (1 if metric == "exact" else -1), -x["loss"]))
         for x in metrics(tmp_path / "run")
         if x["kind"] == "valid"
     ]
@@ -201,12 +202,23 @@ def test_patience_and_best_follow_the_metric_that_decides(metric, tiny, metrics,
     assert checkpoint.resolve(tmp_path / "run").name == f"step-{best[0]}"
 
 
+def test_while_nothing_comes_out_right_the_checkpoint_with_the_least_loss_is_the_best(tiny, metrics, tmp_path):
+    sets = ["training.validate_metrics=[exact]", "training.best=exact", "training.patience=2"]
+    train(tiny().config(*sets, "training.validate_every=5", "training.steps=20"), tmp_path / "run")
+    found = [line for line in metrics(tmp_path / "run") if line["kind"] == "valid"]
+    assert {line["exact"] for line in found} == {0.0}
+    assert [line["step"] for line in found] == [5, 10, 15, 20]  # patience was not lost
+    least = min(found, key=lambda line: line["loss"])["step"]
+    assert least > 5
+    assert checkpoint.resolve(tmp_path / "run").name == f"step-{least}"
+
+
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_newest_checkpoints_and_the_best_are_kept(keep, tiny, tmp_path):
-    sets = ["training.optimizer.rate=1.0e-9", "training.validate_metrics=[exact]", "training.best=exact"]
+    sets = ["training.optimizer.rate=1.0e-30", "training.validate_metrics=[exact]", "training.best=exact"]
     train(tiny().config(*sets, "training.validate_every=10", f"training.keep={keep}"), tmp_path / "run")
     newest = {f"step-{step}" for step in (40, 35, 30)[:keep]}
     assert names(tmp_path / "run") == newest | {"step-10"}  # the first validation was never beaten

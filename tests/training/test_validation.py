@@ -101,4 +101,12 @@ EXACT, PER = Part("exact"), Part("per")
     ],
 )
 def test_better_is_lower_for_a_loss_higher_for_a_score_and_never_what_is_not_finite(name, new, old, expected):
-    assert validation.better(name, new, old, [EXACT, PER]) is expected
+    found = {"loss": 1.0, name: new}
+    assert validation.better(name, found, None if old is None else (old, 1.0), [EXACT, PER]) is expected
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.9, True), (1.0, False), (1.1, False), (math.nan, False)])
+@pytest.mark.parametrize("name", ["exact", "per"])
+def test_between_equals_the_loss_decides(name, loss, expected):
+    found = {"loss": loss, name: 0.0}
+    assert validation.better(name, found, (0.0, 1.0), [EXACT, PER]) is expected

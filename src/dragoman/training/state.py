@@ -6,6 +6,7 @@ The random generators are not among it: every update seeds them from (seed, step
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,21 @@ class Progress:
     window_loss: float = 0.0
     window_tokens: int = 0
     best: float | None = None  # the best value of the metric that decides
+    best_loss: float = -math.inf  # the loss with it; a run begun before this was kept: no loss is lower
     best_step: int = 0
     validated: int = 0  # the step of the last validation
-    waited: int = 0  # validations since
+    waited: int = 0  # validations since the best
     bad: int = 0  # updates in a row that were not finite
     limit: int | None = None  # the largest batch area known to fit
     threads: int = 0
     ranks: int = 1
     schedule: dict[str, Any] = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> tuple[float, float] | None:
+        """What the best validation found, if there was one."""
+        return None if self.best is None else (self.best, self.best_loss)
 
 
 def dump(

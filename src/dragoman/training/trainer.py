@@ -270,9 +270,10 @@ class Trainer:
     def validate(self) -> tuple[Report, bool]:
         options, progress = self.options, self.progress
         found = self.ranks.from_first(lambda: self.measure(self.weights()))
-        improved = better(options.best, found[options.best], progress.best, options.validate_metrics)
+        improved = better(options.best, found, progress.found, options.validate_metrics)
         if improved:
-            progress.best, progress.best_step, progress.waited = found[options.best], progress.step, 0
+            progress.best, progress.best_loss = found[options.best], found["loss"]
+            progress.best_step, progress.waited = progress.step, 0
         else:
             progress.waited += 1
         progress.validated = progress.step
@@ -367,7 +368,7 @@ class Trainer:
         if self.prepared.valid is not None:
             values |= self.measure(mean)
             self.place.record(values)
-            if not better(options.best, values[options.best], progress.best, options.validate_metrics):
+            if not better(options.best, values, progress.found, options.validate_metrics):
                 return values, False
         folder = self.place.checkpoints / f"average-{progress.step}"
         if folder.exists():

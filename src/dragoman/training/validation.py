@@ -8,7 +8,7 @@ The loss has no label smoothing and is summed in float64, so that it does not de
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -48,10 +48,17 @@ def validate(pipeline: Pipeline, prepared: Prepared, config: Config) -> dict[str
     return values
 
 
-def better(name: str, new: float, old: float | None, parts: Sequence[Part]) -> bool:
-    """Whether a value of a metric beats another; one that is not finite beats nothing."""
-    if not math.isfinite(new) or old is None:
-        return math.isfinite(new)
+def better(name: str, new: Mapping[str, float], old: tuple[float, float] | None, parts: Sequence[Part]) -> bool:
+    """Whether what a validation found beats an earlier one, (the metric that decides, the loss).
+
+    Between equals the loss decides, for there are many of them: exact match is 0 for a long time, and of few examples
+    it has few values. What is not finite beats nothing.
+    """
+    value = new[name]
+    if not math.isfinite(value) or old is None:
+        return math.isfinite(value)
+    if value == old[0]:
+        return new["loss"] < old[1]
     part = next((part for part in parts if part.name == name), None)
     higher = part is not None and metrics.build(part).higher_is_better
-    return new > old if higher else new < old
+    return value > old[0] if higher else value < old[0]
