@@ -17,7 +17,7 @@ from dragoman.recipes import tables
 from dragoman.recipes.question_answering import stories
 from dragoman.recipes.question_answering.stories import PEOPLE, ROOMS, Item
 
-SIZES = (20_000, 1_000)  # stories to learn from, and for each test
+SIZES = (100_000, 1_000)  # stories to learn from, and for each test
 FEW = (100, 20)  # with --example
 # One room for each person, kept for the test of combinations.
 KEPT = frozenset((person, ROOMS[i % len(ROOMS)]) for i, person in enumerate(PEOPLE))
