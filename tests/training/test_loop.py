@@ -301,6 +301,16 @@ def test_a_vocabulary_that_does_not_fit_the_weights_is_explained(parent, tmp_pat
     assert "training.start_from" in str(refused.value)
 
 
+def test_hard_attention_can_begin_where_soft_attention_ended(parent, tmp_path):
+    made, run = parent
+    sets = [f"training.start_from={run}", "model.decoder.normalizer=hard", "training.optimizer.rate=1.0e-12"]
+    train(made.config(*sets, "training.steps=2"), tmp_path / "child")
+    old, new = pipeline.load(run, "cpu").model, pipeline.load(tmp_path / "child", "cpu").model
+    assert_close(dict(new.named_parameters()), dict(old.named_parameters()), rtol=0, atol=1e-9)
+    assert old.baseline is None
+    assert float(new.baseline) < 0  # a mean log-probability, of what was drawn since
+
+
 def test_a_model_of_another_shape_cannot_be_started_from(parent, tmp_path):
     made, run = parent
     with pytest.raises(RunError, match=r"training\.start_from.*encoder"):

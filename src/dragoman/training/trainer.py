@@ -411,9 +411,14 @@ def inside(epochs: int | None, after: Cursor, batches: Batches) -> int:
 
 
 def start_from(model: Seq2Seq, path: Path, parts: Sequence[str]) -> None:
-    """Take over the weights of another model, all or those of some parts; every one that does not fit is named."""
+    """Take over the weights of another model, all or those of some parts; every one that does not fit is named.
+
+    What is only counted along may be missing there and begins anew: hard attention, begun with soft attention's
+    weights, has a baseline that those never needed.
+    """
     other = checkpoint.resolve(path)
-    weights = checkpoint.tensors(other, "model.safetensors")
+    counted = checkpoint.unique_weights(model).keys() - dict(model.named_parameters()).keys()
+    weights = {name: model.get_buffer(name) for name in counted} | checkpoint.tensors(other, "model.safetensors")
     try:
         checkpoint.fill(model, weights, str(other), parts)
     except ModelError as error:
