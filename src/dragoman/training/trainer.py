@@ -21,11 +21,10 @@ import torch
 from dragoman import checkpoint, devices
 from dragoman.config import Config, build_model
 from dragoman.core import files
-from dragoman.core.errors import Diverged, ModelError, RunError, Stopped, UserError
+from dragoman.core.errors import Diverged, RunError, Stopped
 from dragoman.core.interfaces import Batch
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load as load_batches
-from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
 from dragoman.optim.teachers import teachers
@@ -42,6 +41,7 @@ from dragoman.training.state import Progress, dump, read_progress, restore
 from dragoman.training.teaching import mixed_inputs
 from dragoman.training.update import descend, gradient
 from dragoman.training.validation import better, validate
+from dragoman.training.warm_start import freeze, start_from
 
 TOLERATED = 3  # updates in a row without a finite number, then training stops
 REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
@@ -408,35 +408,3 @@ def inside(epochs: int | None, after: Cursor, batches: Batches) -> int:
         return batches.ranks
     later = sum(batches.per_epoch(epoch) for epoch in range(epochs, after.epoch))
     return max(0, batches.ranks - later - after.batch)
-
-
-def start_from(model: Seq2Seq, path: Path, parts: Sequence[str]) -> None:
-    """Take over the weights of another model, all or those of some parts; every one that does not fit is named.
-
-    What is only counted along may be missing there and begins anew: hard attention, begun with soft attention's
-    weights, has a baseline that those never needed.
-    """
-    other = checkpoint.resolve(path)
-    counted = checkpoint.unique_weights(model).keys() - dict(model.named_parameters()).keys()
-    weights = {name: model.get_buffer(name) for name in counted} | checkpoint.tensors(other, "model.safetensors")
-    try:
-        checkpoint.fill(model, weights, str(other), parts)
-    except ModelError as error:
-        raise RunError(
-            f"training.start_from: {error}. The model section must equal that model's, and so must the vocabulary "
-            "(without tokenizer.load its tokenizers are taken over); with training.start_parts only those parts must"
-        ) from None
-
-
-def freeze(model: Seq2Seq, prefixes: Sequence[str]) -> None:
-    """Parameters whose name begins with one of the prefixes are not trained."""
-    names = [name for name, _ in model.named_parameters()]
-    for prefix in prefixes:
-        hit = [name for name in names if name == prefix or name.startswith(prefix + ".")]
-        if not hit:
-            parts = sorted({name.split(".")[0] for name in names})
-            raise UserError(f"training.freeze: no parameter begins with '{prefix}' (there is {', '.join(parts)}, …)")
-        for name in hit:
-            model.get_parameter(name).requires_grad_(False)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError("training.freeze: every parameter is frozen, so there is nothing to train")
