@@ -24,18 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman import checkpoint, devices, ensemble, runtime
+from dragoman import checkpoint, devices, ensemble, looking, runtime
 from dragoman.beginning import Beginning, begin
 from dragoman.config import Config, validated_generation
 from dragoman.constraints import Constraints
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import EOS, PAD, Batch, Example, Hypothesis
+from dragoman.core.interfaces import PAD, UNK, Batch, Example, Hypothesis
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
 from dragoman.evaluation.metrics import metrics
 from dragoman.limits import NOTHING, for_each, limits_for
-from dragoman.nn.attention import watching
 from dragoman.nn.losses import token_log_probs
 from dragoman.reading import Given, Reading, blank, looking_in
 from dragoman.runtime import Engine
@@ -170,6 +169,8 @@ class Pipeline:
             raise UserError(
                 f"a trace is of a beam, and the search is '{part.name}'; leave the trace out or take a beam"
             )
+        if self.config.generation.replace_unknown:
+            looking.check_replaces(self.reading)
         given = constraints if isinstance(constraints, Sequence) else [constraints or NOTHING]
         if not searching.seeks and any(wish.require for wish in given):
             raise UserError(f"required phrases need a beam, and the search is '{part.name}'; take another search")
@@ -198,10 +199,17 @@ class Pipeline:
         no_repeat: int | None = None,
         repetition: float | None = None,
         unknown: bool | None = None,
+        replace_unknown: bool | None = None,
         mbr: str | None = None,
     ) -> Pipeline:
         """The same with other settings of `generation` than the config's; None leaves one as it is."""
-        given = {"no_repeat": no_repeat, "repetition": repetition, "unknown": unknown, "mbr": mbr}
+        given = {
+            "no_repeat": no_repeat,
+            "repetition": repetition,
+            "unknown": unknown,
+            "replace_unknown": replace_unknown,
+            "mbr": mbr,
+        }
         changes = {key: value for key, value in given.items() if value is not None}
         if not changes:
             return self
@@ -244,10 +252,15 @@ class Pipeline:
                 results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.reading.pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
-            for n, (i, hypotheses) in enumerate(zip(rows, found, strict=True)):
-                if not self._agrees:  # nobody looks at more than was asked for
-                    hypotheses = hypotheses[: asked.nbest]
-                every = [self._prediction(h, window[i], sources[i]) for h in hypotheses]
+            if not self._agrees:  # nobody looks at more than was asked for
+                found = [hypotheses[: asked.nbest] for hypotheses in found]
+            said = [
+                [self._prediction(h, window[i], sources[i]) for h in hypotheses]
+                for i, hypotheses in zip(rows, found, strict=True)
+            ]
+            if self.config.generation.replace_unknown:
+                self._replace_unknown(said, [window[i] for i in rows], [sources[i] for i in rows])
+            for n, (i, every) in enumerate(zip(rows, said, strict=True)):
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
                     pieces = self.reading.pieces(sources[i])
@@ -348,42 +361,31 @@ class Pipeline:
 
     # -- where it looked ----------------------------------------------------------------------------------------------
 
+    def _replace_unknown(self, said: list[list[Prediction]], window: list[Example], sources: list[Given]) -> None:
+        """Put the words of the source that were looked at into the texts of results that have <unk>."""
+        lacking = [(n, k) for n, every in enumerate(said) for k, found in enumerate(every) if UNK in found.ids]
+        targets = [said[n][k].ids for n, k in lacking]
+        texts = [window[n].source for n, _ in lacking]
+        words = looking.pointed(
+            self.reading, [sources[n] for n, _ in lacking], texts, targets, self._tokens, self.device
+        )
+        for (n, k), text, ids, unknown in zip(lacking, texts, targets, words, strict=True):
+            said[n][k] = replace(said[n][k], text=self.codec.decode(ids, text, unknown))
+
     def _look(self, batch: Batch, results: list[Prediction | None], rows: Sequence[int], sources: list[Given]) -> None:
         """Add to the results of a batch where the model looked for each of their tokens."""
         if self.model.head is not None:
-            maps: Iterable[np.ndarray | None] = self._pooled(batch)
+            maps: Iterable[looking.Weights] = looking.pooled(self.reading, batch)
         elif self.goes_on:
             return
         else:
-            maps = self.attend(batch, [found.ids for i in rows if (found := results[i]) is not None])
+            targets = [found.ids for i in rows if (found := results[i]) is not None]
+            maps = looking.attend(self.reading, batch, targets)
         for i, weights in zip(rows, maps, strict=True):
             found = results[i]
             assert found is not None
             picture = None if self.draws is None else self.draws(sources[i])
             results[i] = replace(found, attention=weights, medium=picture)
-
-    @torch.inference_mode()
-    def attend(self, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[np.ndarray | None]:
-        """Where the decoder looked for each token of given targets (and </s>), from one watched pass."""
-        forced = collate([([], [*target, EOS]) for target in targets], list(range(len(targets)))).to(self.device)
-        with watching():
-            memory = self.model.encode(*batch.given)
-            output = self.model.decode(forced.target[:, :-1], memory)
-        if output.attention is None:
-            yield from (None for _ in targets)
-            return
-        weights = output.attention.float().cpu().numpy()
-        for i, (target, length) in enumerate(zip(targets, self.reading.states(batch), strict=True)):
-            yield weights[i, : len(target) + 1, :length]
-
-    @torch.inference_mode()
-    def _pooled(self, batch: Batch) -> list[np.ndarray | None]:
-        """What a head looked at."""
-        output = self.model.head(self.model.encode(*batch.given))
-        if output.attention is None:
-            return [None] * len(batch)
-        weights = output.attention.float().cpu().numpy()
-        return [weights[i, :, :n] for i, n in enumerate(self.reading.states(batch))]
 
     # -- pairs → scores ----------------------------------------------------------------------------------------------
 

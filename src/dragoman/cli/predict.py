@@ -93,6 +93,7 @@ def predict(
     no_repeat: searching.NoRepeat = None,
     repetition: searching.Repetition = None,
     unknown: searching.Unknown = None,
+    replace_unknown: searching.ReplaceUnknown = None,
     trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
     attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
     places: Places = [],
@@ -117,7 +118,7 @@ def predict(
         pipeline.load(model, device, **how) if lm is None else pipeline.load_fused(model, lm, lm_weight, device, **how)
     )
     opened = opened.with_files(places).with_generation(
-        no_repeat=no_repeat, repetition=repetition, unknown=unknown, mbr=mbr
+        no_repeat=no_repeat, repetition=repetition, unknown=unknown, replace_unknown=replace_unknown, mbr=mbr
     )
     options = {
         "alpha": alpha, "coverage": coverage, "ending": ending, "stop": stop, "groups": groups, "strength": strength,

@@ -44,6 +44,7 @@ Pattern = Annotated[str, _option("A regular expression that every result matches
 NoRepeat = Annotated[int | None, _option("No run of so many tokens twice in a result.", RULES)]
 Repetition = Annotated[float | None, _option("log p of tokens said before, times this (1 or more).", RULES)]
 Unknown = Annotated[bool | None, _option("Whether <unk> may be said.", RULES)]
+ReplaceUnknown = Annotated[bool | None, _option("Write the source word looked at most in place of <unk>.", RULES)]
 MBR = Annotated[str | None, _option("Choose by minimum Bayes risk under this metric, as chrf.")]
 LanguageModel = Annotated[str | None, typer.Option("--lm", help="A language model to join in.", rich_help_panel=SEARCH)]
 Weight = Annotated[float, typer.Option("--lm-weight", help="How much its log p counts.", rich_help_panel=SEARCH)]

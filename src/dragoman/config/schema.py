@@ -159,6 +159,7 @@ class Generation(Options):
     no_repeat: Count = 0  # no run of so many tokens twice in a result; 0: they may repeat
     repetition: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0  # log p of tokens said before, times this
     unknown: bool = True  # whether <unk> may be a result's token
+    replace_unknown: bool = False  # write the source word that was looked at most in place of <unk>
     mbr: Annotated[Part, metrics] | None = None  # choose the result that agrees most with the others, by this metric
     ctc: Share = 0.0  # share of what the encoder alone hears in the score of a token, with model.ctc
 

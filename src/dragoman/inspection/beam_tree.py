@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dragoman import looking
 from dragoman.core.errors import UserError
 from dragoman.core.interfaces import EOS, Batch, Example
 from dragoman.core.registry import Part
@@ -157,7 +158,7 @@ def _score(pipeline: Pipeline, example: Example, ids: list[int], log_prob: float
         log_prob = (1 - weight) * log_prob + _heard(pipeline, batch, ids)
     score: float = search.rule(log_prob, len(ids))
     if search.looks:  # a coverage penalty, which needs to know where the model looks for the reference
-        weights = next(pipeline.attend(batch, [ids[:-1]]))
+        weights = next(looking.attend(pipeline.reading, batch, [ids[:-1]]))
         assert weights is not None  # or the search itself would have refused
         score += search.coverage * float(covered(torch.from_numpy(weights).double().sum(0)))
     return score

@@ -108,14 +108,18 @@ class Codec:
         ids = self.target.encode(text) if rng is None else self.target.sample(text, rng)
         return [*self._numbered(ids, text, self.target, self._strangers(source)), EOS]
 
-    def decode(self, ids: Sequence[int], source: str = "") -> str:
-        """Target ids → text; <s>, </s> and padding are left out, numbers read as the words of the source they name."""
+    def decode(self, ids: Sequence[int], source: str = "", unknown: Sequence[str] = ()) -> str:
+        """Target ids → text; <s>, </s> and padding are left out, numbers read as the words of the source they name.
+
+        `unknown` has a word for each <unk> in turn, or "" where it stays.
+        """
         ids = [i for i in ids if i >= len(SPECIALS) - 1]
         names = dict(zip(self._copies, self._strangers(source), strict=False))
-        if not any(id in names for id in ids):
+        if not unknown and not any(id in names for id in ids):
             return self.target.decode(ids)
         pieces = self.target.decode([UNK if id in names else id for id in ids]).split(UNKNOWN)
-        words = [names.get(id, UNKNOWN) for id in ids if id in names or id == UNK]
+        given = iter(unknown)
+        words = [names.get(id) or next(given, "") or UNKNOWN for id in ids if id in names or id == UNK]
         words += [UNKNOWN] * (len(pieces) - 1 - len(words))  # what else looks like one
         return "".join(piece + word for piece, word in zip(pieces, [*words, ""], strict=True))
 
@@ -138,6 +142,18 @@ class Codec:
         number = dict(zip(strangers, self._copies, strict=False))
         unknown = iter(tokenizer.unknown_words(text))
         return [number.get(next(unknown, ""), UNK) if id == UNK else id for id in ids]
+
+    def words(self, ids: Sequence[int], source: str) -> list[str]:
+        """What of a source stands at each of its ids, an unknown word as it is written; "" at a tag and at </s>."""
+        unknown = iter(self.source.unknown_words(normalize(source, self.normalization)))
+        tags = {self.source.id(symbol) for symbol in self.source.extra} - set(self._copies)
+
+        def word(id: int) -> str:
+            if id == UNK or id in self._copies:
+                return next(unknown, "")
+            return "" if id < len(SPECIALS) or id in tags else self.source.decode([id]).strip()
+
+        return [word(id) for id in ids]
 
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
         return self.source.pieces(ids)
