@@ -154,9 +154,10 @@ def test_a_language_model_has_no_source_to_take_words_from() -> None:
         Pipeline(found, codec, config, torch.device("cpu")).predict(["a dog"])
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_command_writes_the_words_and_changes_nothing_else(workers: str, tmp_path: Path) -> None:
-    p = model("after")
+@pytest.mark.parametrize(("family", "workers"), [("after", "1"), ("transformer", "2")])
+def test_the_command_writes_the_words_and_changes_nothing_else(family: str, workers: str, tmp_path: Path) -> None:
+    """By the fast paths, too, which know nothing of words."""
+    p = model(family)
     checkpoint.save(tmp_path / "model", p.config, checkpoint.unique_weights(p.model), p.codec, {})
     (tmp_path / "sources.txt").write_text("\n".join(SOURCES) + "\n")
     command = [sys.executable, "-m", "dragoman", "predict", "model", "sources.txt", "--workers", workers]
