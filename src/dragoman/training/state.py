@@ -31,7 +31,7 @@ class Progress:
     window_loss: float = 0.0
     window_tokens: int = 0
     best: float | None = None  # the best value of the metric that decides
-    best_loss: float = -math.inf  # the loss with it; a run begun before this was kept: no loss is lower
+    best_loss: float | None = None  # the loss with it; a run that began before this was kept has none
     best_step: int = 0
     validated: int = 0  # the step of the last validation
     waited: int = 0  # validations since the best
@@ -44,8 +44,8 @@ class Progress:
 
     @property
     def found(self) -> tuple[float, float] | None:
-        """What the best validation found, if there was one."""
-        return None if self.best is None else (self.best, self.best_loss)
+        """What the best validation found, if there was one: the metric that decides, and the loss."""
+        return None if self.best is None else (self.best, -math.inf if self.best_loss is None else self.best_loss)
 
 
 def dump(
