@@ -343,6 +343,7 @@ def test_the_same_command_again_trains_nothing_and_shows_the_scores(ran):
     assert [file.stat().st_mtime_ns for file in weights] == times
 
 
+@pytest.mark.long
 def test_a_job_that_is_trained_on_is_scored_anew_whatever_its_folder_is_called(ran, inside, tmp_path: Path):
     folder, _ = ran
     runs = shutil.copytree(folder / "runs/multi30k-example", tmp_path / "runs")

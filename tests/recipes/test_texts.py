@@ -257,8 +257,11 @@ def test_a_language_model_reads_each_english_sentence_once(made):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
+    """A fifth of the stories."""
     folder = tmp_path_factory.mktemp("stories")
-    answering.prepare({}, "", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answering, "SIZES", (answering.SIZES[0] // 5, answering.SIZES[1]))
+        answering.prepare({}, "", folder)
     return folder
 
 
