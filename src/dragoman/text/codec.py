@@ -146,14 +146,8 @@ class Codec:
     def words(self, ids: Sequence[int], source: str) -> list[str]:
         """What of a source stands at each of its ids, an unknown word as it is written; "" at a tag and at </s>."""
         unknown = iter(self.source.unknown_words(normalize(source, self.normalization)))
-        tags = {self.source.id(symbol) for symbol in self.source.extra} - set(self._copies)
-
-        def word(id: int) -> str:
-            if id == UNK or id in self._copies:
-                return next(unknown, "")
-            return "" if id < len(SPECIALS) or id in tags else self.source.decode([id]).strip()
-
-        return [word(id) for id in ids]
+        strangers = {UNK, *self._copies}
+        return [next(unknown, "") if id in strangers else self.source.decode([id]).strip() for id in ids]
 
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
         return self.source.pieces(ids)
