@@ -369,15 +369,22 @@ def test_a_header_that_lies_about_its_tensors_is_refused(folder: Path, header: d
         checkpoint.load(folder)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"format": "1"}, {"format": None}, {"format": ...}])
-def test_a_manifest_of_another_format_is_refused(folder: Path, change: dict[str, object]) -> None:
+@pytest.mark.parametrize("found", [..., None, 0, "1", True, 1.0, -3])
+def test_a_model_of_an_earlier_format_is_refused_and_says_how_to_train_it_again(folder: Path, found: object) -> None:
     value = json.loads((folder / "manifest.json").read_text())
-    del value["sha256"]
-    value |= change
-    value = {key: item for key, item in value.items() if item is not ...}
-    sign_manifest(folder, value)
-    with pytest.raises(ModelError, match="format"):
+    del value["sha256"], value["format"]
+    sign_manifest(folder, value if found is ... else value | {"format": found})
+    with pytest.raises(ModelError, match="format") as refusal:
         checkpoint.load(folder)
+    assert f"train it again: dragoman train {folder}/config.yaml --run NEW" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_of_a_newer_format_says_to_update_whatever_its_manifest_is_like(folder: Path) -> None:
+    sign_manifest(folder, {"format": 2, "contents": []})
+    with pytest.raises(ModelError, match="update Dragoman") as refusal:
+        checkpoint.load(folder)
+    assert "train it again" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +447,7 @@ def test_a_run_folder_means_its_best_checkpoint_else_its_last(original: Path, tm
     run = tmp_path / "run"
     for step in (1, 2):
         shutil.copytree(original, run / "checkpoints" / f"step-{step}")
+    (run / "run.json").write_text('{"format": 1}')
     (run / "last").write_text("step-2\n")
     assert checkpoint.resolve(run) == run / "checkpoints" / "step-2"
     (run / "best").write_text("step-1\n")

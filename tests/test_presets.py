@@ -213,6 +213,8 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
             TWO + "norm.eps": 1e-6,
             TWO + "norm_order": "pre",
             TWO + "score.name": "dot",
+            ONE + "fold_scaling_into_initializer": True,
+            TWO + "fold_scaling_into_initializer": True,
             TWO + "position.buckets": 32,
             TWO + "position.distance": 128,
             "model.tie": "all",

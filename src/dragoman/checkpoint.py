@@ -3,7 +3,7 @@
     config.yaml          the resolved config
     model.safetensors    the weights, tied ones once
     *.tokenizer.*        what the tokenizers learned
-    manifest.json        size and SHA-256 of every other file, and of itself
+    manifest.json        the format; size and SHA-256 of every other file, and of itself
     training.*           only in a run's checkpoints: optimizer, schedule, cursor; may be taken out to hand a model on
 
 safetensors because it cannot run code; the manifest because a flipped bit in a safetensors file loads in silence. A
@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.core.errors import ConfigError, ModelError, nearest
+from dragoman.core.errors import ConfigError, FormatError, ModelError, nearest
+from dragoman.core.formats import FORMAT, check_format, check_run_format
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
-FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 STEP = re.compile(r"step-(\d+)")
 
@@ -128,6 +128,7 @@ def resolve(path: Path) -> Path:
     for pointer in ("best", "last"):
         name = pointed(path, pointer)
         if name is not None:
+            check_run_format(path)
             return path / "checkpoints" / name
     if (path / "config.yaml").exists():
         raise ModelError(f"{path}: this run has no checkpoint yet; let it train until the first one is saved")
@@ -184,17 +185,17 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     try:
         data = path.read_bytes()
         value = json.loads(data)
-        listed = value["files"]
-        sound = all(isinstance(e["bytes"], int) and isinstance(e["sha256"], str) for e in listed.values())
-        sound = sound and _canonical(value) == data
+        sound = _canonical(value) == data
+        if sound:
+            check_format(value.get("format"), path.parent)
+            listed = value["files"]
+            sound = all(isinstance(e["bytes"], int) and isinstance(e["sha256"], str) for e in listed.values())
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
-    if value.get("format") != FORMAT:
-        raise ModelError(f"{path}: has format {value.get('format')}; this release of Dragoman reads format {FORMAT}")
     return listed  # type: ignore[no-any-return]
 
 
@@ -255,12 +256,17 @@ def steps(run: Path) -> list[Path]:
 
 
 def latest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and what was passed over on the way to it with the reason."""
+    """The newest whole checkpoint, and what was passed over on the way to it with the reason.
+
+    One of another format is whole, but not for this version: it is refused, so that no new run takes its place.
+    """
     ignored: list[str] = []
     for folder in reversed(steps(run)):
         try:
             verify(folder, training=True)
             return folder, ignored
+        except FormatError:
+            raise
         except ModelError as error:
             ignored.append(str(error))
     return None, ignored

@@ -388,6 +388,18 @@ def cell_of(tab: Any, row: int, column: int, rows: int, columns: int) -> tuple[f
     return box["x"] + (column + 0.5) * box["width"] / columns, box["y"] + (row + 0.5) * box["height"] / rows
 
 
+def test_a_decoder_that_reads_one_sequence_has_the_sources_columns_too(offline: Open, samples: dict[str, Data]) -> None:
+    weights = [[0.1, 0.2, 0.7, 0.0], [0.2, 0.3, 0.4, 0.1]]
+    heads = [{"name": "decoder.1.1", "entropy": 0.5, "weights": weights}]
+    maps: list[Data] = [{"kind": "decoder", "layer": 1, "tokens": ["a", "b", "<s>", "c"], "heads": heads}]
+    bare = {"source": ["a", "b"], "target": ["c", "d"], "inputs": ["<s>", "c"], "soft": None, "words": None}
+    tab = offline([samples["alignment"] | bare | {"maps": maps, "log_probs": [-1.0, -2.0]}])
+    for i, j in [(0, 0), (1, 1), (0, 2), (1, 3)]:
+        tab.mouse.move(*cell_of(tab, i, j, 2, 4))
+        assert tab.text_content(".tip strong") == f"{maps[0]['tokens'][j]} → {bare['target'][i]}"
+        assert tab.text_content(".tip dd") == f"{weights[i][j]:.2f}"
+
+
 def test_hovering_over_a_cell_shows_its_tokens_and_its_weight(offline: Open, samples: dict[str, Data]) -> None:
     data = samples["alignment"]
     tab = offline([data])

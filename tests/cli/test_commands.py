@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from dragoman.cli.parts import KINDS, registries
 from dragoman.config import presets
+from dragoman.recipes import open_recipe
 from dragoman.version import __version__
 
 from .conftest import Done, process
@@ -161,6 +163,21 @@ def test_data_check_says_what_it_found_and_exits_with_2_where_it_must_be_mended(
     assert "none.tsv" in missing.err
 
 
+def test_data_check_goes_by_the_normalization_that_training_will_have(
+    here: Callable[..., Done], tmp_path: Path
+) -> None:
+    (tmp_path / "train.tsv").write_text("\uac00 \ub09c\ta\n", encoding="utf-8")  # ga nan
+    (tmp_path / "valid.tsv").write_text("\uac04 \ub098\ta\n", encoding="utf-8")  # gan na
+    check = ("data", "check", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv")
+    assert "unseen-source" in succeeded(here(*check)).out
+    decomposed = succeeded(here(*check, "--normalization", "nfd")).out
+    assert "unseen-source" not in decomposed
+    assert "nfc" not in decomposed.lower()
+    twice = here(*check, "--normalization", "nfd", "--model", RUN)
+    assert twice.code == 2
+    assert "--model" in twice.err
+
+
 def test_list_prints_every_part_with_its_options(here: Callable[..., Done], work: Path) -> None:
     everything = succeeded(process("list", cwd=work)).out
     for kind, registry in registries().items():
@@ -200,6 +217,27 @@ def test_the_same_command_again_finds_the_run_finished(here: Callable[..., Done]
     done = succeeded(here("train", "copy.yaml"))
     assert "already finished" in done.err
     assert (work / RUN / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_command_to_try_next_is_one_line_however_narrow_the_terminal_is(
+    here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    last = succeeded(here("train", "copy.yaml")).err.splitlines()[-1]
+    assert re.fullmatch(rf'try it: echo "some source" \| .+ predict {RUN}', last), last
+
+
+def test_commands_of_a_recipe_are_one_line_however_narrow_the_terminal_is(
+    here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", succeeded(here("recipe", "show", "code")).out)
+    assert "# English to code" not in shown  # it was rendered, as in a terminal
+    commands = [line.strip() for line in open_recipe("code").readme.splitlines() if line.startswith("    dragoman")]
+    assert max(map(len, commands)) > 60
+    assert set(commands) <= {line.strip() for line in shown.splitlines()}
+    assert all(len(line) <= 60 for line in shown.splitlines() if line and not line.startswith(" "))
 
 
 # -- what a shell expects ----------------------------------------------------------------------------------------------

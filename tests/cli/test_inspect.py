@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dragoman
 from dragoman import checkpoint
 from dragoman import config as configs
+from dragoman.data.objectives import objectives
 from dragoman.inspection import alignment, beam_tree, positions, steps, why
+from dragoman.inspection.picture import Panel
 from dragoman.text import codec as codecs
 
 RUN = "runs/copy"
@@ -88,24 +91,76 @@ def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, he
     assert re.search(r"^ *0 ██", done.out, re.MULTILINE), done.out  # a place is most like itself
 
 
-@pytest.mark.parametrize("option", ["--png", "--svg", "--pdf"])
-def test_a_picture_of_a_model_without_attention_is_an_error_for_none_was_made(
-    option: str, tmp_path: Path, here: Callable[..., Any]
-) -> None:
+LABELS: dict[str, Any] = {"encoder": "transformer", "decoder": None, "tie": "none"}
+PREFIX = {"name": "transformer", "layers": 2, "heads": 2, "feedforward": 32, "source": "prefix"}
+ONE_SEQUENCE: dict[str, Any] = {"encoder": "none", "decoder": PREFIX}
+# how a message calls it → (objective, what the model is made of)
+WITHOUT_ALIGNMENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "a classifier": ("labels", LABELS | {"head": "classifier"}),
+    "a tagger": ("tags", LABELS | {"head": "tagger"}),
+    "a masked language model": ("masked", LABELS | {"head": "tagger"}),
+    "a language model": ("lm", ONE_SEQUENCE | {"tie": "all"}),
+}
+
+
+def untrained(folder: Path, objective: str, parts: dict[str, Any]) -> Path:
+    """A model of these parts over letters, in a folder."""
+    joint = objective in ("masked", "lm")
     value = {
         "data": {"train": "none.tsv"},
-        "model": {"width": 16, "tie": "none", "encoder": "transformer", "decoder": None, "head": "classifier"},
-        "training": {"objective": "labels"},
+        "tokenizer": {"source": "characters", "joint": joint},
+        "model": {"width": 16, **parts},
+        "training": {"objective": objective},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, False, "nfc", ["ab"], ["ab"], [])
+    extra = list(objectives.build(config.training.objective).symbols)
+    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
     model = configs.build_model(config, len(codec.source), len(codec.target))
-    checkpoint.save(tmp_path / "labels", config, checkpoint.unique_weights(model), codec, {})
-    path = tmp_path / f"a.{option[2:]}"
-    done = here("inspect", tmp_path / "labels", "ab", option, path)
+    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    return folder
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ALIGNMENT)
+def test_what_writes_no_target_beside_a_source_is_not_said_to_have_no_attention(
+    kind: str, tmp_path: Path, here: Callable[..., Any]
+) -> None:
+    model, path = untrained(tmp_path / "model", *WITHOUT_ALIGNMENT[kind]), tmp_path / "a.png"
+    done = here("inspect", model, "ab", "--png", path)
     assert (done.code, done.err.count("\n"), path.exists()) == (2, 1, False)
-    assert f"{path}: there is nothing to draw, for this model has no attention to show" in done.err
-    assert "this model has no attention to show" in done.out  # what it says is shown all the same
+    sentence = f"the alignment shows attention from target to source, and {kind} has none of that kind"
+    assert f"{path}: there is nothing to draw: {sentence}" in done.err
+    assert sentence in done.out  # what it says is shown all the same
+    assert "no attention to show" not in done.out + done.err
+
+
+@pytest.mark.parametrize("option", ["--png", "--svg", "--pdf"])
+def test_a_picture_of_a_model_without_heads_to_show_is_an_error_for_none_was_made(
+    option: str, tmp_path: Path, here: Callable[..., Any]
+) -> None:
+    path = tmp_path / f"a.{option[2:]}"
+    model = untrained(tmp_path / "labels", *WITHOUT_ALIGNMENT["a classifier"])
+    done = here("inspect", model, "ab", option, path, "--maps", "encoder")
+    assert (done.code, done.err.count("\n"), path.exists()) == (2, 1, False)
+    assert "no encoder attention, for heads are shown of a single model with a decoder" in done.err
+
+
+@pytest.mark.parametrize("source", ["prefix", "full_prefix"])
+def test_a_picture_of_what_reads_source_and_target_as_one_sequence_has_a_column_for_each_token(
+    source: str, tmp_path: Path, here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Panel] = []
+    monkeypatch.setattr("dragoman.inspection.picture.alignment", lambda path, panels: drawn.extend(panels))
+    parts = {"encoder": "none", "decoder": PREFIX | {"source": source}, "tie": "none"}
+    model = untrained(tmp_path / "one", "pairs", parts)
+    done = here("inspect", model, "ab", "--target", "ba", "--png", tmp_path / "a.png", "--maps", "decoder")
+    assert done.code == 0, done.err
+    assert len(drawn) == 2 * 2
+    for panel in drawn:
+        assert list(panel.source) == ["a", "b", "</s>", "<s>", "b", "a"]
+        assert list(panel.target) == ["b", "a", "</s>"]
+        assert np.shape(panel.weights) == (3, 6)
+    assert "over one sequence" in done.out
+    assert "--maps decoder" in done.out
 
 
 def test_sentences_near_each_other_are_named(here: Callable[..., Any]) -> None:

@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import DataError
 from dragoman.core.interfaces import EOS, UNK, Example
+from dragoman.core.registry import Part
 from dragoman.data import check as doctor
 from dragoman.data import survey
 from dragoman.data.check import check
 from dragoman.data.diagnosis import Finding, Report
 from dragoman.data.lines import LINE_LIMIT
+from dragoman.text import codec as codecs
 
 
 def write(folder: Path, content: bytes | str, name: str = "a.tsv") -> str:
@@ -212,6 +214,40 @@ def test_text_that_is_not_composed_is_noticed(tmp_path):
     assert finding(check(path), "not-nfc").places == (f"{path}:6", f"{path}:7")
 
 
+@pytest.mark.parametrize("form", ["nfc", "nfd", "nfkc", "none"])
+def test_no_other_form_is_recommended_than_the_one_that_was_chosen(tmp_path, form):
+    spellings = [("caf\u00e9", "coffee"), ("cafe\u0301", "tea"), ("\ufb01n", "milk")]
+    path = write(tmp_path, table(spellings))
+    found = [one for one in check(path, normalization=form).findings if one.code.startswith("not-")]
+    assert [one.code for one in found] == ([] if form == "none" else [f"not-{form}"])
+    for one in found:
+        rows = [i for i, (text, _) in enumerate(spellings, 1) if unicodedata.normalize(form.upper(), text) != text]
+        assert one.places == tuple(f"{path}:{row}" for row in rows)
+        others = {"nfc", "nfd", "nfkc"} - {form}
+        assert not any(f"normalization: {other}" in one.message for other in others)
+
+
+def test_a_syllable_whose_letters_training_shows_is_not_unseen_where_texts_are_decomposed(tmp_path):
+    shown = write(tmp_path, table([("\uac00 \ub09c", "\uac00 \ub09c")]), "d.tsv")  # ga, nan
+    again = write(tmp_path, table([("\uac04 \ub098", "\uac04 \ub098")]), "e.tsv")  # gan, na: the same letters
+    assert {"unseen-source", "unseen-target"} <= codes(check(shown, again))
+    assert not {"unseen-source", "unseen-target"} & codes(check(shown, again, normalization="nfd"))
+    other = write(tmp_path, table([("\uac00", "\ud55c")]), "f.tsv")  # ga, han: its first letter is new
+    message = finding(check(shown, other, normalization="nfd"), "unseen-target").message
+    assert "\u1112" in message
+    assert "\ud55c" not in message
+
+
+def test_texts_are_the_same_where_their_chosen_forms_are(tmp_path):
+    path = write(tmp_path, table([("\ufb01n caf\u00e9", "a"), ("fin cafe\u0301", "a"), ("\ufb01n cafe\u0301", "a")]))
+    repeated = {
+        form: finding(report, "duplicates").count if "duplicates" in codes(report) else 0
+        for form in ("nfc", "nfd", "nfkc", "none")
+        for report in [check(path, normalization=form)]
+    }
+    assert repeated == {"nfc": 1, "nfd": 1, "nfkc": 2, "none": 0}
+
+
 def test_characters_that_training_never_shows_are_named(tmp_path):
     report = check(write(tmp_path, table(GOOD)), write(tmp_path, table([("Straße", "street")]), "b.tsv"))
     assert "'ß'" in finding(report, "unseen-source").message
@@ -281,6 +317,18 @@ def test_unknown_tokens_are_counted_and_the_commonest_named(tmp_path):
     assert f"{5 / (6 + 7 + 2):.2%}" in source.message
     assert target.count == 3
     assert "'bad' 2×, 'mood' 1×" in target.message
+
+
+def test_what_is_unknown_is_named_as_the_tokenizer_reads_it(tmp_path):
+    pairs = [("\uac04 \ub09c", "\uac04"), ("\uac00", "\ub098")]
+    only = Part("characters")
+    codec = codecs.learn(only, only, True, "nfd", [pairs[0][0]], [pairs[0][1]], [])
+    assert "unknown-source" not in codes(check(write(tmp_path, table(pairs)), codec=codec, normalization="nfd"))
+    path = write(tmp_path, table([("\ud55c", "\uac00")]))  # han: of its three letters the first was not learned
+    found = finding(check(path, codec=codec, normalization="nfd"), "unknown-source")
+    assert found.count == 1
+    assert "'\u1112' 1×" in found.message
+    assert "\ud55c" not in found.message
 
 
 def test_limits_count_tokens_under_a_codec(tmp_path):

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from dragoman.core.errors import DataError
+from dragoman.core.formats import FORMAT
 from dragoman.data import store
 from dragoman.data.building import build
 
@@ -26,9 +27,9 @@ def test_a_store_travels_to_another_process_as_its_path(tmp_path):
     assert pickle.loads(sent).source(1234).tolist() == built.source(1234).tolist()
 
 
-def test_a_store_of_another_version_is_refused(tmp_path):
+def test_a_store_of_another_format_is_refused(tmp_path):
     build(pairs(), Letters(), tmp_path / "store", **LIMITS, keep_text=False)
     facts = tmp_path / "store" / "store.json"
-    facts.write_text(facts.read_text().replace(f'"version": {store.VERSION}', '"version": 99'))
-    with pytest.raises(DataError, match="version 99"):
+    facts.write_text(facts.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
+    with pytest.raises(DataError, match="format 99"):
         store.open(tmp_path / "store")

@@ -157,16 +157,31 @@ def test_one_sequence_is_cut_into_what_looks_across_and_what_looks_back(decoder_
     assert view["soft"] is None
     for layer, head in [(1, 1), (1, 2), (2, 1), (2, 2)]:
         across, back, reading = (weights(view, f"{kind}.{layer}.{head}") for kind in ("cross", "decoder", "encoder"))
-        assert (across.shape, back.shape, reading.shape) == ((3, 4), (3, 3), (4, 4))
-        np.testing.assert_allclose(across.sum(1) + back.sum(1), 1.0, atol=1e-3)
-        assert (np.triu(back, 1) == 0).all()
+        assert (across.shape, back.shape, reading.shape) == ((3, 4), (3, 4 + 3), (4, 4))
+        np.testing.assert_allclose(back.sum(1), 1.0, atol=1e-3)
+        np.testing.assert_array_equal(back[:, :4], across)
+        assert (np.triu(back, 4 + 1) == 0).all()
         assert (np.triu(reading, 1) == 0).all()
     q, k, heads = projections(decoder_only.model, lambda: decoder_only.token_scores([("abc", "dc")]))[
         "decoder.stack.blocks.0.mixer"
     ]
     whole = np.array(attended(*(x.reshape(len(x), heads, -1)[:, 1] for x in (q, k)), causal=True))
     np.testing.assert_allclose(weights(view, "cross.1.2"), whole[4:, :4], atol=ROUNDED)
-    np.testing.assert_allclose(weights(view, "decoder.1.2"), whole[4:, 4:], atol=ROUNDED)
+    np.testing.assert_allclose(weights(view, "decoder.1.2"), whole[4:], atol=ROUNDED)
+
+
+@pytest.mark.parametrize("source", ["prefix", "full_prefix"])
+def test_where_source_and_target_are_one_sequence_the_decoder_looks_back_at_both(
+    build: Callable[..., Pipeline], source: str
+) -> None:
+    view = look(build("none", {**TRANSFORMER, "source": source}), "abc", "dc")
+    columns = [*view["source"], *view["inputs"]]
+    assert columns == ["a", "b", "c", "</s>", "<s>", "d", "c"]
+    decoder = [one for one in view["maps"] if one["kind"] == "decoder"]
+    assert [one["tokens"] for one in decoder] == [columns] * 2
+    for head in (head for one in decoder for head in one["heads"]):
+        assert np.shape(head["weights"]) == (len(view["target"]), len(columns))
+        np.testing.assert_allclose(np.sum(head["weights"], 1), 1.0, atol=1e-3)
 
 
 # -- the pair ----------------------------------------------------------------------------------------------------------
@@ -383,7 +398,7 @@ def test_nothing_is_computed_for_a_view_that_would_be_refused_nor_kept_of_what_i
 def test_what_has_nothing_to_show_says_why(
     transformer: Pipeline, no_attention: Pipeline, language_model: Pipeline, classifier: Pipeline, rnn: Pipeline
 ) -> None:
-    with pytest.raises(UserError, match="no attention"):
+    with pytest.raises(UserError, match="no attention weights to show; look at its steps or its beam"):
         look(no_attention, "abc")
     with pytest.raises(UserError, match="language model"):
         look(language_model, "abc")
@@ -398,6 +413,25 @@ def test_what_has_nothing_to_show_says_why(
     both = replace(rnn, model=ensemble.Ensemble([rnn.model, rnn.model]), fast=False)
     with pytest.raises(UserError, match="alone"):
         look(both, "abc")
+
+
+def test_a_view_without_a_soft_alignment_says_what_is_missing_and_what_to_do(
+    rnn: Pipeline, decoder_only: Pipeline, language_model: Pipeline, classifier: Pipeline, build: Any
+) -> None:
+    both = replace(decoder_only, model=ensemble.Ensemble([decoder_only.model, decoder_only.model]), fast=False)
+    for view, missing, remedy in (
+        (alignment.said(classifier, "abc"), "a classifier has none", "model.head.pool: attention"),
+        (alignment.said(language_model, "abc"), "a language model has none", "--view steps"),
+        (alignment.said(both, "abc"), "these models give none together", "alone"),
+        (look(decoder_only, "abc"), "over one sequence", "--maps decoder"),
+        (look(build(TRANSFORMER, {**RNN, "source": "context"}), "abc"), "the decoder has none", "--maps encoder"),
+    ):
+        assert view["soft"] is None
+        said, _, then = view["soft_blocker"].partition("; ")
+        assert "attention from target to source" in said
+        assert missing in said
+        assert remedy in then
+    assert look(rnn, "abc")["soft_blocker"] is None
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, "decoder_only"])

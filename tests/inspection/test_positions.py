@@ -13,7 +13,8 @@ from dragoman import config as configs
 from dragoman import ensemble
 from dragoman.core.errors import PartError, UserError
 from dragoman.core.registry import Part
-from dragoman.inspection.positions import LONGEST, of_part, similarity
+from dragoman.inspection import MAX_POSITIONS
+from dragoman.inspection.positions import of_part, similarity
 from dragoman.nn.positions import positions
 from dragoman.pipeline import Pipeline
 from dragoman.text import codec as codecs
@@ -151,8 +152,8 @@ def test_what_has_no_matrix_is_refused_with_a_sentence() -> None:
     for options, words in (
         ({"side": "encoder"}, "encoder has no position scheme; look at its decoder"),
         ({"side": "decodr"}, "did you mean 'decoder'"),
-        ({"side": "decoder", "length": LONGEST + 1}, f"from 1 to {LONGEST}"),
-        ({"side": "decoder", "length": 0}, f"from 1 to {LONGEST}"),
+        ({"side": "decoder", "length": MAX_POSITIONS + 1}, f"from 1 to {MAX_POSITIONS}"),
+        ({"side": "decoder", "length": 0}, f"from 1 to {MAX_POSITIONS}"),
     ):
         with pytest.raises(UserError, match=words):
             similarity(made, **options)  # type: ignore[arg-type]

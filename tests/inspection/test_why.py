@@ -70,6 +70,21 @@ def test_norms_by_distance_by_hand() -> None:
     assert by_distance(norms) == [[1, 3.0], [2, (2.0 + 6.0) / 2], [3, (1.0 + 5.0) / 2], [4, 4.0]]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_distance_counts_the_steps_from_reading_a_token_to_writing_another(build: Any, reverse: bool) -> None:
+    encoder = {"name": "rnn", "cell": "gru", "directions": "one", "reverse": reverse}
+    view = gradients(build(encoder, {"name": "rnn", "cell": "gru", "source": "initial"}), "abcd", "dc")
+    source, target = range(len(view["source"])), range(len(view["target"]))
+    order = [f"x{j}" for j in source][:: -1 if reverse else 1] + [f"y{t}" for t in target]  # read, then written
+    norms: dict[int, list[float]] = {}
+    for t in target:
+        for j in source:
+            norms.setdefault(order.index(f"y{t}") - order.index(f"x{j}"), []).append(view["norms"][t][j])
+    assert [distance for distance, _ in view["by_distance"]] == sorted(norms)
+    for distance, mean in view["by_distance"]:
+        assert mean == pytest.approx(sum(norms[distance]) / len(norms[distance]))
+
+
 # -- quality by source position ----------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from dragoman.core.registry import Part
 from dragoman.nn.attention import Attention, Heads, MultiHead, Places, notes, watched, watching
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import Inside, positions
-from dragoman.nn.scores import scores
+from dragoman.nn.scores import ScaledDot, scores
 
 B, T, S, H, D = 2, 3, 4, 2, 8
 SOFTMAX, SCALED_DOT = Part("softmax"), Part("scaled_dot")
@@ -400,6 +400,7 @@ def test_the_worked_numbers_of_two_scores_in_one_head(look: bool) -> None:
         ({"score": Part("coverage")}, "'coverage' score remembers .* use it in an rnn decoder"),
         ({"score": Part("location")}, "'location' score remembers .* use it in an rnn decoder"),
         ({"normalizer": Part("hard")}, "'hard' draws one position .* use it in an rnn decoder"),
+        ({"fold_scaling_into_initializer": True}, "'scaled_dot' is another score; use 'dot'"),
     ],
 )
 def test_what_heads_cannot_do_is_refused(options: dict[str, Any], sentence: str) -> None:
@@ -444,11 +445,69 @@ def test_watching_ends_when_something_fails_inside() -> None:
     assert not watched()
 
 
-def test_heads_without_a_scale_begin_with_scores_as_wide_as_scaled_ones() -> None:
-    """T5 leaves out 1/√d and begins its queries smaller by as much."""
-    spread = {}
-    for name in ("dot", "scaled_dot"):
-        heads = MultiHead(64, 64, Heads(4, Part(name), Part("softmax")))
-        q, (k, _) = heads.queries(torch.randn(1, 50, 64)), heads.keys_values(torch.randn(1, 50, 64))
-        spread[name] = heads.score(q, k).std().item()
-    assert spread["dot"] == pytest.approx(spread["scaled_dot"], rel=0.25)
+@torch.no_grad()
+def scores_at_first(score: str, **options: Any) -> float:
+    """How widely the scores of new heads are spread."""
+    heads = MultiHead(64, 64, Heads(4, Part(score), SOFTMAX, **options))
+    q, (k, _) = heads.queries(torch.randn(1, 50, 64)), heads.keys_values(torch.randn(1, 50, 64))
+    return float(heads.score(q, k).std())
+
+
+def test_an_unscaled_dot_begins_wider_than_a_scaled_one_by_the_root_of_the_width() -> None:
+    assert scores_at_first("dot") == pytest.approx(4 * scores_at_first("scaled_dot"), rel=0.25)  # √16
+
+
+def test_scaling_that_is_folded_into_the_initializer_is_that_of_the_queries_matrix_alone() -> None:
+    """T5 leaves out 1/√d and begins W_q smaller by as much."""
+    built = {}
+    for name, folded in {"scaled_dot": False, "dot": True}.items():
+        torch.manual_seed(5)
+        built[name] = MultiHead(64, 64, Heads(4, Part(name), SOFTMAX, fold_scaling_into_initializer=folded))
+    assert_close(built["dot"].Wq.weight, built["scaled_dot"].Wq.weight / 4)
+    for name in ("Wk", "Wv", "Wo"):
+        assert_close(getattr(built["dot"], name).weight, getattr(built["scaled_dot"], name).weight)
+    assert scores_at_first("dot", fold_scaling_into_initializer=True) == pytest.approx(
+        scores_at_first("scaled_dot"), rel=0.25
+    )
+
+
+# -- a score of one's own ----------------------------------------------------------------------------------------------
+
+
+class Distance(nn.Module):
+    """e = −s ‖q − k‖²: no dot product, though its s is called `scale` as that of ours is."""
+
+    remembers = False
+
+    def __init__(self, d_q: int, d_k: int) -> None:
+        super().__init__()
+        self.scale = 0.5
+
+    def prepare(self, k: Tensor) -> Tensor:
+        return k
+
+    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+        return -self.scale * (q[..., :, None, :] - keys[..., None, :, :]).pow(2).sum(-1)
+
+
+class Cosine(ScaledDot):
+    """e = cos(q, k), built on ours."""
+
+    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+        return nn.functional.cosine_similarity(q[..., :, None, :], keys[..., None, :, :], -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Distance, Cosine])
+def test_a_score_of_ones_own_is_evaluated_though_it_has_a_scale(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scores._parts, "own", kind)
+    begun = []
+    for score in (Part("own"), SCALED_DOT):
+        torch.manual_seed(7)
+        begun.append(MultiHead(8, 8, Heads(2, score, SOFTMAX)).Wq.weight)
+    assert_close(*begun)
+    heads = heads_of(8, 8, 2, Part("own"))
+    x = torch.randn(B, T, 8)
+    k, v = heads.keys_values(x)
+    expected = heads.join(torch.softmax(heads.score(heads.queries(x), k), -1) @ v)
+    close(heads(x, k, v, anywhere()), expected)

@@ -102,15 +102,12 @@ def test_a_set_is_the_same_by_its_own_folder_and_by_the_one_that_holds_it(place:
     assert (preparing.prepare(own, "simple") / "train.tsv").read_text(encoding="utf-8") == first
 
 
-def test_what_was_prepared_before_files_were_noted_is_taken_as_it_is(place: Path):
+@pytest.mark.parametrize("note", ["", "/elsewhere\n", "{}"])
+def test_where_nobody_knows_what_data_was_prepared_from_it_is_prepared_anew(place: Path, note: str):
     prepared(place)
-    marker = setting(place).prepared("simple") / "prepared"
-    marker.write_text(f"{place.resolve()}\n")
+    (setting(place).prepared("simple") / "prepared").write_text(note)
     put(train_file(place), "jump\tI_JUMP\n")
-    assert prepared(place) != "jump\tI_JUMP\n"
-    marker.write_text("/elsewhere\n")
-    with pytest.raises(RunError, match="was prepared from /elsewhere, not from"):
-        prepared(place)
+    assert prepared(place) == "jump\tI_JUMP\n"
 
 
 def test_where_preparing_fails_nothing_is_left_behind(place: Path):

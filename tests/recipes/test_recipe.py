@@ -20,7 +20,7 @@ import pytest
 from dragoman import recipes
 from dragoman.cli.main import main
 from dragoman.core.errors import DataError, RunError, UserError
-from dragoman.recipes import preparing, processes, running, scoring
+from dragoman.recipes import origin, preparing, processes, running, scoring
 from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, Setting, passed
 
 SYSTEMS = {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}}
@@ -144,7 +144,8 @@ def test_data_that_another_command_is_preparing_is_waited_for_and_taken(tmp_path
         while not (tmp_path / "example/scan/length.test.tsv.gz").exists():  # the last that is made up
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        (folder / "prepared").touch()
+        note = origin.Origin(["a hundred made-up items (--example)"])
+        (folder / "prepared").write_text(note.text(), encoding="utf-8")
     other.join()
     assert not (folder / "train.tsv").exists()
 

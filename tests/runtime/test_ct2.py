@@ -111,6 +111,27 @@ def test_what_it_would_do_otherwise_is_refused() -> None:
     assert not engine.serves(GREEDY, Limits(longest, rules=[lambda log_p, history, rows: log_p]))
 
 
+def test_the_length_that_its_beam_divides_by_counts_the_end() -> None:
+    pytest.importorskip("ctranslate2")
+    engine = ct2.open(model(), "float32")
+    assert engine is not None
+    ended = 0
+    for source in some_sources(5):
+        words = [[engine.words[i] for i in source]]
+        sums, means = (
+            engine.translator.translate_batch(
+                words, beam_size=4, num_hypotheses=4, max_decoding_length=50, return_scores=True, length_penalty=penalty
+            )[0]
+            for penalty in (0, 1)
+        )
+        found = {tuple(tokens): score for tokens, score in zip(sums.hypotheses, sums.scores, strict=True)}
+        for tokens, mean in zip(map(tuple, means.hypotheses), means.scores, strict=True):
+            if tokens in found and len(tokens) < 50:  # one that was not cut
+                ended += 1
+                assert mean == pytest.approx(found[tokens] / (len(tokens) + 1), rel=1e-4)
+    assert ended
+
+
 @pytest.mark.parametrize(
     "options",
     [{"position": Part("rotary")}, {"key_heads": 2}, {"value_width": 12}, {"mixer": Part("ssru")}],

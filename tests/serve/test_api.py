@@ -14,7 +14,8 @@ import pytest
 from dragoman import pipeline
 from dragoman.cli.serve import named
 from dragoman.constraints import Constraints
-from dragoman.core.errors import ModelError
+from dragoman.core.errors import ModelError, UserError
+from dragoman.core.registry import Part
 from dragoman.pipeline import Pipeline, Prediction
 
 Events = Callable[[str], list[tuple[str, Any]]]
@@ -200,6 +201,18 @@ def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
     assert found["free"]["log_prob"] == pytest.approx(truth["free"]["log_prob"], abs=1e-4)
     answer = server.client.post("/v1/inspect/steps", json={"source": "abc", "prefix": [10_000]})
     assert (answer.status_code, "prefix" in answer.json()["error"]["message"]) == (422, True)
+
+
+def test_positions_are_shown_up_to_the_length_that_the_view_has(server: Any, here: Pipeline) -> None:
+    described = server.client.get("/openapi.json").json()["components"]["schemas"]["Positions"]["properties"]
+    longest = int(described["length"]["maximum"])
+    view = pytest.importorskip("dragoman.inspection.positions")
+    scheme = Part("sinusoidal")
+    assert len(view.of_part(scheme, 16, longest)["matrix"]) == longest
+    with pytest.raises(UserError, match=f"from 1 to {longest}"):
+        view.of_part(scheme, 16, longest + 1)
+    answer = server.client.post("/v1/inspect/positions", json={"length": longest + 1})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "length")
 
 
 TOO_LONG = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import math
@@ -23,7 +24,7 @@ import torch
 
 from dragoman import checkpoint, training
 from dragoman import config as configs
-from dragoman.core.errors import DataError, Diverged, RunError
+from dragoman.core.errors import DataError, Diverged, RunError, UserError
 from dragoman.training import preparation
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.trainer import Trainer
@@ -222,15 +223,68 @@ def test_what_no_number_depends_on_may_change_freely(tiny, tmp_path):
     assert train(made.config("training.steps=10", "data.workers=1", "runtime.threads=2", other), run)[-1].kind == "end"
 
 
-def test_a_run_from_before_an_option_came_goes_on_unless_that_option_is_used(tiny, tmp_path):
-    made, run = tiny("transformer"), tmp_path / "run"
+def everything(run: Path) -> dict[str, bytes]:
+    """All that a run has kept; a refusal is logged."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name not in ("train.log", ".lock")]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("found", [..., 0, None])
+@pytest.mark.parametrize("place", ["run.json", "manifest.json", "training.json"])
+def test_a_run_of_an_earlier_format_is_refused_untouched_and_says_how_to_train_it_again(
+    place, found, tiny, shell, tmp_path
+):
+    made, run = tiny(), tmp_path / "run"
     train(made.config("training.steps=2"), run)
-    lines = (run / "config.yaml").read_text(encoding="utf-8").split("\n")
-    older = [line for line in lines if line.strip() != "shared: false"]
-    assert len(older) == len(lines) - 2  # encoder and decoder
-    (run / "config.yaml").write_text("\n".join(older), encoding="utf-8")
-    with pytest.raises(RunError, match=r"model\.encoder\.shared: was False, is now True"):
-        train(made.config("training.steps=2", "model.encoder.shared=true"), run)
+    set_format(run, place, found)
+    before = everything(run)
+    command = shell(made.command(run, "training.steps=2"))
+    assert command.wait() == 2
+    said = " ".join(command.said.split()).replace("/ ", "/")
+    assert "earlier development version" in said
+    assert "train it again: dragoman train" in said
+    assert "--run NEW" in said
+    assert "Traceback" not in said
+    assert everything(run) == before
+
+
+@pytest.mark.parametrize("place", ["run.json", "manifest.json", "training.json"])
+def test_a_run_of_a_newer_format_is_refused_untouched_and_says_to_update(place, tiny, tmp_path):
+    made, run = tiny(), tmp_path / "run"
+    train(made.config("training.steps=2"), run)
+    set_format(run, place, 2)
+    before = everything(run)
+    with pytest.raises(UserError, match="update Dragoman"):
+        train(made.config("training.steps=2"), run)
+    assert everything(run) == before
+
+
+def test_the_model_of_a_run_of_an_earlier_format_is_refused_too(tiny, tmp_path):
+    made, run = tiny(), tmp_path / "run"
+    train(made.config("training.steps=2"), run)
+    set_format(run, "run.json", ...)
+    with pytest.raises(UserError, match=f"train it again: dragoman train {run}/config.yaml --run NEW"):
+        checkpoint.load(run)
+
+
+def set_format(run: Path, place: str, found: object) -> None:
+    """Say another format (`...`: none) in a file of a run, or of its newest checkpoint, under a manifest that fits."""
+    folder = run if place == "run.json" else checkpoint.steps(run)[-1]
+    value = {key: item for key, item in json.loads((folder / place).read_text()).items() if key != "sha256"}
+    value = {key: item for key, item in (value | {"format": found}).items() if item is not ...}
+    if place == "manifest.json":
+        value["sha256"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    (folder / place).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    if place == "training.json":
+        contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+        (folder / "manifest.json").write_bytes(checkpoint.manifest(contents))
+
+
+def test_a_run_killed_before_its_config_was_written_begins_again(tiny, tmp_path):
+    made, run = tiny(), tmp_path / "run"
+    train(made.config("training.steps=2"), run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "config.yaml").unlink()
     assert train(made.config("training.steps=2"), run)[-1].kind == "end"
 
 
@@ -368,6 +422,7 @@ def trainer_of(config: Any, run: Path) -> Trainer:
     place = RunFolder(run)
     run.mkdir()
     codec, config = preparation.open_codec(config)
+    place.settle(config, (), fresh=True)
     trainer = Trainer(config, place, preparation.prepare(config, codec, run.parent / "cache"))
     trainer.begin()
     return trainer

@@ -401,3 +401,14 @@ def test_tensorboard_events_hold_the_numbers_of_the_metrics(tiny, metrics, tmp_p
 def test_no_events_are_written_unless_asked_for(tiny, tmp_path):
     train(tiny().config("training.steps=2"), tmp_path / "run")
     assert not (tmp_path / "run/tensorboard").exists()
+
+
+def test_the_data_is_examined_in_the_unicode_form_of_the_config(tiny):
+    """Decomposed, ga + nan and gan + na are the same letters, and nobody is told to compose them."""
+    made = tiny()
+    (made.folder / "train.tsv").write_text("\uac00 \ub09c\t\uac00 \ub09c\n" * 5, encoding="utf-8")
+    (made.folder / "valid.tsv").write_text("\uac04 \ub098\t\uac04 \ub098\n", encoding="utf-8")
+    said = "\n".join(preparation.examine(made.config("data.normalization=nfd")))
+    assert "never seen" not in said
+    assert "nfc" not in said.lower()
+    assert "never seen" in "\n".join(preparation.examine(made.config()))

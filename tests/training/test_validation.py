@@ -77,6 +77,49 @@ def test_only_so_many_examples_are_decoded(tiny, tmp_path):
     assert len(prepared.valid) == 30  # the loss is of all
 
 
+def sampled(made, cache, *sets):
+    codec, config = preparation.open_codec(made.config("training.validate_metrics=[exact]", *sets))
+    return [example.line for example in preparation.prepare(config, codec, cache).examples]
+
+
+def test_the_decoded_examples_are_a_fixed_sample_of_the_whole_set_in_its_order(tiny, tmp_path):
+    """A language whose examples begin past the first so many has its say."""
+    made = tiny()
+    rows = [f"{letter * (1 + number % 7)}\t{letter}\n" for letter in "abcd" for number in range(50)]
+    (made.folder / "valid.tsv").write_text("".join(rows))
+    lines = sampled(made, tmp_path / "cache", "training.validate_examples=60")
+    assert len(lines) == 60
+    assert lines == sorted(set(lines))
+    for begin in (0, 50, 100, 150):  # 15 of each are expected; with fewer than 4 the sample is not a fair one
+        assert sum(begin < line <= begin + 50 for line in lines) >= 4
+    assert sampled(made, tmp_path / "cache", "training.validate_examples=60", "seed=5") == lines
+
+
+def test_of_a_set_that_is_no_larger_all_examples_are_decoded_in_order(tiny, tmp_path):
+    for count in (30, 31, 1000):
+        assert sampled(tiny(), tmp_path / "cache", f"training.validate_examples={count}") == list(range(1, 31))
+
+
+def test_a_sample_is_full_of_what_can_be_used_and_every_example_is_as_likely(tiny):
+    examples = [Example(str(number), line=number) for number in range(20)]
+    asked = []
+
+    def is_usable(example):
+        asked.append(example.line)
+        return example.line % 2 == 0
+
+    counts = [0] * 20
+    for seed in range(500):
+        chosen = preparation.sample(examples, 4, is_usable, seed)
+        assert len(chosen) == 4
+        assert [example.line for example in chosen] == sorted(example.line for example in chosen)
+        for example in chosen:
+            counts[example.line] += 1
+    assert all(count == 0 for count in counts[1::2])
+    assert all(140 < count < 260 for count in counts[::2])  # 200 are expected, with a standard deviation of 11
+    assert len(asked) < 500 * 20  # files are read only of what would be chosen
+
+
 EXACT, PER = Part("exact"), Part("per")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import Places
+from dragoman.text.normalization import Form
 
 app = typer.Typer(help="Look after files of pairs.", no_args_is_help=True)
 
@@ -32,6 +33,9 @@ def check(
             help="A model whose tokenizers to measure lengths and unknowns by; one of images or sounds reads them."
         ),
     ] = None,
+    normalization: Annotated[
+        Form | None, typer.Option(help="The Unicode form of training, nfc by default; a model brings its own.")
+    ] = None,
     columns: Annotated[str, typer.Option(help="What the columns of a TSV file are.")] = "source,target",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     files: Places = [],
@@ -41,15 +45,19 @@ def check(
     from dragoman.data.check import check
 
     codec = None
+    if model is not None and normalization is not None:
+        raise UserError("--normalization is for pairs without --model: a model reads texts in its own form")
     if model is not None:
         from dragoman import checkpoint
         from dragoman.reading import looking_in
 
-        _, codec = checkpoint.open_codec(model)
+        config, codec = checkpoint.open_codec(model)
+        normalization = config.data.normalization
         codec = looking_in(codec, files) if files else codec
     elif files:
         raise UserError("--files says where a model looks for images or sounds; name the model with --model")
-    report = check(pairs, valid, test, columns=columns.split(","), codec=codec)
+    form = normalization or "nfc"
+    report = check(pairs, valid, test, columns=columns.split(","), normalization=form, codec=codec)
     print(json.dumps(report.as_json(), indent=1, ensure_ascii=False) if as_json else report.render())
     if not report.ok:
         raise typer.Exit(2)

@@ -260,7 +260,7 @@ def show_alignment(out: Console, data: Mapping[str, Any]) -> None:
     line = f"{data['source_text']} → {data['target_text']}   (log p {data['log_prob']:.2f})"
     out.print(line, markup=False, soft_wrap=True)
     if data["soft"] is None:
-        out.print("this model has no attention to show")
+        out.print(data["soft_blocker"], markup=False, soft_wrap=True)
     else:
         show_looks(out, data, data["soft"], data["target"])
 
@@ -329,15 +329,25 @@ def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -
     over = [look for name, data in views for look in looks_of(name, data)] if maps == "soft" else []
     panels = [panel for name, data in views for panel in panels_of(name, data, maps)]
     if not panels:
-        what = f"has no {maps} attention" if views and maps != "soft" else "has no attention to show"
-        reason = f"this model {what}" if views else "no source was given, or nothing could be looked at in any"
-        raise UserError(f"{', '.join(map(str, paths))}: there is nothing to draw, for {reason}; leave the picture out")
+        reason = "; ".join(dict.fromkeys(picture_blocker(data, maps) for _, data in views))
+        reason = reason or "no source was given, or nothing could be looked at in any; leave the picture out"
+        raise UserError(f"{', '.join(map(str, paths))}: there is nothing to draw: {reason}")
     for path in paths:
         if over:
             looks(path, over)
         else:
             alignment(path, panels)
         console(error=True).print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def picture_blocker(data: Mapping[str, Any], maps: str) -> str:
+    """Why a view has no map of this kind to draw, and what to do."""
+    if maps == "soft":
+        return str(data["soft_blocker"])
+    if maps in data["left_out"]:
+        return f"the {maps} attention is too large to show; take less text"
+    why = "" if data["maps"] else ", for heads are shown of a single model with a decoder"
+    return f"the view has no {maps} attention{why}; leave the picture out"
 
 
 def named(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -368,7 +378,8 @@ def panels_of(name: str, data: Mapping[str, Any], maps: str) -> Iterator[Panel]:
         return
     for one in (one for one in data["maps"] if one["kind"] == maps):
         own = one.get("tokens", data["source"])
-        axes = {"cross": (data["source"], data["target"]), "decoder": (data["inputs"], data["target"])}
+        back = one.get("tokens", data["inputs"])  # with the source, where both are one sequence
+        axes = {"cross": (data["source"], data["target"]), "decoder": (back, data["target"])}
         columns, rows = axes.get(maps, (own, own))
         for i, head in enumerate(one["heads"], 1):
             yield Panel(head["weights"], columns, rows, f"{name}layer {one['layer']}, head {i}")

@@ -10,6 +10,9 @@ import typer
 from dragoman.cli.options import AllowChange, Set, console
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown
+
     from dragoman.recipes.recipe import Job, Recipe, Setting
 
 app = typer.Typer(help="Ready systems for tasks, with the scores they reach.", no_args_is_help=True)
@@ -34,15 +37,28 @@ def show_all() -> None:
 @app.command()
 def show(name: Name) -> None:
     """A recipe's page: the task, the data and how to get it, the command, the scores."""
-    from rich.markdown import Markdown
-
     from dragoman import recipes
 
     text, out = recipes.open_recipe(name).readme, console()
     if out.is_terminal:
-        out.print(Markdown(text))
+        out.print(_rendered(text), crop=False)
     else:
         print(text, end="")
+
+
+def _rendered(text: str) -> Markdown:
+    """Markdown for a terminal; lines of code keep their length, for commands are there to be copied."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.segment import Segment
+
+    class UnwrappedCode(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield from (Segment(f"    {line}\n") for line in str(self.text).rstrip().split("\n"))
+
+    class Page(Markdown):
+        elements = Markdown.elements | {"fence": UnwrappedCode, "code_block": UnwrappedCode}
+
+    return Page(text)
 
 
 @app.command()

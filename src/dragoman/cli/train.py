@@ -52,7 +52,7 @@ def train(
         model: Any = loaded.config.model
         one_text = model.frontend.name == "tokens" and model.second is None
         begin, end = ('echo "some source" | ', "") if one_text else ("", " FILE")
-        console(error=True).print(f"try it: {begin}{program()} predict {folder}{end}", markup=False)
+        console(error=True).print(f"try it: {begin}{program()} predict {folder}{end}", markup=False, soft_wrap=True)
 
 
 def _explain(loaded: object) -> None:

@@ -115,7 +115,7 @@ class Training(Options):
     precision: Literal["float32", "bfloat16"] = "float32"
     validate_every: Positive = 500  # steps
     validate_metrics: list[Annotated[Part, metrics]] = []  # decoded, besides the loss
-    validate_examples: Positive = 500  # how many are decoded
+    validate_examples: Positive = 500  # how many are decoded: a fixed sample of a larger set
     validate_search: Annotated[Part, searches] = Part("greedy")
     best: str = "loss"  # what decides which checkpoint is best: loss, or one of validate_metrics
     patience: Positive | None = None  # stop after so many validations without a better one

@@ -6,6 +6,7 @@
         PartError            a part of a model that cannot be built or combined as asked
         DataError            a file of pairs, with its line
         ModelError           a model folder that is incomplete, changed or not ours
+          FormatError        a model or run folder that another version of Dragoman wrote
         RunError             a run folder that cannot be used (locked, changed config, unwritable, full disk)
         MissingExtra         an optional package that a feature needs
       Diverged           3   training produced no finite number three times in a row
@@ -58,6 +59,10 @@ class DataError(UserError):
 
 class ModelError(UserError):
     """A model folder that cannot be trusted or read."""
+
+
+class FormatError(ModelError):
+    """A model or run folder of another format."""
 
 
 class RunError(UserError):

@@ -17,6 +17,7 @@ from typing import IO
 from dragoman.core.errors import RunError
 
 TEMPORARY = ".tmp-"
+BLOCK = 4096  # bytes: a file takes whole blocks of a disk
 
 
 def write(path: Path, data: bytes) -> None:
@@ -54,7 +55,7 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """A folder of files, whole or not at all; `folder` must not exist."""
     aside = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
-    with writing(folder, sum(map(len, files.values()))):
+    with writing(folder, sum(-(-len(data) // BLOCK) * BLOCK for data in files.values())):
         try:
             aside.mkdir(parents=True)
             for name, data in files.items():

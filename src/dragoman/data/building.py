@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dragoman.core.errors import DataError
+from dragoman.core.formats import FORMAT
 from dragoman.core.interfaces import Example
 from dragoman.data import store
 from dragoman.data.objectives import Objective, unfit
@@ -100,7 +101,7 @@ def _write(
     for path in paths:
         _sync(path)
     facts = {
-        "version": store.VERSION,
+        "format": FORMAT,
         "rows": (folder / "lines").stat().st_size // 8,
         "skipped": dict(skipped),
         "max_source": max_source,

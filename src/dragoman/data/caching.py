@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import DataError
+from dragoman.core.formats import FORMAT
 from dragoman.core.interfaces import Example
 from dragoman.data import store as stores
 from dragoman.data.building import build
@@ -133,7 +134,7 @@ def prepare(
     `examples` must be a function of the contents of `files` and of `reading`, which names whatever else decides what
     comes out of them (the kind of reader, its options) and which of them are kept (the objective and its options).
     """
-    depends = [stores.VERSION, fingerprint(files, cache), codec.fingerprint, max_source, max_target, keep_text, reading]
+    depends = [FORMAT, fingerprint(files, cache), codec.fingerprint, max_source, max_target, keep_text, reading]
     folder = cache / hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]
     store = _whole(folder)
     if store is None:

@@ -20,6 +20,7 @@ from dragoman.data.lines import PLACES, Noted, unreadable
 from dragoman.data.readers import files_of
 from dragoman.data.readers.parallel import SidesDiffer
 from dragoman.data.survey import CodecLike, Split, Texts, look
+from dragoman.text.normalization import Form
 
 LIMITS = (64, 128, 256, 512, 1024)
 FAST_PAIRS = 200_000  # pairs of each file that the fast check reads whole
@@ -38,20 +39,21 @@ def check(
     test: str | Sequence[str] = (),
     *,
     columns: Sequence[str] = ("source", "target"),
+    normalization: Form = "nfc",
     codec: CodecLike | None = None,
     limits: Sequence[int] = LIMITS,
     fast: bool = False,
 ) -> Report:
     """Examine the pairs of each split, and what they share. Only a file that cannot be opened raises.
 
-    With a codec, lengths for the limits are counted in tokens, unknown tokens are looked for, and files of sources
-    read. The fast check reads the first FAST_PAIRS pairs of each file and does without the codec; of longer
-    parallel files it counts all lines.
+    Texts are examined in the Unicode form that training reads them in. With a codec, lengths for the limits are counted
+    in tokens, unknown tokens are looked for, and files of sources read. The fast check reads the first FAST_PAIRS pairs
+    of each file and does without the codec; of longer parallel files it counts all lines.
     """
     given = {"train": _listed(train), "valid": _listed(valid), "test": _listed(test)}
     _require(spec for specs in given.values() for spec in specs)
     splits = [
-        look(name, specs, columns, None if fast else codec, FAST_PAIRS if fast else None)
+        look(name, specs, columns, normalization, None if fast else codec, FAST_PAIRS if fast else None)
         for name, specs in given.items()
         if specs
     ]
@@ -110,7 +112,9 @@ _SEEN: dict[str, tuple[Severity, str]] = {
     "blank-target": ("warning", "with a blank target; training leaves them out"),
     "blank-pair": ("notice", "with both sides blank; training leaves them out"),
     "identical": ("notice", "whose source and target are the same text"),
-    "not-nfc": ("notice", "not in Unicode form NFC; `normalization: nfc` (the default) composes them"),
+    "not-nfc": ("notice", "not in Unicode form NFC; `normalization: nfc` composes them"),
+    "not-nfd": ("notice", "not in Unicode form NFD; `normalization: nfd` decomposes them"),
+    "not-nfkc": ("notice", "not in Unicode form NFKC; `normalization: nfkc` composes and folds them"),
     "unknown-language": ("error", "with a language tag that the tokenizer does not know"),
     "unreadable-file": ("warning", "with a file that cannot be read; training leaves them out"),
 }

@@ -12,7 +12,7 @@ A folder holds, for N pairs (all numbers little-endian):
     second.ids, .offsets, .rows      a second source, as the first
     lines                            N line numbers in the user's file
     examples.jsonl  (and .offsets)   the texts and languages, only where subwords are to be sampled
-    store.json                       version, counts, and the size of every file, so that a truncated one is noticed
+    store.json                       format, counts, and the size of every file, so that a truncated one is noticed
     lock                             empty; held by the process that builds the folder
 
 data/building.py writes such a folder, whole or not at all; nothing in it ever changes.
@@ -28,9 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import DataError
+from dragoman.core.formats import FORMAT
 from dragoman.core.interfaces import Example
-
-VERSION = 1
 
 Ids = NDArray[Any]
 
@@ -43,10 +42,10 @@ class Store:
         self.skipped: dict[str, int] = facts["skipped"]
         self.unreadable: tuple[int, str] | None = tuple(facts["unreadable"]) if "unreadable" in facts else None
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
-        self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts.get("paired", True))
+        self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts["paired"])
         self.lines = _map(folder / "lines", "<i8")
-        shared = _map(folder / "source.rows", "<i8") if facts.get("width") is not None else None
-        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts.get("width"), shared)
+        shared = _map(folder / "source.rows", "<i8") if facts["width"] is not None else None
+        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts["width"], shared)
         self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
         self._second = None
         if (width := facts.get("second", "none")) != "none":
@@ -163,8 +162,8 @@ def open(folder: Path) -> Store:
     remedy = "Delete the folder; it will be built again."
     try:
         facts = json.loads((folder / "store.json").read_bytes())
-        if facts["version"] != VERSION:
-            raise DataError(f"the token store has version {facts['version']}, not {VERSION}. {remedy}", folder)
+        if facts["format"] != FORMAT:
+            raise DataError(f"the token store has format {facts['format']}, not {FORMAT}. {remedy}", folder)
         for name, size in facts["sizes"].items():
             found = (folder / name).stat().st_size
             if found != size:

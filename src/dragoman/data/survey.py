@@ -3,14 +3,13 @@
     files ─readers, skipping bad lines→ Examples ─look→ Split
 
 Texts are not kept. Of each pair stay two hashes of 8 bytes (of the pair; of its source and languages), the log of its
-length ratio and its place; lengths go into histograms. Past REMEMBERED pairs even these are no longer kept. Two texts
-count as the same when they differ in nothing but spaces and Unicode composition.
+length ratio and its place; lengths go into histograms. Past REMEMBERED pairs even these are no longer kept. Texts are
+taken in the Unicode form that training reads them in; two are the same when they then differ in nothing but spaces.
 """
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -24,6 +23,7 @@ from dragoman.core.errors import DataError
 from dragoman.core.interfaces import UNK, Example
 from dragoman.data.lines import PLACES, Tally, count_lines
 from dragoman.data.readers import files_of, read_pairs
+from dragoman.text.normalization import Form, normalize
 
 REMEMBERED = 10_000_000  # pairs of a split compared with each other: 240 MB
 UNKNOWN_TEXTS = 100_000  # different ones counted
@@ -91,8 +91,8 @@ class Texts:
 class Split:
     """Everything that is kept of the pairs of one split."""
 
-    def __init__(self, name: str, codec: CodecLike | None) -> None:
-        self.name, self.codec = name, codec
+    def __init__(self, name: str, form: Form, codec: CodecLike | None) -> None:
+        self.name, self.form, self.codec = name, form, codec
         self.read = 0  # pairs of any kind
         self.pairs = 0  # those that training would take
         self.tally = Tally()
@@ -125,13 +125,15 @@ class Split:
             self.note({(True, True): "blank-pair", (True, False): "blank-source"}.get(blank, "blank-target"), example)
             return
         self.pairs += 1
+        source = normalize(source, self.form)
         self.source.add(source)
         if target is not None:
+            target = normalize(target, self.form)
             self.target.add(target)
             if source == target:
                 self.note("identical", example)
-        if not (_composed(source) and _composed(target or "")):
-            self.note("not-nfc", example)
+        if (source, target) != (example.source, example.target):
+            self.note(f"not-{self.form}", example)
         self.lengths[self._length(example)] += 1
         if len(self.lines) < REMEMBERED:
             self._remember(example)
@@ -140,13 +142,13 @@ class Split:
         """The longest side, in tokens where there is a codec; a file has none."""
         source, target, codec = example.source, example.target or "", self.codec
         if codec is None:
-            return max(len(source), len(target))
+            return max(len(normalize(source, self.form)), len(normalize(target, self.form)))
         read = [(source, codec.encode_source, codec.medium is None)]
         if codec.second is not None:
             read.append((example.second, codec.encode_second, codec.second == "text"))
         lengths = [self._tokens(text, encode, is_text, example) for text, encode, is_text in read]
         ids = codec.encode_target(target)
-        self.target.add_tokens(target, ids, codec.target)
+        self.target.add_tokens(normalize(target, self.form), ids, codec.target)
         return max(*lengths, len(ids))
 
     def _tokens(self, text: str, encode: Callable[[Example], Any], is_text: bool, example: Example) -> int:
@@ -159,19 +161,21 @@ class Split:
         if not is_text:
             return 0
         assert self.codec is not None
-        self.source.add_tokens(text, ids, self.codec.source)
+        self.source.add_tokens(normalize(text, self.form), ids, self.codec.source)
         return len(ids)
 
     def _remember(self, example: Example) -> None:
         if not self.files or self.files[-1][1] != example.file:
             self.files.append((len(self.lines), example.file))
-        target = example.target or ""
-        key = f"{example.source_lang}\n{example.target_lang}\n{_plain(example.source)}"
-        if example.second:  # a question is another one with another picture
-            key += f"\n{_plain(example.second)}"
+        source, second, target = (
+            normalize(text, self.form) for text in (example.source, example.second, example.target or "")
+        )
+        key = f"{example.source_lang}\n{example.target_lang}\n{_spaced(source)}"
+        if second:  # a question is another one with another picture
+            key += f"\n{_spaced(second)}"
         self.source_keys.append(_hash(key))
-        self.pair_keys.append(_hash(f"{key}\n{_plain(target)}"))
-        self.ratios.append(math.log((1 + len(target)) / (1 + len(example.source))))
+        self.pair_keys.append(_hash(f"{key}\n{_spaced(target)}"))
+        self.ratios.append(math.log((1 + len(target)) / (1 + len(source))))
         self.lines.append(example.line)
 
     def place(self, row: int) -> str:
@@ -179,14 +183,9 @@ class Split:
         return f"{file}:{self.lines[row]}"
 
 
-def _composed(text: str) -> bool:
-    return text.isascii() or unicodedata.is_normalized("NFC", text)
-
-
-def _plain(text: str) -> str:
+def _spaced(text: str) -> str:
     """The text as far as it matters for being the same."""
-    text = " ".join(text.split())
-    return text if _composed(text) else unicodedata.normalize("NFC", text)
+    return " ".join(text.split())
 
 
 def _hash(text: str) -> int:
@@ -202,9 +201,11 @@ def _unknown_texts(text: str, tokenizer: Any) -> Iterator[str]:
             yield from characters if len(characters) == unknown else [word]
 
 
-def look(name: str, specs: list[str], columns: Sequence[str], codec: CodecLike | None, most: int | None) -> Split:
+def look(
+    name: str, specs: list[str], columns: Sequence[str], form: Form, codec: CodecLike | None, most: int | None
+) -> Split:
     """Read every file of a split, whatever is wrong with any of them."""
-    split = Split(name, codec)
+    split = Split(name, form, codec)
     for spec in specs:
         pairs = read_pairs(spec, columns=columns, extra_targets=name != "train", on_error="skip", tally=split.tally)
         before = split.pairs

@@ -8,8 +8,8 @@
 
 A head is named kind.layer.number: cross.1.2 looks from target to source, encoder.1.2 from source to source, decoder.1.2
 from target to what was read before; second.1.2 is of a second source. Where source and target are one sequence, one
-head does all three, and each of its names switches it off. No model file knows of this: weights are watched, contexts
-are changed by hooks.
+head does all three, and each of its names switches it off; what the target looks back at is the source, too, so that
+such a decoder's map has S + T columns. No model file knows of this: weights are watched, contexts are changed by hooks.
 
 A source that is no text has states all the same: the cells of an image, spans of a sound. `medium` says where they lie
 on its picture (medium.py). A long sound has many: what they look at among themselves may be too much for a view and is
@@ -85,8 +85,8 @@ def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
 def _parts(model: Seq2Seq, side: str, name: str, module: nn.Module, a: Tensor, S: int) -> dict[str, Tensor]:
     """Which kinds of looks the weights (H, rows, columns) of an attention are."""
     kind = _kind(side, name, module)
-    if kind == "decoder" and model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at, cut into the three
-        return {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:, S:]}
+    if kind == "decoder" and model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at
+        return {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:]}
     return {kind: a}
 
 
@@ -108,7 +108,7 @@ def expected(pipeline: Pipeline, mine: Pair) -> dict[str, int]:
     model, T, S = pipeline.model, len(mine.target), len(mine.pieces)
     first = S if mine.read.second is None else len(pipeline.reading.pieces(mine.read._replace(second=None)))
     alone = {"cross": T * S, "encoder": first**2, "second": (S - first) ** 2, "decoder": T**2}
-    as_one = {"cross": T * S, "encoder": S**2, "decoder": T**2}
+    as_one = {"cross": T * S, "encoder": S**2, "decoder": T * (S + T)}
     sizes = dict.fromkeys(KINDS, 0)
     for kind, module in _looking(model):
         parts = as_one if kind == "decoder" and model.one_sequence else {kind: alone[kind]}
@@ -182,6 +182,7 @@ def look(
         "log_probs": log_probs,
         "log_prob": sum(log_probs),
         "soft": None if soft is None else _numbers(soft),
+        "soft_blocker": soft_blocker(pipeline, [one.kind for one in every]) if soft is None else None,
         "maps": [_plain(one) | _own_tokens(pipeline, mine, one.kind) for one in shown],
         "left_out": sorted({one.kind for one in every} - {one.kind for one in shown}),
         "words": None if soft is None else words(pipeline, mine, soft),
@@ -211,6 +212,7 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
         "log_probs": found.log_probs,
         "log_prob": found.log_prob,
         "soft": soft,
+        "soft_blocker": soft_blocker(pipeline) if soft is None else None,
         "maps": [],
         "left_out": [],
         "words": None,
@@ -219,6 +221,24 @@ def said(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) 
         "log_prob_off": None,
         "log_probs_off": None,
     }
+
+
+def soft_blocker(pipeline: Pipeline, kinds: Sequence[str] = ()) -> str:
+    """Why a model has no soft alignment, and what to do instead; `kinds` are those of the heads it has."""
+    model, shown = pipeline.model, "the alignment shows attention from target to source, and"
+    if not isinstance(model, Seq2Seq):
+        return f"{shown} these models give none together; look at one of them alone"
+    if pipeline.goes_on:
+        return f"{shown} a language model has none of that kind, for its text has no source; take --view steps"
+    if model.head is not None:
+        config: Any = pipeline.config
+        head: str = config.model.head.name
+        kind = "masked language model" if config.training.objective.name == "masked" else head
+        remedy = "train with model.head.pool: attention to see its pooling" if head == "classifier" else "--view space"
+        return f"{shown} a {kind} has none of that kind: it writes no target; use a model with a decoder, or {remedy}"
+    if "cross" in kinds:
+        return f"{shown} this model has it only in its heads, over one sequence; draw them: --png FILE --maps decoder"
+    return f"{shown} the decoder has none of that kind; draw the heads there are: --png FILE --maps {kinds[0]}"
 
 
 def effects(pipeline: Pipeline, source: str | Example, target: str | None = None) -> dict[str, float]:
@@ -241,7 +261,7 @@ def _watched(pipeline: Pipeline, mine: Pair, kept: Collection[str]) -> tuple[Pre
         found = forced(pipeline, mine)
     every = maps(pipeline.model, seen, len(mine.pieces))
     if not every and found.output.attention is None:
-        raise UserError("this model has no attention to look at; its steps and its beam can be looked at")
+        raise UserError("this model has no attention weights to show; look at its steps or its beam")
     return found, every
 
 
@@ -281,8 +301,11 @@ def _plain(one: Map) -> dict[str, Any]:
 
 
 def _own_tokens(pipeline: Pipeline, mine: Pair, kind: str) -> dict[str, list[str]]:
-    """What a map within one of two sources stands on, which is not all of the source's axis."""
-    if mine.read.second is None or kind not in ("encoder", "second") or pipeline.model.one_sequence:
+    """The columns of a map that are not those of its kind: within one of two sources, or over one whole sequence."""
+    if pipeline.model.one_sequence:
+        inputs = ["<s>", *pipeline.codec.target_pieces(mine.target)[:-1]]
+        return {"tokens": [*mine.pieces, *inputs]} if kind == "decoder" else {}
+    if mine.read.second is None or kind not in ("encoder", "second"):
         return {}
     first = len(pipeline.reading.pieces(mine.read._replace(second=None)))
     return {"tokens": mine.pieces[:first] if kind == "encoder" else mine.pieces[first:]}

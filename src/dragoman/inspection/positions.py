@@ -22,12 +22,12 @@ from torch import Tensor
 
 from dragoman.core.errors import UserError, nearest
 from dragoman.core.registry import Part
+from dragoman.inspection import MAX_POSITIONS
 from dragoman.nn.positions import Inside, positions
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.pipeline import Pipeline
 
 SIDES = ("encoder", "decoder")
-LONGEST = 256  # places: 65,536 numbers to send and to draw
 COSINE = "The cosine between the vectors that are added to what stands at place i and at place j."
 TURNED = (
     "The score of a query at place i with a key at place j of the same content, as a share of what it is at one place, "
@@ -88,8 +88,8 @@ def head_width(part: Any) -> int | None:
 @torch.no_grad()
 def matrix_of(schemes: Sequence[Any], d: int | None, causal: bool, length: int) -> dict[str, Any]:
     """The scheme's name, what its matrix is, and the matrix (L, L)."""
-    if not 1 <= length <= LONGEST:
-        raise UserError(f"length is {length}; it must be from 1 to {LONGEST}")
+    if not 1 <= length <= MAX_POSITIONS:
+        raise UserError(f"length is {length}; it must be from 1 to {MAX_POSITIONS}")
     first = schemes[0]
     length = min(length, first.length or length)
     found = [likeness(scheme, d, length) for scheme in schemes]

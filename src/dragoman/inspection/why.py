@@ -1,9 +1,9 @@
 """Why attention: how far what a model says depends on each source position, and how long one step waits for another.
 
     gradients     g_tj = ‖∂ log p(y_t | y_<t, x) / ∂ x_j‖, x_j the embedded source token, or what a frontend makes of
-                  a cell of an image, of a moment of a sound; its mean by the distance S − j + t, the recurrent steps
-                  between reading x_j and saying y_t (j, t from 1) where the source is read from left to right: without
-                  attention the gradient vanishes along it
+                  a cell of an image, of a moment of a sound; its mean by the distance, the recurrent steps between
+                  reading x_j and saying y_t (j, t from 1): S − j + t where the source is read from left to right, and
+                  j − 1 + t where it is read in reverse; without attention the gradient vanishes along it
     by position   how often the most probable token after the reference's beginning is the reference's, by the place of
                   the source that stands beside it, j = ⌈t S / T⌉: what is far back is forgotten first
     sequential    how many layers must run one after the other, counted while they run: a layer over all positions is
@@ -71,7 +71,7 @@ def gradients(pipeline: Pipeline, source: str | Example, target: str | None = No
         "source": labels(pipeline, mine.read),
         "target": pipeline.codec.target_pieces(mine.target),
         "norms": norms,
-        "by_distance": by_distance(norms) if follows(pipeline) else [],
+        "by_distance": by_distance(norms, reverse=reads_backwards(pipeline)) if follows(pipeline) else [],
         "medium": medium(pipeline, mine.read, encoded=False),
     }
 
@@ -82,12 +82,17 @@ def follows(pipeline: Pipeline) -> bool:
     return pipeline.codec.second is None and (first is None or first.kind != "image")
 
 
-def by_distance(norms: Sequence[Sequence[float]]) -> list[list[float]]:
-    """(distance, mean norm) for every distance S − j + t there is."""
+def reads_backwards(pipeline: Pipeline) -> bool:
+    """Whether the encoder reads x_S first and x_1 last (Sutskever 2014)."""
+    return bool(getattr(pipeline.model.encoder, "reverse", False))
+
+
+def by_distance(norms: Sequence[Sequence[float]], *, reverse: bool = False) -> list[list[float]]:
+    """(distance, mean norm) for every distance there is: S − j + t, or j − 1 + t for sources read in reverse."""
     found: dict[int, list[float]] = defaultdict(list)
     for t, row in enumerate(norms, 1):
         for j, norm in enumerate(row, 1):
-            found[len(row) - j + t].append(norm)
+            found[(j - 1 if reverse else len(row) - j) + t].append(norm)
     return [[distance, sum(found[distance]) / len(found[distance])] for distance in sorted(found)]
 
 

@@ -31,7 +31,7 @@ from dragoman.nn.kernels.dropout import drop
 from dragoman.nn.kernels.packed import packed_attention
 from dragoman.nn.layers import linear
 from dragoman.nn.normalizers import normalizers
-from dragoman.nn.scores import scores
+from dragoman.nn.scores import fused_scale, scores
 
 # -- watching --------------------------------------------------------------------------------------------------------
 
@@ -133,6 +133,7 @@ class Heads(NamedTuple):
     key_width: int | None = None  # of one head's queries and keys (None: D / H)
     value_width: int | None = None
     bias: bool = True
+    fold_scaling_into_initializer: bool = False  # W_q begins smaller by √d_k, for a score that is not divided by it
 
 
 @dataclass
@@ -173,11 +174,15 @@ class MultiHead(nn.Module):
                 f"'{options.normalizer.name}' draws one position for each step and learns from that draw's reward, "
                 "which cannot be told apart for many heads and layers; use it in an rnn decoder"
             )
-        # A score of the form s q·k has its s as `scale`; that, softmaxed, is what the fused kernel computes.
-        self.scale: float | None = getattr(self.score, "scale", None)
-        if self.scale is not None:  # unscaled scores begin as wide as scaled ones, as in T5
+        if options.fold_scaling_into_initializer:
+            if options.score.name != "dot":
+                raise PartError(
+                    "fold_scaling_into_initializer stands for the division that a dot score leaves out, and "
+                    f"'{options.score.name}' is another score; use 'dot', or leave the option out"
+                )
             with torch.no_grad():
-                self.Wq.weight.mul_(d_k**-0.5 / self.scale)
+                self.Wq.weight.mul_(d_k**-0.5)
+        self.scale = fused_scale(self.score)  # of a score s q·k, which a fused kernel computes under a softmax
         self.fused = self.scale is not None and options.normalizer.name == "softmax"
 
     def split(self, x: Tensor, heads: int) -> Tensor:

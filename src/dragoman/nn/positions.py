@@ -39,6 +39,7 @@ class Positions(Protocol):
 
     length: int | None  # how far it reaches (None: any distance)
     each_layer: bool  # every block has its own, rather than one for the whole stack
+    rotates: bool  # `turn` changes queries and keys
     biases: bool  # `bias` has something to add to the scores
     sees_weights: bool  # `mix` has something to add, so the weights must be formed
 
@@ -55,12 +56,20 @@ positions: Registry[Positions] = Registry("position")
 
 
 class Nowhere(nn.Module):
-    """What every scheme does where it has nothing to say: leave things as they are."""
+    """What every scheme does where it has nothing to say: leave things as they are.
+
+    What a scheme does inside attention follows from what it overrides, so that it cannot forget to declare it.
+    """
 
     length: int | None = None
     each_layer = False
-    biases = False
-    sees_weights = False
+    rotates = biases = sees_weights = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.rotates = cls.turn is not Nowhere.turn
+        cls.biases = cls.bias is not Nowhere.bias
+        cls.sees_weights = cls.mix is not Nowhere.mix
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         return x
@@ -127,7 +136,7 @@ class Shaw(Nowhere):
     One vector for each distance, shared by the heads; every block has its own.
     """
 
-    each_layer = biases = True
+    each_layer = True
 
     def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 16, values: bool = False) -> None:
         super().__init__()
@@ -158,7 +167,7 @@ class XL(Nowhere):
     own matrix here. Distances beyond `distance` count as that one.
     """
 
-    each_layer = biases = True
+    each_layer = True
 
     def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 128) -> None:
         super().__init__()
@@ -184,8 +193,6 @@ class T5(Nowhere):
     Of the buckets of one direction, the nearer half is one distance each and the others grow geometrically; the last
     takes all that is farther. Unless attention is causal, half of the buckets is for keys that come later.
     """
-
-    biases = True
 
     def __init__(self, d: int, inside: Inside | None, *, buckets: Positive = 32, distance: Positive = 128) -> None:
         super().__init__()
@@ -214,8 +221,6 @@ class T5(Nowhere):
 @positions.register("alibi")
 class ALiBi(Nowhere):
     """e_ts − m_h |t − s|, a fixed slope for each head; runs past the training length (Press et al. 2022)."""
-
-    biases = True
 
     def __init__(self, d: int, inside: Inside | None) -> None:
         super().__init__()
@@ -291,6 +296,24 @@ def _needed(inside: Inside | None, name: str) -> Inside:
             f"{name} positions act inside the heads of an attention, and there are none here; use sinusoidal or learned"
         )
     return inside
+
+
+# -- what a fast path may rely on --------------------------------------------------------------------------------------
+
+
+def rotates(position: Positions) -> bool:
+    """Whether a scheme changes queries and keys; one that does not say so may."""
+    return getattr(position, "rotates", True)
+
+
+def only_adds(position: Positions) -> bool:
+    """Whether x + P[t] is all that becomes of x before the first block, P the same for every x: then a table serves."""
+    return type(position).forward in (Nowhere.forward, Sinusoidal.forward, Learned.forward)  # type: ignore[attr-defined]
+
+
+def acts_inside(position: Positions) -> bool:
+    """Whether a scheme does anything inside attention."""
+    return rotates(position) or position.biases or position.sees_weights
 
 
 # -- angles ------------------------------------------------------------------------------------------------------------

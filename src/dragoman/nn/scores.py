@@ -68,6 +68,15 @@ class ScaledDot(Dot):
         self.scale = d_k**-0.5
 
 
+def fused_scale(score: Score) -> float | None:
+    """s of a score that is s q·k and nothing else, as the fused kernels compute it; None: it has to be evaluated.
+
+    Only our own two are known to be that: a score of somebody else's may have a `scale` that means something else, and
+    one that extends ours may compute something else.
+    """
+    return score.scale if type(score) in (Dot, ScaledDot) else None  # type: ignore[attr-defined]
+
+
 @scores.register("general")
 class General(nn.Module):
     """e = qᵀ W k; widths may differ."""

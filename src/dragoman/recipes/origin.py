@@ -46,13 +46,12 @@ def within(path: Path, folder: Path) -> bool:
 
 
 def load(path: Path) -> Origin | None:
-    """What was written; None: nothing is known. Before files were noted there was a line with a place."""
-    text = path.read_text(encoding="utf-8").strip()
+    """What was written; None where that cannot be read."""
     try:
-        found = json.loads(text)
+        found = json.loads(path.read_bytes())
         return Origin(found["from"], found["files"])
     except (ValueError, KeyError, TypeError):
-        return Origin([text]) if text else None
+        return None
 
 
 def _stamp(path: Path) -> Stamp:

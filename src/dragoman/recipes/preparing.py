@@ -48,7 +48,7 @@ def _current(setting: Setting, part: str) -> bool:
         return False
     before, here = origin.load(folder / DONE), _places(setting)
     if before is None:
-        return True
+        return False
     if not {*before.places} <= {*here}:
         remedy = f"choose another folder with --run, or remove {folder} to prepare it again"
         raise RunError(f"{folder}: was prepared from {', '.join(before.places)}, not from {here[0]}; {remedy}")

@@ -37,7 +37,7 @@ from dragoman.nn.decoders.transformer import TransformerDecoder
 from dragoman.nn.encoders.transformer import TransformerEncoder
 from dragoman.nn.layers import LayerNorm, RMSNorm
 from dragoman.nn.mixers import SelfAttention
-from dragoman.nn.positions import Nowhere
+from dragoman.nn.positions import only_adds, rotates
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.runtime.linears import joined
 
@@ -60,8 +60,7 @@ class Layer:
         self.pre, self.mixer, self.position = block.pre, block.mixer, position
         mixer, cross, feed = block.mixer, block.cross_attention, block.feedforward
         self.look = Look(mixer)
-        self.turns = type(position).turn is not Nowhere.turn
-        self.biases = type(position).bias is not Nowhere.bias
+        self.turns, self.biases = rotates(position), position.biases
         self.qkv, self.o = joined([mixer.Wq, mixer.Wk, mixer.Wv], precision), joined([mixer.Wo], precision)
         self.widths = [mixer.Wq.out_features, mixer.Wk.out_features, mixer.Wv.out_features]
         self.mixer_norm, self.feedforward_norm = function(block.mixer_norm), function(block.feedforward_norm)
@@ -382,5 +381,6 @@ def fits(model: Any) -> bool:
         and type(model.decoder) is TransformerDecoder
         and model.decoder.source == "attention"
         and plain_attention(model.decoder.stack)
+        and only_adds(model.decoder.stack.inside(0))
         and model.pointer is None
     )

@@ -29,7 +29,7 @@ from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.layers import LayerNorm, RMSNorm
 from dragoman.nn.losses import agreeing
 from dragoman.nn.mixers import SelfAttention
-from dragoman.nn.positions import Rotary, Sinusoidal
+from dragoman.nn.positions import Sinusoidal, rotates
 from dragoman.nn.seq2seq import Seq2Seq
 
 REACH = 4096  # places that positions are kept for; longer rows are left to the modules
@@ -44,13 +44,13 @@ def _fits(stack: Stack) -> bool:
     for module in stack.blocks:
         block: Any = module
         norms = [block.mixer_norm, block.feedforward_norm, block.cross_norm or block.mixer_norm]
-        if not isinstance(block.mixer, SelfAttention):
+        if type(block.mixer) is not SelfAttention:
             return False
-        if not all(isinstance(norm, LayerNorm | RMSNorm) for norm in norms):
+        if not all(type(norm) in (LayerNorm, RMSNorm) for norm in norms):
             return False
         if block.feedforward.W3 is not None or block.feedforward.f not in ACTIVATIONS:
             return False
-    return not isinstance(stack.inside(0), Rotary)  # which turns q and k between product and attention
+    return not rotates(stack.inside(0))  # nothing comes between product and attention
 
 
 def _projects(stack: Stack) -> bool:
@@ -172,7 +172,7 @@ class Fused:
         self.positions: dict[nn.Module, Tensor] = {}  # what is added to the embeddings of each place
         for side in (model.encoder, model.decoder):
             stack = side.stack
-            if isinstance(stack.inside(0), Sinusoidal) and stack.embedding_norm is None and not _projects(stack):
+            if type(stack.inside(0)) is Sinusoidal and stack.embedding_norm is None and not _projects(stack):
                 places = torch.arange(REACH, device=self.seed.device)[None]
                 zeros = torch.zeros(1, REACH, model.embedding.d, device=self.seed.device)
                 self.positions[stack] = stack.inside(0)(zeros, places)[0].contiguous()
@@ -214,7 +214,7 @@ class Fused:
         assert side.places is not None
         self.site += 1
         added = self.positions.get(stack)
-        if added is None:  # positions that are learned, a projection, a norm: as the modules have it
+        if added is None:  # positions that are learned or somebody else's, a projection, a norm: as the modules have it
             return stack.embed(frontend(ids), side.places, None)[0]
         return Embed.apply(  # type: ignore[no-any-return,no-untyped-call]
             frontend.table.weight, ids[0], side.places[0], added, frontend.factor, stack.dropout.p, self.seed, self.site

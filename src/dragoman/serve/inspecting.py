@@ -19,6 +19,7 @@ from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
 from dragoman.data.readers import read_pairs
 from dragoman.evaluation.metrics import metrics
+from dragoman.inspection import MAX_POSITIONS
 from dragoman.serve import media
 from dragoman.serve.schema import Language, Length, ModelName, Phrase, Refused, Scored, Source, Text
 
@@ -93,7 +94,7 @@ class Positions(Options):
 
     model: ModelName | None = None
     side: Literal["encoder", "decoder"] = "encoder"
-    length: Annotated[int, Field(ge=2, le=512)] = 64
+    length: Annotated[int, Field(ge=2, le=MAX_POSITIONS)] = 64
 
 
 class Probes(Options):

@@ -115,6 +115,7 @@ def _open(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Gene
     def notice(text: str) -> Report:
         return Report("notice", 0, config.training.steps, text)
 
+    place.check_format()
     config = preparation.settled(config)
     found, ignored = checkpoint.latest(place.path)
     for folder in (place.path, place.checkpoints):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import itertools
 import json
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
 
 LEARN_FROM = 5_000_000  # lines that tokenizers are learned from at most
+SAMPLE_SEED = 1  # not the config's: runs that differ in their seed are measured on the same examples
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Prepared:
     objective: Objective
     corpora: list[tuple[Store, float]]
     valid: Store | None = None
-    examples: list[Example] = field(default_factory=list)  # of the validation set, as text, to decode
+    examples: list[Example] = field(default_factory=list)  # a sample of the validation set, as text, to decode
 
 
 def examine(config: Config) -> Iterator[str]:
@@ -45,7 +48,9 @@ def examine(config: Config) -> Iterator[str]:
     data = config.data
     check_places(data.files)
     valid = [data.valid] if data.valid else []
-    report = check([c.path for c in data.train], valid, columns=config.columns, fast=True)
+    report = check(
+        [c.path for c in data.train], valid, columns=config.columns, normalization=data.normalization, fast=True
+    )
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and data.on_error == "stop":
         errors.sort(key=lambda finding: not finding.places)  # one that says where is the most help
@@ -177,8 +182,11 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
     if config.data.valid is not None:
         prepared.valid = store(config.data.valid, False)
         if config.training.validate_metrics:
-            wanted = config.training.validate_examples
-            prepared.examples = list(itertools.islice(readable(pairs(config, config.data.valid), codec), wanted))
+            prepared.examples = sample(
+                pairs(config, config.data.valid),
+                config.training.validate_examples,
+                lambda example: is_readable(example, codec),
+            )
     return prepared
 
 
@@ -210,17 +218,37 @@ def pairs(config: Config, path: str) -> Iterator[Example]:
     return read_pairs(path, columns=config.columns, extra_targets=several, on_error=config.data.on_error)
 
 
-def readable(examples: Iterable[Example], codec: Codec) -> Iterator[Example]:
-    """Those whose files can be read: a store leaves the others out, and at a validation they would end the run."""
-    for example in examples:
-        try:
-            if codec.medium is not None:
-                codec.encode_source(example)
-            if (codec.second or "text") != "text":
-                codec.encode_second(example)
-        except DataError:
+def sample(
+    examples: Iterable[Example], count: int, is_usable: Callable[[Example], bool], seed: int = SAMPLE_SEED
+) -> list[Example]:
+    """At most `count` usable examples, each as likely as any other, in their order; always the same for one seed.
+
+    Every example draws a random key and those with the smallest are kept, so that memory does not grow with the set
+    and `is_usable` is asked only of what would be kept: about count × (1 + ln(all / count)) examples.
+    """
+    rng = random.Random(seed)
+    kept: list[tuple[float, int, Example]] = []  # a heap with the largest key, negated, at its root
+    for number, example in enumerate(examples):
+        entry = (-rng.random(), number, example)
+        if (len(kept) == count and entry < kept[0]) or not is_usable(example):
             continue
-        yield example
+        if len(kept) < count:
+            heapq.heappush(kept, entry)
+        else:
+            heapq.heapreplace(kept, entry)
+    return [example for _, _, example in sorted(kept, key=lambda entry: entry[1])]
+
+
+def is_readable(example: Example, codec: Codec) -> bool:
+    """Whether its files can be read: a store leaves others out, and at a validation they would end the run."""
+    try:
+        if codec.medium is not None:
+            codec.encode_source(example)
+        if (codec.second or "text") != "text":
+            codec.encode_second(example)
+    except DataError:
+        return False
+    return True
 
 
 def one_by_one(examples: Iterable[Example]) -> Iterator[Example]:

@@ -37,7 +37,8 @@ def sources(pipeline: Pipeline) -> list[Example]:
     if config.data.valid is None:
         return []
     every = (e for e in preparation.pairs(config, config.data.valid) if e.source.strip() and not e.cut)
-    first = list(itertools.islice(preparation.readable(every, pipeline.codec), config.training.replay))
+    readable = (e for e in every if preparation.is_readable(e, pipeline.codec))
+    first = list(itertools.islice(readable, config.training.replay))
     return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.goes_on else first
 
 

@@ -1,8 +1,10 @@
 """The folder that tells everything about a run.
 
-    config.yaml  env.json  metrics.jsonl  replay.jsonl  train.log  checkpoints/step-N/  best  last  finished
+    run.json  config.yaml  env.json  metrics.jsonl  replay.jsonl  train.log  checkpoints/step-N/  best  last  finished
 
-`best` and `last` are files that hold a checkpoint's name, `finished` one that holds the last step of a run that ended.
+`run.json` holds the format of the folder (core/formats.py). `best` and `last` are files that hold a checkpoint's name,
+`finished` one that holds the last step of a run that ended.
+
 One process at a time may train in a folder: it holds a lock that ends with the process, however the process ends. Of
 several ranks the first is that process; the others only read.
 """
@@ -16,7 +18,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ import torch
 
 from dragoman.config import Config, validate
 from dragoman.core import files, yaml
-from dragoman.core.errors import ConfigError, RunError, UserError
+from dragoman.core.errors import RunError, UserError
+from dragoman.core.formats import FORMAT, RUN_FILE, check_run_format
 from dragoman.core.json import finite
 from dragoman.version import __version__
 
@@ -71,15 +74,22 @@ class RunFolder:
                     shutil.rmtree(self.path, ignore_errors=True)  # nothing came of it: leave nothing behind
                 raise
 
-    # -- config ------------------------------------------------------------------------------------------------------
+    # -- format and config ---------------------------------------------------------------------------------------------
+
+    def check_format(self) -> None:
+        """Refuse a run that another version of Dragoman began."""
+        if self.checkpoints.is_dir():
+            check_run_format(self.path)
 
     def settle(self, config: Config, allowed: Sequence[str], fresh: bool) -> None:
-        """Write the config of a new run; refuse one that differs from an old run's, key by key."""
+        """Write format and config of a new run; refuse a config that differs from an old run's, key by key."""
         saved = self.path / "config.yaml"
         if saved.exists() and not fresh:
             changes = [
                 (key, old, new)
-                for key, old, new in differences(_whole(yaml.read(saved)), _whole(config.plain()))
+                for key, old, new in differences(
+                    _without_paths(validate(yaml.read(saved), str(saved))), _without_paths(config)
+                )
                 if not any(key == free or key.startswith(free + ".") for free in (*FREE_TO_CHANGE, *allowed))
             ]
             if changes:
@@ -88,6 +98,7 @@ class RunFolder:
                     f"{self.path}: this run was started with another config:\n{table}\n"
                     "Start a new run with --run DIR, or accept a change with --allow-change KEY"
                 )
+        self._write(RUN_FILE, json.dumps({"format": FORMAT}) + "\n")  # first: what has a config has a format
         self._write("config.yaml", config.text())
 
     def describe_machine(self, device: torch.device, threads: int, ranks: int) -> None:
@@ -169,13 +180,11 @@ class RunFolder:
         self._write(pointer, f"{checkpoint}\n")
 
 
-def _whole(value: dict[str, Any]) -> dict[str, Any]:
-    """A config with every default: those of options that have come since it was saved leave things as they were."""
-    with suppress(ConfigError):  # of an option that is gone, the difference tells
-        value = validate(value, "config.yaml").plain()
-        # Whatever the files are called: what they hold must be as it was, which is looked at when they are read.
-        value["data"]["train"] = [{**corpus, "path": ""} for corpus in value["data"]["train"]]
-        value["data"]["valid"] = value["data"]["valid"] is not None
+def _without_paths(config: Config) -> dict[str, Any]:
+    """A config whatever its files are called: what they hold must be as it was, which is checked when they are read."""
+    value = config.plain()
+    value["data"]["train"] = [{**corpus, "path": ""} for corpus in value["data"]["train"]]
+    value["data"]["valid"] = value["data"]["valid"] is not None
     return value
 
 

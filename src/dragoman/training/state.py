@@ -6,7 +6,6 @@ The random generators are not among it: every update seeds them from (seed, step
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from dragoman import checkpoint
 from dragoman.core.errors import ModelError
+from dragoman.core.formats import FORMAT, check_format
 from dragoman.optim.schedules import Schedule
 from dragoman.training.averaging import MovingAverage
 
@@ -31,7 +31,7 @@ class Progress:
     window_loss: float = 0.0
     window_tokens: int = 0
     best: float | None = None  # the best value of the metric that decides
-    best_loss: float | None = None  # the loss with it; a run that began before this was kept has none
+    best_loss: float | None = None  # the loss with it
     best_step: int = 0
     validated: int = 0  # the step of the last validation
     waited: int = 0  # validations since the best
@@ -45,7 +45,7 @@ class Progress:
     @property
     def found(self) -> tuple[float, float] | None:
         """What the best validation found, if there was one: the metric that decides, and the loss."""
-        return None if self.best is None else (self.best, -math.inf if self.best_loss is None else self.best_loss)
+        return None if self.best is None or self.best_loss is None else (self.best, self.best_loss)
 
 
 def dump(
@@ -61,7 +61,7 @@ def dump(
     if average is not None:  # model.safetensors then holds the average
         tensors |= {f"weights.{name}": x for name, x in checkpoint.unique_weights(model).items()}
     return {
-        "training.json": (json.dumps(asdict(progress), indent=1) + "\n").encode(),
+        "training.json": (json.dumps({"format": FORMAT} | asdict(progress), indent=1) + "\n").encode(),
         "training.safetensors": checkpoint.tensors_to_bytes(tensors),
     }
 
@@ -93,6 +93,8 @@ def restore(
 
 def read_progress(folder: Path) -> Progress:
     try:
-        return Progress(**json.loads((folder / "training.json").read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        value = json.loads((folder / "training.json").read_bytes())
+        check_format(value.pop("format", None), folder)
+        return Progress(**value)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder / 'training.json'}: is not the state of a training: {error}") from None

@@ -8,7 +8,7 @@ import { behind, cell, choice, fixed, make, passage, refill, table, texts, tick,
 import { heat, matrixTable, scaleBar, scaleOf } from "./heat.js";
 import { lookMap } from "./medium.js";
 
-const MAP_KINDS = { cross: "target to source", encoder: "within the source", second: "within the second source", decoder: "within the target" };
+const MAP_KINDS = { cross: "target to source", encoder: "within the source", second: "within the second source", decoder: "target to what was read before" };
 const alignmentChoices = new WeakMap(); // what the reader chose outlives a redraw with new data
 
 export function drawAlignment(root, data, actions = {}) {
@@ -73,7 +73,7 @@ function headShown(data, map, index) {
   const { name, weights, entropy } = map.heads[index];
   const within = map.kind === "encoder" || map.kind === "second";
   const own = map.tokens ?? data.source; // a map within one of two sources
-  const columns = map.kind === "decoder" ? data.inputs : own;
+  const columns = map.kind === "decoder" ? (map.tokens ?? data.inputs) : own; // of one sequence, with the source
   const rows = within ? own : data.target;
   const across = map.kind === "cross";
   return { title: headTitle(map, index), name, entropy, rows, columns, weights, log_probs: !within, across };

@@ -72,6 +72,7 @@ class TransformerDecoder(nn.Module):
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
+        fold_scaling_into_initializer: bool = False,  # W_q begins smaller by √d_k, for score: dot (T5)
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
@@ -85,7 +86,8 @@ class TransformerDecoder(nn.Module):
             raise PartError(
                 f"'{mixer.name}' reads from left to right and cannot see a prefix whole; use source: prefix"
             )
-        side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
+        widths, folded = (key_heads, key_width, value_width), fold_scaling_into_initializer
+        side = Heads(heads, score, normalizer, attention_dropout, *widths, bias, folded)
         style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
         across = d_memory if source == "attention" else None
         self.stack = Stack(d_in, d, across, layers, style, position, layer_drop, embedding_norm, shared)

@@ -50,10 +50,12 @@ class TransformerEncoder(nn.Module):
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
+        fold_scaling_into_initializer: bool = False,  # W_q begins smaller by √d_k, for score: dot (T5)
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
-        side = Heads(heads, score, normalizer, attention_dropout, key_heads, key_width, value_width, bias)
+        widths, folded = (key_heads, key_width, value_width), fold_scaling_into_initializer
+        side = Heads(heads, score, normalizer, attention_dropout, *widths, bias, folded)
         style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False)
         self.stack = Stack(d_in, d, None, layers, style, position, layer_drop, embedding_norm, shared)
 
