@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dragoman.data import synthetic
+from dragoman.data.samples import synthetic
 
 CONFIG = """
 name: {name}

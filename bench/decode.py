@@ -21,11 +21,12 @@ import dragoman
 from bench import rivals, task, timing
 from bench.task import Shape
 from bench.timing import Figure
-from dragoman import checkpoint, streaming
 from dragoman import config as configs
-from dragoman.core.interfaces import BOS, EOS, PAD, SPECIALS
+from dragoman.checkpoint import model_folder
 from dragoman.core.registry import Part
-from dragoman.pipeline import Pipeline
+from dragoman.core.types import BOS, EOS, PAD, SPECIALS
+from dragoman.inference import parallel
+from dragoman.inference.pipeline import Pipeline
 from dragoman.search import Limits, searches
 from dragoman.text import codec as codecs
 
@@ -115,7 +116,7 @@ def through_texts(pipeline: Pipeline, workers: int) -> rivals.Searcher:
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
         texts = [" ".join(pipeline.codec.source_pieces(source[:-1])) for source in sources]
-        return [found.ids for found in streaming.stream(pipeline, texts, beam=beam, workers=workers)]
+        return [found.ids for found in parallel.stream(pipeline, texts, beam=beam, workers=workers)]
 
     return search
 
@@ -158,4 +159,4 @@ def write_model(folder: Path, shape: Shape, length: int) -> None:
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         model.output.bias[[PAD, BOS]] = -1e4  # our searches never say these; this way nobody does
-    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})

@@ -22,11 +22,11 @@ import numpy as np
 from bench import task, timing
 from bench.task import Shape
 from bench.timing import Contender, Turn
-from dragoman.core.interfaces import EOS, SPECIALS, Batch, Example
-from dragoman.data import building, store
+from dragoman.core.types import EOS, SPECIALS, Batch, Example
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load
-from dragoman.data.store import Store
+from dragoman.data.store import builder, store
+from dragoman.data.store.store import Store
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
@@ -108,4 +108,4 @@ def built(folder: Path, shape: Shape, codec: Any, seed: int) -> Store:
     examples = (
         Example(f"{s}", f"{t}", line=i) for i, (s, t) in enumerate(zip(*(x.tolist() for x in sides), strict=True))
     )
-    return building.build(examples, codec, folder / "store", max_source=1001, max_target=1001, keep_text=False)
+    return builder.build(examples, codec, folder / "store", max_source=1001, max_target=1001, keep_text=False)

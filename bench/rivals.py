@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.task import Shape
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch
+from dragoman.core.types import BOS, EOS, PAD, Batch
 
 IGNORED = -100  # what Hugging Face's losses leave out
 

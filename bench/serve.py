@@ -36,7 +36,7 @@ from bench import task, timing
 from bench.decode import write_model
 from bench.timing import Figure, Turn
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import SPECIALS
+from dragoman.core.types import SPECIALS
 
 TOKENS = 20  # of a generated model's sources and results
 SOURCES = 200  # of which each is asked for in its turn
@@ -50,7 +50,7 @@ import json, sys, time
 import torch
 torch.set_num_threads(int(sys.argv[3]))
 import dragoman
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
 model = dragoman.load(sys.argv[1], sys.argv[2], precision=sys.argv[4])
 beam = json.loads(sys.argv[5])
 sources = [Example(**item) for item in json.loads(sys.stdin.readline())]

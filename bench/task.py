@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dragoman import config as configs
 from dragoman.config import Config
-from dragoman.core.interfaces import SPECIALS
+from dragoman.core.types import SPECIALS
 
 FAMILIES = ("transformer", "rnn-additive", "rnn-luong", "conv")
 

@@ -24,10 +24,10 @@ from bench.task import Shape
 from bench.timing import Contender, Figure, Turn
 from dragoman import training
 from dragoman.config import Config
-from dragoman.core.interfaces import Batch
+from dragoman.core.types import Batch
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load
-from dragoman.training import preparation
+from dragoman.training import prepare
 
 WARM = 2  # turns
 ON_GPU = 40  # times the steps of a turn on a CPU
@@ -88,9 +88,9 @@ class Ours:
         self.reports = training.run(config, folder)
         start = next(report for report in self.reports if report.kind == "start")
         self.parameters = start.message
-        codec, _ = preparation.open_codec(config)
+        codec, _ = prepare.open_codec(config)
         self.vocabulary = max(len(codec.source), len(codec.target))
-        prepared = preparation.prepare(config, codec, Path(str(config.data.cache)))
+        prepared = prepare.prepare(config, codec, Path(str(config.data.cache)))
         self.data = Batches(
             prepared.corpora,
             codec,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from dragoman.version import __version__
 
 if TYPE_CHECKING:
-    from dragoman.constraints import Constraints
     from dragoman.core.registry import Part
-    from dragoman.pipeline import Pipeline, Prediction
+    from dragoman.inference.constraints import Constraints
+    from dragoman.inference.pipeline import Pipeline, Prediction
     from dragoman.training import Report
 
 __all__ = ["Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
@@ -28,7 +28,7 @@ __all__ = ["Constraints", "Part", "Pipeline", "Prediction", "Report", "__version
 
 def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:
     """A trained model from a run folder or a model folder; `precision` (of searching) is as the config has it."""
-    from dragoman import pipeline
+    from dragoman.inference import pipeline
 
     _draw_predictions()
     return pipeline.load(path, device, precision=precision, plain=plain)
@@ -47,16 +47,16 @@ def train(
 
 def _draw_predictions() -> None:
     """Let a Prediction show itself in a notebook; the pipeline itself knows no pictures."""
-    from dragoman.pipeline import Pipeline, Prediction
-    from dragoman.reading import Given
+    from dragoman.inference.inputs import Given
+    from dragoman.inference.pipeline import Pipeline, Prediction
 
     def drawn(self: Prediction) -> str:
-        from dragoman.inspection.notebook import html
+        from dragoman.inspection.render.notebook import html
 
         return html(self)
 
     def picture(pipeline: Pipeline, read: Given) -> dict[str, Any] | None:
-        from dragoman.inspection.medium import medium
+        from dragoman.inspection.media_preview import medium
 
         return medium(pipeline, read)
 
@@ -66,12 +66,12 @@ def _draw_predictions() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in ("Pipeline", "Prediction"):
-        from dragoman import pipeline
+        from dragoman.inference import pipeline
 
         _draw_predictions()
         return getattr(pipeline, name)
     if name == "Constraints":
-        from dragoman import constraints
+        from dragoman.inference import constraints
 
         return constraints.Constraints
     if name == "Part":

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman import config as configs
-from dragoman import pipeline, training
+from dragoman import training
 from dragoman.config import Config
 from dragoman.core import files, yaml
 from dragoman.core.errors import MissingExtra
-from dragoman.data import pronunciation, synthetic
 from dragoman.data.readers import read_pairs
+from dragoman.data.samples import cmudict, synthetic
 from dragoman.evaluation.significance import format_score
-from dragoman.inspection.picture import Panel, alignment
-from dragoman.inspection.quality import Assessment, assess
-from dragoman.pipeline import Prediction
+from dragoman.inference import pipeline
+from dragoman.inference.pipeline import Prediction
+from dragoman.inspection.assessment import Assessment, assess
+from dragoman.inspection.render.image import Panel, alignment
 from dragoman.training import Report
 
 
@@ -69,7 +70,7 @@ DEMOS = {
         "The model sees words as letters and learns to say them, from the CMU Pronouncing Dictionary.",
         "pronunciation",
         "dragoman",
-        pronunciation.write,
+        cmudict.write,
         ("per", "exact"),
         115.0,
         ("dragoman", "knowledge", "thoughtful", "phoenix"),

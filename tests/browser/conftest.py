@@ -23,9 +23,11 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.core.interfaces import Example
-from dragoman.inspection import alignment, beam_tree, positions, probes, quality, report, space, steps, why
-from dragoman.inspection.page import page as page_of
+from dragoman.core.types import Example
+from dragoman.inspection import assessment
+from dragoman.inspection.render.page import page as page_of
+from dragoman.inspection.views import alignment, beam_tree, embedding_space, positions, probes, saliency, steps
+from dragoman.inspection.views import quality as report
 
 STATIC = Path(__file__).parents[2] / "src" / "dragoman" / "inspection" / "static"
 HOME = "http://dragoman.test/"
@@ -486,13 +488,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         alignment.look(pipeline, "the old bridge"),
         beam_tree.tree(pipeline, "the old bridge", "a newer road", beam=3),
         steps.walk(pipeline, "the old bridge", "a newer road", prefix=[5]),
-        report.report({"a": quality.assess(pipeline, examples, ["bleu", "chrf"])}),
-        space.space(pipeline, models.WORDS),
+        report.report({"a": assessment.assess(pipeline, examples, ["bleu", "chrf"])}),
+        embedding_space.space(pipeline, models.WORDS),
         positions.similarity(pipeline, side="encoder", length=20),
         probes.probe(pipeline),
-        why.gradients(pipeline, "the old bridge"),
-        why.by_position(pipeline, examples),
-        why.sequential(pipeline),
+        saliency.gradients(pipeline, "the old bridge"),
+        saliency.by_position(pipeline, examples),
+        saliency.sequential(pipeline),
     ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.inspection import alignment, beam_tree, places, steps, why
+from dragoman.inspection import media_layout
+from dragoman.inspection.views import alignment, beam_tree, saliency, steps
 
 Open = Callable[..., Any]
 
@@ -32,7 +33,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         os.chdir(folder)  # so that sources have short names
         try:
             short = source.replace(f"{folder}/", "")
-            data = [view(model, short) for view in (alignment.look, beam_tree.tree, steps.walk, why.gradients)]
+            data = [view(model, short) for view in (alignment.look, beam_tree.tree, steps.walk, saliency.gradients)]
         finally:
             os.chdir(before)
         found[kind] = json.loads(json.dumps(data, allow_nan=False))
@@ -49,7 +50,8 @@ def test_an_image_has_a_panel_for_each_word_that_says_where_it_looked(offline: O
     panels = tab.locator("#panel-0 .panel")
     labels = panels.evaluate_all("(every) => every.map((one) => one.ariaLabel)")
     truth = [
-        f"{bare(w)}: {places.spoken(data['medium'], row)}" for w, row in zip(data["target"], data["soft"], strict=True)
+        f"{bare(w)}: {media_layout.spoken(data['medium'], row)}"
+        for w, row in zip(data["target"], data["soft"], strict=True)
     ]
     assert labels == truth
     assert tab.locator("#panel-0 .panel img").first.evaluate("(one) => one.complete && one.naturalWidth") == 24
@@ -84,7 +86,7 @@ def test_a_head_of_a_transformer_is_shown_on_the_picture_too(offline: Open, view
     tab.click("[data-head='cross.2.1']")
     weights = next(head for one in data["maps"] for head in one["heads"] if head["name"] == "cross.2.1")["weights"]
     label = tab.locator(".panel").nth(1).get_attribute("aria-label")
-    assert label == f"{bare(data['target'][1])}: {places.spoken(data['medium'], weights[1])}"
+    assert label == f"{bare(data['target'][1])}: {media_layout.spoken(data['medium'], weights[1])}"
     tab.locator(".choice label", has_text="encoder").click()
     tab.click("[data-head='encoder.1.1']")
     assert tab.locator(".panel").count() == 0
@@ -97,14 +99,15 @@ def test_a_sound_has_a_row_for_each_word_and_marks_its_span(kind: str, offline: 
     tab = offline([data])
     words = tab.locator(".sound button")
     truth = [
-        f"{bare(w)}: {places.spoken(data['medium'], row)}" for w, row in zip(data["target"], data["soft"], strict=True)
+        f"{bare(w)}: {media_layout.spoken(data['medium'], row)}"
+        for w, row in zip(data["target"], data["soft"], strict=True)
     ]
     assert words.evaluate_all("(every) => every.map((one) => one.ariaLabel)") == truth
-    ticks = [f"{t:.6g} s" for t in places.ticks(data["medium"]["seconds"])]
+    ticks = [f"{t:.6g} s" for t in media_layout.ticks(data["medium"]["seconds"])]
     assert tab.locator(".times span").all_text_contents() == ticks
     assert tab.locator(".mark:visible").count() == 0
     words.nth(1).focus()
-    start, end = places.span(data["medium"], data["soft"][1])
+    start, end = media_layout.span(data["medium"], data["soft"][1])
     frames, mark = (tab.locator(f".frames {one}").first.bounding_box() for one in ("img", ".mark"))
     assert (mark["x"] - frames["x"]) / frames["width"] == pytest.approx(start, abs=0.01)
     assert mark["width"] / frames["width"] == pytest.approx(end - start, abs=0.01)

@@ -18,14 +18,17 @@ from typing import Any, NamedTuple
 import pytest
 
 import dragoman
-from dragoman import checkpoint, inspection, serve, training
 from dragoman import config as configs
+from dragoman import inspection, serve, training
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, PAD, Example
-from dragoman.data import synthetic
-from dragoman.inspection import alignment, beam_tree, positions, probes, quality, report, space, steps, why
-from dragoman.pipeline import Pipeline
-from dragoman.serve import inspecting
+from dragoman.core.types import BOS, EOS, PAD, Example
+from dragoman.data.samples import synthetic
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inspection import assessment
+from dragoman.inspection.views import alignment, beam_tree, embedding_space, positions, probes, saliency, steps
+from dragoman.inspection.views import quality as report
+from dragoman.serve import view_routes
 from dragoman.text import codec as codecs
 
 TASK = {"symbols": 5, "max_length": 5}
@@ -77,7 +80,7 @@ def save_language_model(folder: Path) -> None:
     config = configs.validate(value, "a test")
     codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["abc"], ["abc"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
-    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
 
 
 def start(folder: Path, *args: str) -> tuple[subprocess.Popen[str], str]:
@@ -416,11 +419,11 @@ def test_steps_along_a_reference_stand_beside_free_ones(page, playground):
 def test_gradients_and_positions_are_those_of_python(page, playground):
     model = playground.models["transformer"]
     panel = page.go(view="why", source="a+b").tab.locator("#panel-why")
-    found = why.gradients(model, "a b")
+    found = saliency.gradients(model, "a b")
     unfold(panel)
     assert same(matrix(panel, "norm"), found["norms"], 3)
     reads(panel, {"mean_norm": numbered(norm for _, norm in found["by_distance"])}, 3)
-    counted = [str(count) for row in why.sequential(model)["rows"] for count in row["steps"]]
+    counted = [str(count) for row in saliency.sequential(model)["rows"] for count in row["steps"]]
     assert panel.locator('[data-field="steps"]').all_text_contents() == counted
     panel = page.choose("positions")
     panel.get_by_label("decoder").check(force=True)  # the circle lies under its label
@@ -440,18 +443,18 @@ def test_a_map_of_sentences_is_that_of_python(page, playground):
             panel.get_by_role("button", name="Draw the map").click()
             page.settled()
         unfold(panel)
-        points = space.space(model, sources)["points"]
+        points = embedding_space.space(model, sources)["points"]
         reads(panel, {axis: numbered(point[axis] for point in points) for axis in ("x", "y")}, 2)
 
 
 def test_without_a_validation_file_examples_are_made_of_the_vocabulary(playground):
     valid, model = playground.folder / "valid.tsv", playground.models["rnn"]
     lines = valid.read_text().split("\n")
-    found = inspecting.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
+    found = view_routes.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
     assert [f"{pair['source']}\t{pair['target']}" for pair in found] == lines[:7]
     valid.rename(valid.with_suffix(".away"))
     try:
-        made = inspecting.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
+        made = view_routes.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
     finally:
         valid.with_suffix(".away").rename(valid)
     assert len(made) == 7
@@ -466,7 +469,7 @@ def test_quality_of_two_models_is_that_of_python_and_its_worst_open_the_other_vi
     panel.get_by_role("button", name="Measure").click()
     page.settled()
     examples = [Example(*pair) for pair in pairs]
-    every = {name: quality.assess(playground.models[name], examples, ["chrf"], beam=5) for name in PARTS}
+    every = {name: assessment.assess(playground.models[name], examples, ["chrf"], beam=5) for name in PARTS}
     found = report.report(every, "chrf", worst=5)
     values = {one["name"]: one["scores"]["chrf"]["value"] for one in found["models"]}
     cells = panel.locator('[data-field="chrf"] b').all_text_contents()

@@ -23,11 +23,12 @@ pytest.importorskip("kaldi_native_fbank")
 import soundfile
 from PIL import Image
 
-from dragoman import checkpoint, pipeline
 from dragoman import config as configs
-from dragoman.core.interfaces import BOS, EOS, PAD, UNK, Example
-from dragoman.inspection import alignment
-from dragoman.pipeline import Pipeline
+from dragoman.checkpoint import model_folder
+from dragoman.core.types import BOS, EOS, PAD, UNK, Example
+from dragoman.inference import pipeline
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inspection.views import alignment
 from dragoman.text import codec as codecs
 
 PATIENT = ("--set", "silence_s=20", "--set", "hang_s=30")  # a worker that is slow on a busy machine is no fault here
@@ -83,7 +84,7 @@ def save(folder: Path, model: dict[str, Any]) -> None:
         for p in built.parameters():
             p.mul_(1.5)
         built.output.bias[[PAD, BOS, EOS, UNK]] = -1e4
-    checkpoint.save(folder, config, checkpoint.unique_weights(built), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(built), codec, {})
 
 
 class Playground(NamedTuple):

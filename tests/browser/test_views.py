@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.inspection.terminal import visible
+from dragoman.inspection.render.terminal import visible
 
 VIEWS = (
     "alignment",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from dragoman.cli.main import main
-from dragoman.data import synthetic
+from dragoman.data.samples import synthetic
 
 CONFIG = """
 data: {train: train.tsv, valid: valid.tsv}

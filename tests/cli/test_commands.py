@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dragoman.cli.parts import KINDS, registries
+from dragoman.cli.list_parts import KINDS, registries
 from dragoman.config import presets
 from dragoman.recipes import open_recipe
 from dragoman.version import __version__

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import dragoman
-from dragoman import checkpoint
 from dragoman import config as configs
+from dragoman.checkpoint import model_folder
 from dragoman.data.objectives import objectives
-from dragoman.inspection import alignment, beam_tree, positions, steps, why
-from dragoman.inspection.picture import Panel
+from dragoman.inspection.render.image import Panel
+from dragoman.inspection.views import alignment, beam_tree, positions, saliency, steps
 from dragoman.text import codec as codecs
 
 RUN = "runs/copy"
@@ -56,7 +56,7 @@ def test_what_the_source_weighs_is_as_large_in_the_terminal_as_in_the_data(
 ) -> None:
     done = here("inspect", RUN, "a b", "--view", "why")
     assert done.code == 0, done.err
-    norms = why.gradients(dragoman.load(work / RUN, plain=True), "a b")["norms"]
+    norms = saliency.gradients(dragoman.load(work / RUN, plain=True), "a b")["norms"]
     assert f"the largest is {max(map(max, norms)):.3g}:" in done.out
 
 
@@ -84,7 +84,7 @@ def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, he
     config = configs.load(None, "transformer-tiny", ["data.train=none.tsv", "tokenizer.source=characters"]).config
     codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["ab"], ["ab"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
-    checkpoint.save(tmp_path / "tiny", config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(tmp_path / "tiny", config, model_folder.unique_weights(model), codec, {})
     done = here("inspect", tmp_path / "tiny", "--view", "positions")
     assert done.code == 0, done.err
     assert done.out.startswith(positions.similarity(dragoman.load(tmp_path / "tiny", plain=True))["what"] + "\n")
@@ -116,7 +116,7 @@ def untrained(folder: Path, objective: str, parts: dict[str, Any]) -> Path:
     extra = list(objectives.build(config.training.objective).symbols)
     codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
     model = configs.build_model(config, len(codec.source), len(codec.target))
-    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return folder
 
 
@@ -149,7 +149,7 @@ def test_a_picture_of_what_reads_source_and_target_as_one_sequence_has_a_column_
     source: str, tmp_path: Path, here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Panel] = []
-    monkeypatch.setattr("dragoman.inspection.picture.alignment", lambda path, panels: drawn.extend(panels))
+    monkeypatch.setattr("dragoman.inspection.render.image.alignment", lambda path, panels: drawn.extend(panels))
     parts = {"encoder": "none", "decoder": PREFIX | {"source": source}, "tie": "none"}
     model = untrained(tmp_path / "one", "pairs", parts)
     done = here("inspect", model, "ab", "--target", "ba", "--png", tmp_path / "a.png", "--maps", "decoder")

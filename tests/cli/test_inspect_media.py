@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dragoman.cli.main import main
-from dragoman.inspection import alignment
+from dragoman.inspection.views import alignment
 
 
 class Done(NamedTuple):
@@ -68,7 +68,7 @@ def embedded(page: Path) -> list[dict[str, Any]]:
 
 
 def look(place: Path, model: str, source: str) -> dict[str, Any]:
-    from dragoman import pipeline
+    from dragoman.inference import pipeline
 
     return alignment.look(pipeline.load(place / model, "cpu", plain=True), source)
 

@@ -18,9 +18,10 @@ import soundfile
 from PIL import Image
 
 from dragoman import config as configs
-from dragoman import pipeline, training
+from dragoman import training
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
+from dragoman.inference import pipeline
 
 from .conftest import Done
 

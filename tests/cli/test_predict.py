@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from dragoman.cli.inputs import Input
 from dragoman.cli.output import render
+from dragoman.core.processes import possible
 from dragoman.data.lines import Tally
-from dragoman.pipeline import Prediction
-from dragoman.runtime.workers import possible
+from dragoman.inference.pipeline import Prediction
 
 from .conftest import Done, process
 

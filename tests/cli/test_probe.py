@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import probe
-from dragoman.inspection.probes import LIMITS
+from dragoman.inspection.views.probes import LIMITS
 
 from .conftest import Done
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman import checkpoint
 from dragoman import config as configs
+from dragoman.checkpoint import model_folder
 from dragoman.cli.main import main
 from dragoman.text import codec as codecs
 
@@ -36,8 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert target is not None
     texts = WORDS.split("\n")
     codec = codecs.learn(config.tokenizer.source, target, False, "nfc", texts, texts, [])
-    weights = checkpoint.unique_weights(configs.build_model(config, len(codec.source), len(codec.target)))
-    checkpoint.save(folder, config, weights, codec, {})
+    weights = model_folder.unique_weights(configs.build_model(config, len(codec.source), len(codec.target)))
+    model_folder.save(folder, config, weights, codec, {})
     return folder
 
 
@@ -91,7 +91,7 @@ def test_a_bpe_model_shows_the_merges_that_lead_to_its_pieces(model: Path, expla
     assert done.code == 0, done.err
     value = json.loads(done.out)
     assert (value["side"], value["tokenizer"]) == ("source", "bpe")
-    codec = checkpoint.load(model).codec
+    codec = model_folder.load(model).codec
     for found, word in zip(value["splits"], ["lowest", "widest é"], strict=True):
         assert found["pieces"] == codec.source.pieces(codec.source.encode(word))
         assert found["steps"][0]["symbols"] == list("▁" + word.replace(" ", "▁"))
@@ -107,7 +107,7 @@ def test_a_unigram_model_shows_the_probability_of_each_piece(model: Path, explai
     first, *lines = word.rstrip("\n").split("\n")
     scores = {piece: float(score) for piece, _, _, score in (line.split() for line in lines)}
     assert first == f"lowest → {' '.join(scores)}"
-    learned = checkpoint.load(model).codec.target.scores  # type: ignore[attr-defined]
+    learned = model_folder.load(model).codec.target.scores  # type: ignore[attr-defined]
     assert scores == {piece: pytest.approx(learned[piece], abs=1e-3) for piece in scores}
 
 

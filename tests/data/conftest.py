@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dragoman.core.interfaces import EOS, Example
+from dragoman.core.types import EOS, Example
 
 LIMITS = {"max_source": 100, "max_target": 100}
 

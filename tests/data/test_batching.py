@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Example
 from dragoman.core.registry import Part
-from dragoman.data import building
+from dragoman.core.types import BOS, EOS, PAD, Batch, Example
 from dragoman.data.batching import Batches, Cursor, collate, epoch_order, in_order, plan
 from dragoman.data.objectives import Objective, Row, objectives
-from dragoman.data.store import Store
+from dragoman.data.store import builder
+from dragoman.data.store.store import Store
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -45,7 +45,7 @@ SAMPLING = learned("bpe", size=40, dropout=0.5, byte_fallback=False)
 
 def stored(folder: Path, count: int, codec: Codec, first: int = 1, limit: int = 100) -> Store:
     examples = corpus(count, first)
-    return building.build(examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.samples)
+    return builder.build(examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.samples)
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_a_sampled_text_never_makes_a_row_beyond_the_limits(name, options, max_s
     codec = codecs.learn(part, part, True, "nfc", lines, lines, objective.symbols)
     objective.prepare(codec)
     limits = {"max_source": max_source, "max_target": max_target}
-    store = building.build(corpus(50), codec, tmp_path / "a", **limits, keep_text=True, objective=objective)
+    store = builder.build(corpus(50), codec, tmp_path / "a", **limits, keep_text=True, objective=objective)
     batches = Batches([(store, 1)], codec, tokens=400, seed=1, objective=objective)
     drawn = [batch for epoch in range(3) for batch in epoch_of(batches, epoch)]
     assert max(batch.source.shape[1] for batch in drawn) <= max_source
@@ -335,7 +335,7 @@ def test_a_sampled_text_never_makes_a_row_beyond_the_limits(name, options, max_s
 
 
 def test_sampling_needs_texts(tmp_path):
-    part = building.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
+    part = builder.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
     with pytest.raises(ValueError, match="keep_text"):
         Batches([(part, 1)], SAMPLING, tokens=100, seed=1)
 
@@ -384,7 +384,7 @@ def texts(tmp_path_factory) -> tuple[Store, Objective]:
     objective.prepare(NOISY)
     folder = tmp_path_factory.mktemp("texts") / "a"
     limits = {"max_source": 100, "max_target": 100}
-    return building.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
+    return builder.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
 
 
 def test_marks_are_padded_like_the_source_and_cut_with_the_rows():

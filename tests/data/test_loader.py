@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from dragoman.core.errors import DataError
-from dragoman.core.interfaces import Batch, Example
 from dragoman.core.registry import Part
-from dragoman.data import building
+from dragoman.core.types import Batch, Example
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load
+from dragoman.data.store import builder
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -54,7 +54,7 @@ def learned(name: str, **options: object) -> Codec:
 def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> Batches:
     """Endless batches of a few rows; one line bears a language tag if one is given."""
     examples = [Example(text, text, None, lang if i == 50 else None, line=i) for i, text in enumerate(TEXTS)]
-    part = building.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
+    part = builder.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
     return Batches([(part, 1.0)], codec, tokens=200, seed=1)
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.errors import ModelError, PartError
-from dragoman.core.interfaces import EOS, PAD, UNK
 from dragoman.core.registry import Part
+from dragoman.core.types import EOS, PAD, UNK
 from dragoman.data.objectives import Objective, objectives, segments, some
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec

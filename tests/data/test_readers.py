@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
+from dragoman.core.types import Example
 from dragoman.data.lines import LINE_LIMIT, Tally
 from dragoman.data.readers import Reading, files_of, parallel, read_pairs, read_sources, readers
 from dragoman.data.readers.parallel import departure

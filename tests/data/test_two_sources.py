@@ -11,11 +11,12 @@ import pytest
 
 from dragoman import config as configs
 from dragoman.core.errors import ConfigError
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
-from dragoman.data import building, scenes
+from dragoman.core.types import Example
 from dragoman.data.batching import Batches, Cursor, in_order
 from dragoman.data.readers import read_pairs, read_sources
+from dragoman.data.samples import scenes
+from dragoman.data.store import builder
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, Reader
 
@@ -73,7 +74,7 @@ def test_a_column_or_key_names_the_second_source(tmp_path: Path, form: str) -> N
 def test_a_store_keeps_both_and_batches_have_them_row_by_row(tmp_path: Path, kind: str) -> None:
     medium: Any = Rows()
     both = codec(PAIRS, "text" if kind == "text" else medium)
-    made = building.build(iter(PAIRS), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
+    made = builder.build(iter(PAIRS), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.skipped == {"blank source": 1}
     assert len(made) == 3
     if kind == "medium":
@@ -98,7 +99,7 @@ def test_the_area_of_a_batch_counts_the_longer_source(tmp_path: Path) -> None:
     medium: Any = Rows()
     long = [Example("who", "a", second="z8", line=1), Example("who", "a", second="z2", line=2)]
     both = codec(long, medium)
-    made = building.build(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
+    made = builder.build(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.source_lengths.tolist() == [8, 2]
     sizes = sorted(len(batch) for batch in in_order(made, 8))
     assert sizes == [1, 1]

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import dragoman
-from dragoman import checkpoint
 from dragoman import config as configs
-from dragoman.core.interfaces import EOS
+from dragoman.checkpoint import model_folder
 from dragoman.core.registry import Part
-from dragoman.data import scenes
-from dragoman.pipeline import Pipeline
+from dragoman.core.types import EOS
+from dragoman.data.samples import scenes
+from dragoman.inference.pipeline import Pipeline
 from dragoman.text import codec as codecs
 
 WORDS = [
@@ -74,7 +74,7 @@ def save_and_load(
         for p in model.parameters():
             p.mul_(larger)
         model.output.bias[EOS] += ends
-    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return dragoman.load(folder, "cpu")
 
 
@@ -253,7 +253,7 @@ def seeing(folder: Path, kind: str, seed: int = 0) -> Seen:
             p.mul_(1.0 if "frontend" in name else 2.0)
         model.output.bias[EOS] += 0.5
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(folder / kind, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder / kind, config, model_folder.unique_weights(model), codec, {})
     return Seen(dragoman.load(folder / kind, "cpu"), source(folder))
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from dragoman.core.interfaces import PAD, Batch
 from dragoman.core.registry import Part
+from dragoman.core.types import PAD, Batch
 from dragoman.nn.seq2seq import Seq2Seq
 
 transformers = pytest.importorskip("transformers")

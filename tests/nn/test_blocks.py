@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import Capacity, Memory, Segments
 from dragoman.nn.attention import Heads, MultiHead, Places, watching
 from dragoman.nn.blocks import Block, Style
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
-from dragoman.nn.mixers import mixers
 from dragoman.nn.positions import positions
+from dragoman.nn.token_mixers import mixers
 
 D, HEADS, INNER, B, K, T, S = 8, 2, 12, 3, 2, 5, 6
 SMALL: dict[str, Any] = {"layers": 2, "heads": HEADS, "feedforward": INNER}

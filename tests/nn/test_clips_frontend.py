@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dragoman.core.interfaces import Segments
+from dragoman.core.types import Segments
 from dragoman.nn.frontends.clips import ClipsFrontend
 
 SIZE, D = 16, 6

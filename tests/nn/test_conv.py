@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 from dragoman.core import tree
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import Capacity, Memory, Segments
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.normalizers import normalizers

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Memory
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, Batch, Memory
 from dragoman.nn.ctc import CTC
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import Segments
 from dragoman.core.registry import Part
-from dragoman.media.arrays import ArrayMedium
-from dragoman.media.audio import AudioMedium
-from dragoman.media.frames import Looks
+from dragoman.core.types import Segments
+from dragoman.modalities.audio import AudioMedium
+from dragoman.modalities.features import ArrayMedium
+from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 
 F, D, LENGTHS = 6, 5, [9, 4, 1]

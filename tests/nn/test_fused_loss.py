@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.core.interfaces import Batch
 from dragoman.core.registry import Part
+from dragoman.core.types import Batch
 from dragoman.nn.losses import cross_entropy
 from dragoman.nn.seq2seq import Seq2Seq
 

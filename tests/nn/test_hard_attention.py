@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import BOS, EOS, Batch
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, Batch
 from dragoman.nn.seq2seq import Seq2Seq
 
 SIZE, S, T = 7, 2, 3  # source positions and target tokens: 2³ ways to look

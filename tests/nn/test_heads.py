@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from dragoman.core.interfaces import BOS, EOS, PAD, SPECIALS, Batch, Memory, Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, SPECIALS, Batch, Memory, Segments
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
 from dragoman.nn.heads import heads

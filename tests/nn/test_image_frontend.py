@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import Segments
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.image import DEVIATION, MEAN, Norm
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
-from dragoman.core.interfaces import PAD
 from dragoman.core.registry import Part
+from dragoman.core.types import PAD
 from dragoman.nn.initialization import initializers
 from dragoman.nn.layers import norms
 

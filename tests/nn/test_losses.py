@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
 
 B, T, V = 2, 4, 6

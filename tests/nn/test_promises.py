@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core import tree
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity, Memory, Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, Batch, Capacity, Memory, Segments
 from dragoman.nn.attention import watching
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders

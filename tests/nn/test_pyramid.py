@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.core.interfaces import Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.encoders.pyramid import pairs
 from dragoman.nn.frontends import frontends

@@ -10,10 +10,10 @@ import safetensors.torch
 import torch
 from torch.testing import assert_close
 
-from dragoman import checkpoint
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, EOS, PAD, Batch, Capacity
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, Batch, Capacity
 from dragoman.data.batching import collate
 from dragoman.data.objectives import Row
 from dragoman.nn.decoders import decoders
@@ -112,7 +112,7 @@ def test_tying_shares_storage_and_saves_one_tensor() -> None:
         model = tiny(tie=how)
         tables = [model.output.weight, model.embedding.table.weight, model.frontend.table.weight]
         assert len({table.data_ptr() for table in tables}) == 3 - shared
-        saved = safetensors.torch.load(checkpoint.tensors_to_bytes(checkpoint.unique_weights(model)))
+        saved = safetensors.torch.load(model_folder.tensors_to_bytes(model_folder.unique_weights(model)))
         assert sum(x.shape == (SIZE, 4) for x in saved.values()) == 3 - shared
         assert sum(x.numel() for x in saved.values()) == sum(p.numel() for p in model.parameters())
 

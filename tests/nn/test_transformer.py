@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory
 from dragoman.core.registry import Part
+from dragoman.core.types import Capacity, Memory
 from dragoman.nn.attention import watching
 from dragoman.nn.decoders import decoders
 

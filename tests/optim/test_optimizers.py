@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from dragoman.checkpoint import tensors_to_bytes
+from dragoman.checkpoint.model_folder import tensors_to_bytes
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.optim.optimizers import optimizers

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman import recipes
 from dragoman.core.errors import MissingExtra
-from dragoman.recipes import preparing, running, scoring
+from dragoman.recipes import prepared_data, runner, scoring
 from dragoman.recipes.recipe import Setting
 
 NEEDED = {"image": "PIL", "audio": "soundfile"}
@@ -30,7 +30,7 @@ def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, t
     assert {job.system for job in jobs} == {*opened.recipe.systems}
     for job in jobs:
         try:
-            for _ in running.train(setting, job):
+            for _ in runner.train(setting, job):
                 pass
         except MissingExtra as error:
             pytest.skip(str(error))
@@ -48,7 +48,7 @@ def test_every_system_of_a_recipe_trains_and_is_scored_on_made_up_data(opened, t
 def test_every_part_of_a_recipe_can_be_prepared_from_data_of_its_form(opened, tmp_path: Path):
     setting = Setting(opened, None, tmp_path, example=True)
     for part in opened.recipe.parts:
-        folder = preparing.prepare(setting, part)
+        folder = prepared_data.prepare(setting, part)
         for system in opened.recipe.systems.values():
             assert (folder / system.train).stat().st_size
         for test in opened.recipe.tests:
@@ -60,7 +60,7 @@ def test_every_part_of_a_recipe_can_be_prepared_from_data_of_its_form(opened, tm
 
 def test_every_config_is_right_before_any_data_is_there(opened, tmp_path: Path):
     for data in (None, tmp_path / "sets"):
-        running.check_configs(Setting(opened, data, tmp_path / "run", example=data is None), opened.jobs())
+        runner.check_configs(Setting(opened, data, tmp_path / "run", example=data is None), opened.jobs())
     assert not list(tmp_path.iterdir())
 
 

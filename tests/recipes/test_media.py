@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dragoman import config as configs
-from dragoman import recipes, shapes
-from dragoman.core.interfaces import Example
-from dragoman.data import scenes
+from dragoman import recipes
+from dragoman.config import compatibility
+from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
-from dragoman.media.arrays import ArrayMedium
-from dragoman.media.audio import AudioMedium
+from dragoman.data.samples import scenes
+from dragoman.modalities.audio import AudioMedium
+from dragoman.modalities.features import ArrayMedium
 from dragoman.recipes.captioning import prepare as captioning
 from dragoman.recipes.speech_digits import prepare as digits
 from dragoman.recipes.speech_iban import prepare as iban
@@ -87,7 +88,7 @@ def test_every_source_can_be_read_and_none_is_too_long(name: str, places: Places
             for one in examples[:20]:
                 assert one.target
                 x = medium.read(Example(one.second or one.source, file=one.file))
-                assert 0 < len(x) <= shapes.longest_source(config)
+                assert 0 < len(x) <= compatibility.longest_source(config)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "visual-questions"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman import config as configs
-from dragoman import shapes
+from dragoman.config import compatibility
 from dragoman.recipes import open_recipe
 from dragoman.recipes.code import prepare as code
 from dragoman.recipes.scan import prepare as scan
@@ -97,7 +97,7 @@ def limits(name: str) -> configs.Config:
 def lost(name: str, folder: Path) -> int:
     """Training pairs that are too long to be read."""
     config = limits(name)
-    longest, most = shapes.longest_source(config), config.data.max_target
+    longest, most = compatibility.longest_source(config), config.data.max_target
     pairs = [[len(text.split()) for text in row] for row in rows(folder / "train.tsv")]
     return sum(source >= longest or target >= most for source, target in pairs)
 

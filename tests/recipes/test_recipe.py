@@ -20,7 +20,7 @@ import pytest
 from dragoman import recipes
 from dragoman.cli.main import main
 from dragoman.core.errors import DataError, RunError, UserError
-from dragoman.recipes import origin, preparing, processes, running, scoring
+from dragoman.recipes import prepared_data, processes, provenance, runner, scoring
 from dragoman.recipes.recipe import Expected, Job, Opened, Recipe, Setting, passed
 
 SYSTEMS = {"before": {"config": "a.yaml", "scored": False}, "after": {"config": "b.yaml", "after": "before"}}
@@ -127,9 +127,9 @@ def test_means_are_taken_over_seeds_and_over_parts():
 def test_a_folder_that_was_prepared_from_other_data_is_not_taken_for_this(tmp_path: Path):
     opened = recipes.open_recipe("scan")
     example = Setting(opened, None, tmp_path, example=True)
-    assert preparing.prepare(example, "simple") == preparing.prepare(example, "simple")
+    assert prepared_data.prepare(example, "simple") == prepared_data.prepare(example, "simple")
     with pytest.raises(RunError, match=r"from a hundred made-up items .* choose another folder with --run"):
-        preparing.prepare(Setting(opened, tmp_path / "example", tmp_path), "simple")
+        prepared_data.prepare(Setting(opened, tmp_path / "example", tmp_path), "simple")
 
 
 def test_data_that_another_command_is_preparing_is_waited_for_and_taken(tmp_path: Path):
@@ -138,13 +138,13 @@ def test_data_that_another_command_is_preparing_is_waited_for_and_taken(tmp_path
     folder.mkdir(parents=True)
     with (folder / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        other = threading.Thread(target=preparing.prepare, args=(setting, "simple"))
+        other = threading.Thread(target=prepared_data.prepare, args=(setting, "simple"))
         other.start()
         deadline = time.monotonic() + 60
         while not (tmp_path / "example/scan/length.test.tsv.gz").exists():  # the last that is made up
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        note = origin.Origin(["a hundred made-up items (--example)"])
+        note = provenance.Origin(["a hundred made-up items (--example)"])
         (folder / "prepared").write_text(note.text(), encoding="utf-8")
     other.join()
     assert not (folder / "train.tsv").exists()
@@ -276,7 +276,7 @@ def test_what_test_and_train_share_is_said_with_the_test_and_of_a_language_model
     for name, english in {"train": ["one", "two"], "dev": ["three"], "test": ["two", "four"]}.items():
         (place / f"{name}.tsv").write_text("".join(f"{text}\tx\n" for text in english))
     setting, job = Setting(opened, place, tmp_path / "run"), Job("rnn", "", 1)
-    found = scoring.overlap(setting, job, running.config_of(setting, job))
+    found = scoring.overlap(setting, job, runner.config_of(setting, job))
     assert [*found.values()] == ["test: 1 line (50.0%) also in train; scores on them flatter the model"]
 
 
@@ -286,7 +286,7 @@ def test_overlap_is_named_by_the_test_it_is_of(tmp_path: Path):
     for name, line in {"train": "a", "dev": "b", "test": "c", "gen": "a"}.items():
         (place / f"{name}.tsv").write_text(f"{line}\t{line}\tkind\n")
     setting, job = Setting(opened, place, tmp_path / "run"), Job("transformer", "", 1)
-    found = scoring.overlap(setting, job, running.config_of(setting, job))
+    found = scoring.overlap(setting, job, runner.config_of(setting, job))
     assert [message.split(";")[0] for message in found.values()] == ["gen: 1 pair (100.0%) also in train"]
 
 

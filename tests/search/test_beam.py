@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, PAD, Capacity, Hypothesis
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
 from dragoman.nn.attention import watching
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Limits, Search, searches
-from dragoman.search.phrases import Required
-from dragoman.search.rules import Prefix
+from dragoman.search.force_phrases import Required
+from dragoman.search.logits_processors import Prefix
 
 from .test_exhaustive import assert_same, everything
 from .test_searches import RULES, SEEDS, State, Tables, random_tables

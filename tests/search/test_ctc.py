@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import EOS, PAD
 from dragoman.core.registry import Part
+from dragoman.core.types import EOS, PAD
 from dragoman.search import Limits, searches
 from dragoman.search.ctc import CTCPrefix
 

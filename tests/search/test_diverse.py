@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, EOS, PAD
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD
 from dragoman.search import Search, searches
 
 from .test_beam import Found, Tokens, assert_found, beam, competing

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, PAD, UNK, Batch, Capacity
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, UNK, Batch, Capacity
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Limits, Rule, Search, searches
 

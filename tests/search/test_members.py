@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import Capacity, Hypothesis
 from dragoman.core.registry import Part
+from dragoman.core.types import Capacity, Hypothesis
 from dragoman.search import Limits, Start, searches
 from dragoman.search.members import average, fuse
 

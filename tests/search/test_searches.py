@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dragoman.core.interfaces import BOS, EOS, PAD, UNK, Batch, Capacity, Hypothesis
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, UNK, Batch, Capacity, Hypothesis
 from dragoman.nn.decoders import decoders
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Limits, Rule, Search, searches

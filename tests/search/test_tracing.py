@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.interfaces import EOS, Hypothesis
+from dragoman.core.types import EOS, Hypothesis
 from dragoman.search import Limits, Search
 
 from .test_beam import ALPHAS, Tokens, beam, competing, plain_beam

@@ -18,16 +18,16 @@ import httpx
 import pytest
 import torch
 
-from dragoman import checkpoint
 from dragoman import config as configs
-from dragoman.core.interfaces import BOS, EOS, PAD, UNK
+from dragoman.checkpoint import model_folder
+from dragoman.core.types import BOS, EOS, PAD, UNK
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 # What goes wrong in a worker when it is asked for it: --import brings it in.
 FAULTS = """
 import time
-from dragoman.pipeline import Pipeline
+from dragoman.inference.pipeline import Pipeline
 
 whole = Pipeline.stream
 
@@ -67,7 +67,7 @@ def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **
         model.output.bias[[PAD, BOS, UNK]] = -1e4  # as a trained model, it never says these
         if endless:
             model.output.bias[EOS] = -1e4
-    checkpoint.save(folder, config, checkpoint.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return folder
 
 
@@ -104,7 +104,7 @@ def save_medium(folder: Path, model: dict[str, Any]) -> None:
         for p in built.parameters():
             p.mul_(1.5)
         built.output.bias[[PAD, BOS, UNK]] = -1e4
-    checkpoint.save(folder, config, checkpoint.unique_weights(built), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(built), codec, {})
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +181,7 @@ class Serving:
     def workers(self) -> list[int]:
         """The processes that compute."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [pid for pid in map(int, path.read_text().split()) if "dragoman.serve.worker" in command(pid)]
+        return [pid for pid in map(int, path.read_text().split()) if "dragoman.serve.worker_process" in command(pid)]
 
     def stop(self) -> int:
         self.client.close()

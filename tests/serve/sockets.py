@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from dragoman.serve.connections import protocol
-from dragoman.serve.options import Serving
+from dragoman.serve.settings import Serving
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dragoman import pipeline
 from dragoman.cli.serve import named
-from dragoman.constraints import Constraints
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.registry import Part
-from dragoman.pipeline import Pipeline, Prediction
+from dragoman.inference import pipeline
+from dragoman.inference.constraints import Constraints
+from dragoman.inference.pipeline import Pipeline, Prediction
 
 Events = Callable[[str], list[tuple[str, Any]]]
 
@@ -194,7 +194,7 @@ def test_what_is_not_there_is_refused_in_the_same_shape(server: Any) -> None:
 
 
 def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
-    steps = pytest.importorskip("dragoman.inspection.steps")
+    steps = pytest.importorskip("dragoman.inspection.views.steps")
     found = server.client.post("/v1/inspect/steps", json={"source": "abc", "top": 3, "prefix": [5]}).json()
     truth = steps.walk(here, "abc", prefix=(5,), top=3)
     assert [step["token"] for step in found["free"]["steps"]] == [step["token"] for step in truth["free"]["steps"]]
@@ -206,7 +206,7 @@ def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
 def test_positions_are_shown_up_to_the_length_that_the_view_has(server: Any, here: Pipeline) -> None:
     described = server.client.get("/openapi.json").json()["components"]["schemas"]["Positions"]["properties"]
     longest = int(described["length"]["maximum"])
-    view = pytest.importorskip("dragoman.inspection.positions")
+    view = pytest.importorskip("dragoman.inspection.views.positions")
     scheme = Part("sinusoidal")
     assert len(view.of_part(scheme, 16, longest)["matrix"]) == longest
     with pytest.raises(UserError, match=f"from 1 to {longest}"):

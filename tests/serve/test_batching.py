@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from dragoman import pipeline
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
+from dragoman.inference import pipeline
 from dragoman.serve.batcher import Batcher, Job
-from dragoman.serve.options import Serving
 from dragoman.serve.schema import Refused
-from dragoman.serve.workers import Workers
+from dragoman.serve.settings import Serving
+from dragoman.serve.worker_pool import Workers
 
 
 def together(url: str, bodies: list[dict[str, Any]]) -> list[httpx.Response]:

@@ -18,8 +18,8 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from dragoman.serve import connections
-from dragoman.serve.limits import Guard
-from dragoman.serve.options import Serving
+from dragoman.serve.middleware import Guard
+from dragoman.serve.settings import Serving
 
 from .sockets import connect, served, wait_for
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman import pipeline
-from dragoman.serve.worker import Cancelled, Message, Worker, encoded, frame, receive
+from dragoman.inference import pipeline
+from dragoman.serve.worker_process import Cancelled, Message, Worker, encoded, frame, receive
 
 DEADLINE = 2.0  # of `narrow`
 SOON = 1.0  # seconds for what takes 200 ms on a machine with nothing else to do

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.text.pieces import words
+from dragoman.text.sentencepiece_model import words
 from dragoman.text.tokenizers.bpe import BPE, merge
 
 CORPUS = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dragoman.core.errors import DataError, ModelError
-from dragoman.core.interfaces import BOS, EOS, PAD, UNK, Example
 from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, UNK, Example
 from dragoman.text import codec
 from dragoman.text.codec import Codec, tags
 

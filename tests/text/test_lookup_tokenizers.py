@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import DataError, PartError
-from dragoman.core.interfaces import UNK
+from dragoman.core.types import UNK
 from dragoman.text.tokenizers.bytes import Bytes
 from dragoman.text.tokenizers.characters import Characters
 from dragoman.text.tokenizers.symbols import Symbols

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import ModelError
-from dragoman.core.interfaces import SPECIALS
 from dragoman.core.registry import Part
+from dragoman.core.types import SPECIALS
 from dragoman.text.tokenizers import Tokenizer, tokenizers
 
 TAGS = ["<from:en>", "<to:de>"]

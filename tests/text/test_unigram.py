@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.text.pieces import words
+from dragoman.text.sentencepiece_model import words
 from dragoman.text.tokenizers import unigram
 from dragoman.text.tokenizers.unigram import REMEMBERED, Unigram, edges
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import ModelError, PartError
-from dragoman.core.interfaces import SPECIALS, UNK
+from dragoman.core.types import SPECIALS, UNK
 from dragoman.text.vocabulary import BYTES, FILE, Vocabulary, join, read
 
 TAGS = ["<from:en>", "<to:de>"]

@@ -18,7 +18,7 @@ import pytest
 
 from dragoman import config as configs
 from dragoman.config import Config
-from dragoman.data import synthetic
+from dragoman.data.samples import synthetic
 
 DEADLINE = 60.0  # seconds that anything may take here, on a busy machine
 

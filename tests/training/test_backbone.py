@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dragoman import checkpoint, training
 from dragoman import config as configs
+from dragoman import training
+from dragoman.checkpoint import model_folder
 from dragoman.config import Backbone
 from dragoman.core.errors import ConfigError, RunError
 from dragoman.core.registry import Part
@@ -59,9 +60,9 @@ def saved(folder: Path, weights: dict[str, Tensor]) -> str:
 
 def test_every_weight_below_the_place_is_filled_and_nothing_else(tmp_path: Path) -> None:
     model, weights = a_model(), a_resnet()
-    before = {name: x.clone() for name, x in checkpoint.unique_weights(model).items()}
+    before = {name: x.clone() for name, x in model_folder.unique_weights(model).items()}
     over = backbone.load(model, Backbone(file=saved(tmp_path, weights)))
-    for name, x in checkpoint.unique_weights(model).items():
+    for name, x in model_folder.unique_weights(model).items():
         pretrained = name.removeprefix("frontend.net.")
         assert x.equal(weights[pretrained] if pretrained != name else before[name]), name
     assert {name.split(".")[0] for name in over if "num_batches" not in name} == {"layer3", "fc"}
@@ -79,10 +80,10 @@ def test_a_map_says_where_other_names_go_the_longest_beginning_first(tmp_path: P
 
 def refused(folder: Path, weights: dict[str, Tensor], says: str, **options: Any) -> None:
     model = a_model()
-    before = {name: x.clone() for name, x in checkpoint.unique_weights(model).items()}
+    before = {name: x.clone() for name, x in model_folder.unique_weights(model).items()}
     with pytest.raises(RunError, match=says):
         backbone.load(model, Backbone(file=saved(folder, weights), **options))
-    assert all(x.equal(before[name]) for name, x in checkpoint.unique_weights(model).items())
+    assert all(x.equal(before[name]) for name, x in model_folder.unique_weights(model).items())
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -143,6 +144,6 @@ def test_a_frozen_backbone_stays_as_it_was_read_and_the_model_needs_the_file_no_
     losses = [r.loss for r in training.run(configs.validate(value, "frozen"), tmp_path / "run") if r.kind == "step"]
     assert all(map(math.isfinite, losses))
     Path(file).unlink()
-    net = checkpoint.load(tmp_path / "run").model.frontend.net
+    net = model_folder.load(tmp_path / "run").model.frontend.net
     for name, x in net.state_dict().items():
         assert x.equal(weights[name]), name

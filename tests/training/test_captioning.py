@@ -21,12 +21,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dragoman import config as configs
-from dragoman import pipeline, training
+from dragoman import training
 from dragoman.core.errors import DataError, RunError
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
+from dragoman.core.types import Example
 from dragoman.data.batching import Batches, Cursor
-from dragoman.training import preparation
+from dragoman.inference import pipeline
+from dragoman.training import prepare
 
 SIDE = 32
 COLORS = {"red": (220, 40, 30), "green": (40, 180, 60), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
@@ -178,8 +179,8 @@ def test_each_caption_makes_a_pair_and_the_image_is_kept_once(tmp_path: Path, fo
     data = {"train": str(tmp_path / form), "columns": ["source", "target", "target", "target"], "max_source": SIDE}
     places = {"files": [str(tmp_path / "pictures.zip")], "cache": str(tmp_path / "cache")}
     config = config_of(tmp_path, data=data | places)
-    codec, config = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    codec, config = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, tmp_path / "cache")
     store, _ = prepared.corpora[0]
     texts = ["one a", "one b", "one c", "two a", "two b", "two c", "three a", "three c"]
     wanted = [(pictures[i], text) for i, text in zip([0, 0, 0, 1, 1, 1, 2, 2], texts, strict=True)]
@@ -202,8 +203,8 @@ def test_batches_show_every_caption_with_its_own_image(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     plain = config.model.model_copy(update={"frontend": Part("image", {"pixels": SIDE, "augment": False})})
     config = config.model_copy(update={"model": plain})
-    codec, config = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    codec, config = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, tmp_path / "cache")
     batches = Batches(prepared.corpora, codec, tokens=10**6, seed=1)
     batch, _ = next(batches.after(Cursor()))
     seen = set()
@@ -221,8 +222,8 @@ def test_all_captions_are_references_in_validation(tmp_path: Path) -> None:
     places = {"columns": ["source", "target", "target"], "files": [str(tmp_path / "pictures.zip")]}
     training_options = {"validate_metrics": ["bleu1", "cider"], "steps": 2, "schedule": "constant"}
     config = config_of(tmp_path, data=data | places | {"cache": str(tmp_path / "cache")}, training=training_options)
-    codec, config = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    codec, config = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, tmp_path / "cache")
     assert [example.accepted for example in prepared.examples] == [("one a", "one b"), ("two a", "two b")]
     assert prepared.valid is not None
     assert len(prepared.valid) == 4
@@ -268,8 +269,8 @@ def of_one_picture(folder: Path, name: str, **changes: Any) -> configs.Config:
 
 def shown(config: configs.Config, cache: Path) -> tuple[str, int]:
     """The name of the store of a corpus, and what its first picture shows."""
-    codec, config = preparation.open_codec(config)
-    [(store, _)] = preparation.prepare(config, codec, cache).corpora
+    codec, config = prepare.open_codec(config)
+    [(store, _)] = prepare.prepare(config, codec, cache).corpora
     return store.folder.name, int(store.source(0)[0, 0])
 
 
@@ -301,10 +302,10 @@ def test_a_picture_that_was_missing_is_read_when_it_is_there(tmp_path: Path) -> 
     put_loose(tmp_path, bitmap(10))
     config = of_one_picture(tmp_path, "a.png")
     (tmp_path / "train.tsv").write_text("a.png\tone\ttwo\nb.png\tone\ttwo\n")
-    codec, config = preparation.open_codec(config)
+    codec, config = prepare.open_codec(config)
     lengths = []
     for _ in range(2):
-        [(store, _)] = preparation.prepare(config, codec, tmp_path / "cache").corpora
+        [(store, _)] = prepare.prepare(config, codec, tmp_path / "cache").corpora
         lengths.append(len(store))
         (tmp_path / "b.png").write_bytes(bitmap(10))
     assert lengths == [2, 4]

@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 
 from dragoman import config as configs
-from dragoman import pipeline, training
+from dragoman import training
+from dragoman.inference import pipeline
 
 
 def a_name(rng: random.Random) -> str:

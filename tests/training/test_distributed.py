@@ -29,7 +29,7 @@ from torch.testing import assert_close
 
 from dragoman import training
 from dragoman.data.batching import Batches, Cursor
-from dragoman.training import preparation
+from dragoman.training import prepare
 from dragoman.training.trainer import within
 
 DEADLINE = 60.0
@@ -160,8 +160,8 @@ def progress(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("tokens", [100, 400])  # 400: an epoch has fewer batches than there are ranks
 def test_all_ranks_stop_together_and_no_line_is_dropped_or_doubled(ranks, accumulate, tokens, tiny, tmp_path):
     config = tiny("rnn", pairs=60).config()
-    codec, config = preparation.open_codec(config)
-    corpora = preparation.prepare(config, codec, tmp_path / "cache").corpora
+    codec, config = prepare.open_codec(config)
+    corpora = prepare.prepare(config, codec, tmp_path / "cache").corpora
     for epochs in (1, 2, 3):
         updates, seen, cursors = set(), Counter(), set()
         for rank in range(ranks):
@@ -197,7 +197,7 @@ SAME = {
 # Two ranks, three parameters: one that both use, one that only the second does, one that nobody does.
 BY_HAND = """
 from dragoman.training import distributed
-from dragoman.training.update import Update
+from dragoman.training.gradient import Update
 distributed.BUCKET = 1
 rank = int(os.environ["RANK"])
 with distributed.joined(torch.device("cpu"), 30) as ranks:

@@ -22,10 +22,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from dragoman import checkpoint, training
 from dragoman import config as configs
+from dragoman import training
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import DataError, Diverged, RunError, UserError
-from dragoman.training import preparation
+from dragoman.training import prepare
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.trainer import Trainer
 
@@ -41,10 +42,10 @@ def whole(run: Path) -> list[Path]:
     folders = list((run / "checkpoints").iterdir()) if (run / "checkpoints").is_dir() else []
     kept = [folder for folder in folders if not folder.name.startswith(".tmp-")]
     for folder in kept:
-        checkpoint.load(folder)
+        model_folder.load(folder)
     for pointer in ("best", "last"):
         if (run / pointer).exists():
-            assert checkpoint.pointed(run, pointer) is not None
+            assert model_folder.pointed(run, pointer) is not None
     return kept
 
 
@@ -93,7 +94,7 @@ def check_the_dead_run(run: Path, made: Any, sets: list[str], shell: Any, same_e
     assert again.wait() == 0, again.said
     same_end(run, reference)
     assert not list(run.rglob(".tmp-*"))
-    assert len(checkpoint.steps(run)) <= 4
+    assert len(model_folder.steps(run)) <= 4
 
 
 def _lines(path: Path) -> list[str]:
@@ -176,13 +177,13 @@ def test_what_a_killed_process_left_is_named_and_swept(tiny, tmp_path):
     for leaf in ("checkpoints/.tmp-step-9-1/model.safetensors", ".tmp-best-1"):
         (run / leaf).parent.mkdir(exist_ok=True)
         (run / leaf).write_bytes(b"half")
-    newest = checkpoint.steps(run)[-1]
+    newest = model_folder.steps(run)[-1]
     (newest / "model.safetensors").write_bytes(b"cut")
     notices = [report.message for report in train(config, run) if report.kind == "notice"]
     for name in (".tmp-step-9-1", ".tmp-best-1", newest.name):
         assert any(name in text for text in notices)
     assert not list(run.rglob(".tmp-*"))
-    checkpoint.load(newest)  # written again from the one before
+    model_folder.load(newest)  # written again from the one before
 
 
 # -- 3: another config, other data -------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_a_changed_config_is_refused_key_by_key(tiny, shell, tmp_path):
     assert "training.steps:" not in str(rest.value)
     command = shell(made.command(run, *changed, allow=("training", "model.decoder.dropout")))
     assert command.wait() == 0, command.said
-    assert checkpoint.steps(run)[-1].name == "step-20"
+    assert model_folder.steps(run)[-1].name == "step-20"
     assert train(made.config(*changed), run)[-1].kind == "end"  # the changed config is the run's own now
 
 
@@ -264,12 +265,12 @@ def test_the_model_of_a_run_of_an_earlier_format_is_refused_too(tiny, tmp_path):
     train(made.config("training.steps=2"), run)
     set_format(run, "run.json", ...)
     with pytest.raises(UserError, match=f"train it again: dragoman train {run}/config.yaml --run NEW"):
-        checkpoint.load(run)
+        model_folder.load(run)
 
 
 def set_format(run: Path, place: str, found: object) -> None:
     """Say another format (`...`: none) in a file of a run, or of its newest checkpoint, under a manifest that fits."""
-    folder = run if place == "run.json" else checkpoint.steps(run)[-1]
+    folder = run if place == "run.json" else model_folder.steps(run)[-1]
     value = {key: item for key, item in json.loads((folder / place).read_text()).items() if key != "sha256"}
     value = {key: item for key, item in (value | {"format": found}).items() if item is not ...}
     if place == "manifest.json":
@@ -277,7 +278,7 @@ def set_format(run: Path, place: str, found: object) -> None:
     (folder / place).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
     if place == "training.json":
         contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-        (folder / "manifest.json").write_bytes(checkpoint.manifest(contents))
+        (folder / "manifest.json").write_bytes(model_folder.manifest(contents))
 
 
 def test_a_run_killed_before_its_config_was_written_begins_again(tiny, tmp_path):
@@ -299,7 +300,7 @@ def test_changed_data_is_refused_and_can_be_allowed(tiny, shell, tmp_path):
     assert command.wait() == 2
     more = ("data", "training.steps")
     assert train(made.config("training.steps=12"), run, more)[-1].kind == "end"
-    assert checkpoint.steps(run)[-1].name == "step-12"
+    assert model_folder.steps(run)[-1].name == "step-12"
     assert train(made.config("training.steps=12"), run)[-1].kind == "end"
 
 
@@ -421,9 +422,9 @@ def trainer_of(config: Any, run: Path) -> Trainer:
     """The moving parts of a new run, without the loop around them."""
     place = RunFolder(run)
     run.mkdir()
-    codec, config = preparation.open_codec(config)
+    codec, config = prepare.open_codec(config)
     place.settle(config, (), fresh=True)
-    trainer = Trainer(config, place, preparation.prepare(config, codec, run.parent / "cache"))
+    trainer = Trainer(config, place, prepare.prepare(config, codec, run.parent / "cache"))
     trainer.begin()
     return trainer
 
@@ -515,7 +516,7 @@ def test_a_run_that_diverges_exits_with_3_and_keeps_the_same_weights_through_bad
     command = shell(made.command(run, *sets))
     assert command.wait() == 3, command.said
     assert "Traceback" not in command.said
-    found = [weights(folder) for folder in checkpoint.steps(run)]
+    found = [weights(folder) for folder in model_folder.steps(run)]
     for step, values in enumerate(found, 1):
         assert all(x.isfinite().all() for x in values.values()), f"step {step} was saved with a weight not finite"
         if step > 1:
@@ -533,7 +534,7 @@ def test_the_best_model_is_never_one_that_diverged(valid, tiny, shell, tmp_path)
     train(made.config(*common, "training.steps=10"), run)
     command = shell(made.command(run, *common, *EXPLODE, allow=("training",)))
     assert command.wait() == 3, command.said
-    best = checkpoint.load(run)
+    best = model_folder.load(run)
     assert all(x.isfinite().all() for x in best.model.parameters())
     if valid == "with":
         assert int(best.path.name.split("-")[1]) <= 10
@@ -557,7 +558,7 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
     saved = whole(tmp_path / "run")
     assert {folder.name for folder in saved} == {"step-1", "step-2"}
     assert all(x.isfinite().all() for folder in saved for x in weights(folder).values())
-    assert checkpoint.resolve(tmp_path / "run").name == "step-2"
+    assert model_folder.resolve(tmp_path / "run").name == "step-2"
 
 
 # -- 15: a worker dies -------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from dragoman import config as configs
-from dragoman import pipeline, training
-from dragoman.data import synthetic
+from dragoman import training
+from dragoman.data.samples import synthetic
+from dragoman.inference import pipeline
 
 CONFIG = """
 name: learning

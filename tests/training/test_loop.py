@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from dragoman import checkpoint, pipeline, training
+from dragoman import training
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import RunError, UserError
 from dragoman.data.batching import Batches, Cursor
-from dragoman.training import preparation
+from dragoman.inference import pipeline
+from dragoman.training import prepare
 from dragoman.training.averaging import MovingAverage, holding
 
 PLAIN = ["model.encoder.dropout=0.0", "model.decoder.dropout=0.0"]
@@ -41,8 +43,8 @@ def by_hand(config: Any, folder: Path, steps: int, ema: float = 0.0) -> tuple[nn
     """The whole training in a plain loop: batches, loss, optimizer; and the moving average of its weights."""
     from dragoman.config import build_model
 
-    codec, config = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, folder / "by-hand")
+    codec, config = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, folder / "by-hand")
     options = config.training
     stream = Batches(prepared.corpora, codec, tokens=options.batch_tokens, seed=config.seed).after(Cursor())
     torch.manual_seed(config.seed)
@@ -134,8 +136,8 @@ def test_the_metrics_of_a_step_are_means_over_what_was_logged(tiny, metrics, tmp
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_training_ends_after_its_epochs(epochs, tiny, tmp_path):
     config = tiny().config(f"training.epochs={epochs}", "training.steps=10000", "training.validate_every=7")
-    codec, _ = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    codec, _ = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, tmp_path / "cache")
     batches = Batches(prepared.corpora, codec, tokens=config.training.batch_tokens, seed=config.seed)
     steps = sum(batches.per_epoch(epoch) for epoch in range(epochs))
     reports = train(config, tmp_path / "run")
@@ -144,7 +146,7 @@ def test_training_ends_after_its_epochs(epochs, tiny, tmp_path):
     assert [report.step for report in reports if report.kind == "validation"][
         -1
     ] == steps  # the last step is judged too
-    assert checkpoint.steps(tmp_path / "run")[-1].name == f"step-{steps}"
+    assert model_folder.steps(tmp_path / "run")[-1].name == f"step-{steps}"
 
 
 @pytest.mark.parametrize("save_every", [1, 1000])
@@ -156,7 +158,7 @@ def test_the_last_step_of_the_last_epoch_can_be_the_best(save_every, tiny, metri
     best = min(valid, key=lambda line: line["loss"])
     assert best is valid[-1]
     assert best["step"] % 7
-    assert checkpoint.pointed(tmp_path / "run", "best") == f"step-{best['step']}"
+    assert model_folder.pointed(tmp_path / "run", "best") == f"step-{best['step']}"
 
 
 def test_a_schedule_hears_of_every_validation(tiny, metrics, tmp_path):
@@ -178,7 +180,7 @@ def test_training_ends_when_patience_does(tiny, metrics, tmp_path):
     config = tiny().config(*sets, "training.validate_every=3", "training.patience=4", "training.steps=1000")
     reports = train(config, tmp_path / "run")
     assert reports[-1].step == 15  # the first, and four in vain
-    assert checkpoint.resolve(tmp_path / "run").name == "step-3"
+    assert model_folder.resolve(tmp_path / "run").name == "step-3"
 
 
 @pytest.mark.parametrize("metric", ["loss", "exact", "per"])
@@ -199,7 +201,7 @@ def test_patience_and_best_follow_the_metric_that_decides(metric, tiny, metrics,
         if waited == 3:
             assert number == len(values)
     assert waited == 3 or values[-1][0] == 60
-    assert checkpoint.resolve(tmp_path / "run").name == f"step-{best[0]}"
+    assert model_folder.resolve(tmp_path / "run").name == f"step-{best[0]}"
 
 
 def test_while_nothing_comes_out_right_the_checkpoint_with_the_least_loss_is_the_best(tiny, metrics, tmp_path):
@@ -210,7 +212,7 @@ def test_while_nothing_comes_out_right_the_checkpoint_with_the_least_loss_is_the
     assert [line["step"] for line in found] == [5, 10, 15, 20]  # patience was not lost
     least = min(found, key=lambda line: line["loss"])["step"]
     assert least > 5
-    assert checkpoint.resolve(tmp_path / "run").name == f"step-{least}"
+    assert model_folder.resolve(tmp_path / "run").name == f"step-{least}"
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -222,15 +224,15 @@ def test_the_newest_checkpoints_and_the_best_are_kept(keep, tiny, tmp_path):
     train(tiny().config(*sets, "training.validate_every=10", f"training.keep={keep}"), tmp_path / "run")
     newest = {f"step-{step}" for step in (40, 35, 30)[:keep]}
     assert names(tmp_path / "run") == newest | {"step-10"}  # the first validation was never beaten
-    assert checkpoint.pointed(tmp_path / "run", "best") == "step-10"
-    assert checkpoint.pointed(tmp_path / "run", "last") == "step-40"
+    assert model_folder.pointed(tmp_path / "run", "best") == "step-10"
+    assert model_folder.pointed(tmp_path / "run", "last") == "step-40"
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_average_is_the_mean_of_the_last_checkpoints(count, tiny, tmp_path):
     run = tmp_path / "run"
     train(tiny().config("data.valid=null", f"training.average={count}", "training.steps=20"), run)
-    assert checkpoint.pointed(run, "best") == "average-20"
+    assert model_folder.pointed(run, "best") == "average-20"
     last = [weights(run / f"checkpoints/step-{step}") for step in (20, 15, 10)[:count]]
     mean = {name: sum(w[name].double() for w in last) / count for name in last[0]}
     assert_close(weights(run / "checkpoints/average-20"), {name: x.float() for name, x in mean.items()})
@@ -245,13 +247,13 @@ def test_an_average_is_the_best_only_if_it_is_better(rate, tiny, metrics, tmp_pa
     average = next(line for line in lines if line["kind"] == "average")
     best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["loss"])
     wins = average["loss"] < best["loss"]
-    assert checkpoint.pointed(run, "best") == ("average-20" if wins else f"step-{best['step']}")
+    assert model_folder.pointed(run, "best") == ("average-20" if wins else f"step-{best['step']}")
     assert ("the average of the last 3 checkpoints" if wins else f"best at step {best['step']}") in end.message
 
 
 def test_without_a_validation_set_the_average_is_kept_and_the_end_says_so(tiny, tmp_path):
     end = train(tiny().config("training.average=3", "training.steps=20", "data.valid=null"), tmp_path / "run")[-1]
-    assert checkpoint.pointed(tmp_path / "run", "best") == "average-20"
+    assert model_folder.pointed(tmp_path / "run", "best") == "average-20"
     assert "no validation set, the average of the last 3 checkpoints is kept" in end.message
 
 
@@ -321,7 +323,7 @@ def test_frozen_parts_stay_as_they_are_and_the_others_move(parent, tmp_path):
     made, run = parent
     sets = [f"training.start_from={run}", "training.freeze=[encoder, embedding.table]", "training.steps=5"]
     train(made.config(*sets, "training.optimizer=adamw"), tmp_path / "child")
-    old, new = weights(checkpoint.resolve(run)), weights(tmp_path / "child/checkpoints/step-5")
+    old, new = weights(model_folder.resolve(run)), weights(tmp_path / "child/checkpoints/step-5")
     for name in old:
         frozen = name.startswith(("encoder.", "embedding.table."))
         assert torch.equal(old[name], new[name]) == frozen, name
@@ -408,7 +410,7 @@ def test_the_data_is_examined_in_the_unicode_form_of_the_config(tiny):
     made = tiny()
     (made.folder / "train.tsv").write_text("\uac00 \ub09c\t\uac00 \ub09c\n" * 5, encoding="utf-8")
     (made.folder / "valid.tsv").write_text("\uac04 \ub098\t\uac04 \ub098\n", encoding="utf-8")
-    said = "\n".join(preparation.examine(made.config("data.normalization=nfd")))
+    said = "\n".join(prepare.examine(made.config("data.normalization=nfd")))
     assert "never seen" not in said
     assert "nfc" not in said.lower()
-    assert "never seen" in "\n".join(preparation.examine(made.config()))
+    assert "never seen" in "\n".join(prepare.examine(made.config()))

@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dragoman import checkpoint, training
+from dragoman import training
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import EOS, Batch
 from dragoman.core.registry import Part
+from dragoman.core.types import EOS, Batch
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.update import gradient, out_of_memory, split
+from dragoman.training.gradient import gradient, out_of_memory, split
 
 CPU = torch.device("cpu")
 ABORTED = -signal.SIGABRT  # by the C++ runtime, where a thread of torch finds no memory to begin with
@@ -179,10 +180,10 @@ SQUEEZE = """
 # Forward and backward in children that have ever more memory: what do they say where it is not enough?
 import itertools, os, resource
 import torch
-from dragoman.core.interfaces import Batch
+from dragoman.core.types import Batch
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.update import out_of_memory
+from dragoman.training.gradient import out_of_memory
 torch.set_num_threads(1)
 for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYTES):
     if os.fork() == 0:
@@ -237,7 +238,7 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
         if command.wait() == 0 and "split" in (run / "train.log").read_text():
             break
     assert "split" in (run / "train.log").read_text()
-    limit = json.loads((checkpoint.steps(run)[-1] / "training.json").read_text())["limit"]
+    limit = json.loads((model_folder.steps(run)[-1] / "training.json").read_text())["limit"]
     assert 0 < limit < 16000
 
     reports = list(training.run(made.config(*sets), tmp_path / "whole"))  # with all the memory there is
@@ -247,7 +248,7 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
 
     for report in training.run(made.config(*sets, "training.steps=6"), run, allow_change=["training.steps"]):
         assert report.kind != "split"  # the limit is known already
-    assert json.loads((checkpoint.steps(run)[-1] / "training.json").read_text())["limit"] == limit
+    assert json.loads((model_folder.steps(run)[-1] / "training.json").read_text())["limit"] == limit
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman import checkpoint, pipeline, training
 from dragoman import config as configs
+from dragoman import training
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import RunError
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Part
-from dragoman.pipeline import Pipeline
+from dragoman.core.types import Example
+from dragoman.inference import pipeline
+from dragoman.inference.pipeline import Pipeline
 from dragoman.text import codec as codecs
 from dragoman.training import replay
 
@@ -43,7 +45,7 @@ RNN = {"width": 16, "tie": "none", "encoder": {"name": "rnn"}, "decoder": {"name
 def test_a_run_with_a_replay_has_the_weights_of_one_without(family, tiny, metrics, tmp_path):
     for name, count in (("with", 3), ("without", 0)):
         list(training.run(tiny(family).config(*AVERAGED, f"training.replay={count}"), tmp_path / name))
-    mine, theirs = (checkpoint.steps(tmp_path / name) for name in ("with", "without"))
+    mine, theirs = (model_folder.steps(tmp_path / name) for name in ("with", "without"))
     assert [folder.name for folder in mine] == [folder.name for folder in theirs]
     for one, other in zip(mine, theirs, strict=True):
         for file in ("model.safetensors", "training.safetensors", "training.json"):

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman import checkpoint, training
+from dragoman import training
+from dragoman.checkpoint import model_folder
 
 LINEAR = "training.schedule={name: linear, warmup: 5}"
 SUBWORDS = "tokenizer.source={name: bpe, size: 40, dropout: 0.1, byte_fallback: false}"
@@ -222,7 +223,7 @@ def test_a_longer_run_by_allowed_change_is_the_longer_run(tiny, metrics, tmp_pat
     train(tiny().config(*common, "training.steps=20"), tmp_path / "run")
     list(training.run(tiny().config(*common), tmp_path / "run", allow_change=["training.steps"]))
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    mine, theirs = (checkpoint.steps(tmp_path / name)[-1] for name in ("run", "whole"))
+    mine, theirs = (model_folder.steps(tmp_path / name)[-1] for name in ("run", "whole"))
     assert (mine / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
 
 
@@ -255,7 +256,7 @@ def test_a_signal_saves_the_step_it_came_in_and_stops(number, tiny, shell, same_
     assert command.until(lambda: reached(run) >= point)
     command.send(number)
     assert command.wait() == SIGNALS[number], command.said
-    saved = checkpoint.steps(run)[-1]
+    saved = model_folder.steps(run)[-1]
     assert saved.name == f"step-{reached(run)}"  # the very step it stopped after, not the last that was due
     assert "Traceback" not in command.said
     command = shell(made.command(run, *sets))
@@ -278,7 +279,7 @@ def test_a_second_interrupt_stops_at_once(tiny, shell, tmp_path):
     assert command.wait() == 130
     assert presses >= 2  # more where one came while another was not yet seen
     assert reached(run) == 1
-    assert checkpoint.steps(run) == []
+    assert model_folder.steps(run) == []
     assert "Traceback" not in command.said
 
 

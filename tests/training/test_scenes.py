@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dragoman import config as configs
-from dragoman import ensemble, pipeline, training
+from dragoman import training
 from dragoman.core.errors import DataError, ModelError
-from dragoman.core.interfaces import Example
-from dragoman.data import scenes
+from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
+from dragoman.data.samples import scenes
+from dragoman.inference import ensemble, pipeline
 
 IMAGE = {"name": "image", "pixels": 32, "channels": 16, "stages": [1, 1], "augment": False}
 DECODER = {"name": "rnn", "cell": "gru", "order": "before", "gate": True, "dropout": 0.0}

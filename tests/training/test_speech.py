@@ -14,13 +14,15 @@ import soundfile
 import torch
 
 from dragoman import config as configs
-from dragoman import pipeline, shapes, training
+from dragoman import training
+from dragoman.config import compatibility
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, DataError
-from dragoman.core.interfaces import PAD, Example
-from dragoman.pipeline import Pipeline
+from dragoman.core.types import PAD, Example
+from dragoman.inference import pipeline
+from dragoman.inference.pipeline import Pipeline
 from dragoman.text import codec as codecs
-from dragoman.training import preparation
+from dragoman.training import prepare
 
 Heard = tuple[Pipeline, Path, list[tuple[str, str]]]
 PITCHES = dict(zip("abcdef", (300, 500, 800, 1300, 2100, 3400), strict=True))
@@ -261,14 +263,17 @@ def test_positions_must_reach_as_far_as_the_longest_look(frontend: dict[str, Any
 
 def test_half_a_minute_of_sound_is_kept_where_nobody_says_how_long_a_source_may_be(tmp_path: Path) -> None:
     open_end, said = untaught().config, untaught(data={"train": "nowhere.tsv", "max_source": 256}).config
-    assert (shapes.longest_source(open_end), shapes.longest_source(said)) == (3000, 256)
-    kept = preparation.settled(open_end)
+    assert (compatibility.longest_source(open_end), compatibility.longest_source(said)) == (3000, 256)
+    kept = prepare.settled(open_end)
     saved = [configs.validate(yaml.parse(one.text(), "saved"), "saved") for one in (open_end, kept)]
-    assert [(one.data.max_source, shapes.longest_source(one)) for one in saved] == [(None, 3000), (3000, 3000)]
+    assert [(one.data.max_source, compatibility.longest_source(one)) for one in saved] == [(None, 3000), (3000, 3000)]
     text = configs.validate({"data": {"train": "nowhere.tsv"}}, "text")
-    assert (text.data.max_source, preparation.settled(text).data.max_source) == (None, 256)
+    assert (text.data.max_source, prepare.settled(text).data.max_source) == (None, 256)
     image = {"frontend": {"name": "image", "pixels": 320}, "encoder": "identity", "decoder": "rnn"}
-    assert shapes.longest_source(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image")) == 320
+    assert (
+        compatibility.longest_source(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image"))
+        == 320
+    )
 
 
 def test_a_training_says_what_was_too_long_and_the_remedy(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dragoman import pipeline, training
-from dragoman.core.interfaces import Example
+from dragoman import training
 from dragoman.core.registry import Part
+from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
-from dragoman.training import preparation, validation
+from dragoman.inference import pipeline
+from dragoman.training import prepare, validation
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_the_loss_is_the_mean_negative_log_probability_of_a_target_token(trained
 @pytest.mark.parametrize("tokens", [1, 60, 100_000])
 def test_the_loss_does_not_depend_on_the_batches(trained, tokens):
     _, config, model, reports = trained
-    prepared = preparation.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
+    prepared = prepare.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
     expected = next(report for report in reports if report.kind == "validation").values["loss"]
     model.model.train()  # and dropout is off in a validation, however the model stood
     torch.manual_seed(3)
@@ -57,7 +58,7 @@ def test_metrics_are_of_decoded_results(trained):
 def test_a_model_that_knows_the_answers_scores_best(trained):
     """The references of the examples are what counts, all of them."""
     _, config, model, _ = trained
-    prepared = preparation.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
+    prepared = prepare.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
     texts = [p.text for p in model.predict(prepared.examples, search=Part("greedy"))]
     answers = [
         Example(example.source, "no", references=("no", text))
@@ -71,15 +72,15 @@ def test_a_model_that_knows_the_answers_scores_best(trained):
 def test_only_so_many_examples_are_decoded(tiny, tmp_path):
     made = tiny()
     config = made.config("training.validate_examples=7", "training.validate_metrics=[exact]")
-    codec, config = preparation.open_codec(config)
-    prepared = preparation.prepare(config, codec, tmp_path / "cache")
+    codec, config = prepare.open_codec(config)
+    prepared = prepare.prepare(config, codec, tmp_path / "cache")
     assert len(prepared.examples) == 7
     assert len(prepared.valid) == 30  # the loss is of all
 
 
 def sampled(made, cache, *sets):
-    codec, config = preparation.open_codec(made.config("training.validate_metrics=[exact]", *sets))
-    return [example.line for example in preparation.prepare(config, codec, cache).examples]
+    codec, config = prepare.open_codec(made.config("training.validate_metrics=[exact]", *sets))
+    return [example.line for example in prepare.prepare(config, codec, cache).examples]
 
 
 def test_the_decoded_examples_are_a_fixed_sample_of_the_whole_set_in_its_order(tiny, tmp_path):
@@ -110,7 +111,7 @@ def test_a_sample_is_full_of_what_can_be_used_and_every_example_is_as_likely(tin
 
     counts = [0] * 20
     for seed in range(500):
-        chosen = preparation.sample(examples, 4, is_usable, seed)
+        chosen = prepare.sample(examples, 4, is_usable, seed)
         assert len(chosen) == 4
         assert [example.line for example in chosen] == sorted(example.line for example in chosen)
         for example in chosen:

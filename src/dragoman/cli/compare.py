@@ -13,8 +13,8 @@ from dragoman.cli.evaluate import parse_metrics
 from dragoman.cli.options import Beam, Columns, Device, Imports, Places, columns_of, console, import_all
 
 if TYPE_CHECKING:
-    from dragoman.inspection.quality import Assessment
-    from dragoman.inspection.report import Buckets
+    from dragoman.inspection.assessment import Assessment
+    from dragoman.inspection.views.quality import Buckets
 
     Counts = Mapping[str, int] | None
 
@@ -51,11 +51,11 @@ def compare(
         raise UserError("compare was given the same model twice")
     import_all(modules)
     parts = parse_metrics(metrics)
-    from dragoman import pipeline
     from dragoman.data.readers import read_pairs
-    from dragoman.inspection.quality import assess
-    from dragoman.inspection.report import training_counts
-    from dragoman.inspection.sources import unit_of
+    from dragoman.inference import pipeline
+    from dragoman.inspection.assessment import assess
+    from dragoman.inspection.length_units import unit_of
+    from dragoman.inspection.views.quality import training_counts
 
     opened = {name: pipeline.load(name, device).with_files(files) for name in models}
     if png is not None and not unit_of(opened[models[0]]):
@@ -78,8 +78,8 @@ def compare(
 def _json(found: dict[str, Assessment], counts: Counts) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from dragoman.inspection.quality import against
-    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity
+    from dragoman.inspection.assessment import against
+    from dragoman.inspection.views.quality import grouped_by_length, grouped_by_rarity
 
     first = next(iter(found.values()))
     by_length = {metric: grouped_by_length(found, metric) for metric in first.scores}
@@ -106,8 +106,8 @@ def _rarity_of(counts: Counts) -> str:
 def _print(found: dict[str, Assessment], counts: Counts) -> None:
     from rich.table import Column, Table
 
-    from dragoman.inspection.quality import against
-    from dragoman.inspection.report import grouped_by_length, grouped_by_rarity, left_out
+    from dragoman.inspection.assessment import against
+    from dragoman.inspection.views.quality import grouped_by_length, grouped_by_rarity, left_out
 
     out = console()
     (first_name, first), *others = found.items()
@@ -154,8 +154,8 @@ def _print_ranges(title: str, what: str, buckets: Buckets) -> None:
 
 def _write(found: dict[str, Assessment], counts: Counts, data: str, html: Path) -> None:
     from dragoman.core import files
-    from dragoman.inspection.page import page
-    from dragoman.inspection.report import report
+    from dragoman.inspection.render.page import page
+    from dragoman.inspection.views.quality import report
 
     files.make_folder(html.parent)
     files.write(html, page([report(found, counts=counts)], f"Models compared on {data}").encode())
@@ -163,8 +163,8 @@ def _write(found: dict[str, Assessment], counts: Counts, data: str, html: Path) 
 
 
 def _draw(found: dict[str, Assessment], png: Path) -> None:
-    from dragoman.inspection.picture import Point, curves
-    from dragoman.inspection.report import grouped_by_length
+    from dragoman.inspection.render.image import Point, curves
+    from dragoman.inspection.views.quality import grouped_by_length
 
     first = next(iter(found.values()))
     metric = next(iter(first.scores))

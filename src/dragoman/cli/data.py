@@ -42,16 +42,16 @@ def check(
 ) -> None:
     """Say what is wrong or odd in files of pairs, with file and line. Exit code 2 where it must be mended."""
     from dragoman.core.errors import UserError
-    from dragoman.data.check import check
+    from dragoman.data.quality.diagnosis import check
 
     codec = None
     if model is not None and normalization is not None:
         raise UserError("--normalization is for pairs without --model: a model reads texts in its own form")
     if model is not None:
-        from dragoman import checkpoint
-        from dragoman.reading import looking_in
+        from dragoman.checkpoint import model_folder
+        from dragoman.inference.inputs import looking_in
 
-        config, codec = checkpoint.open_codec(model)
+        config, codec = model_folder.open_codec(model)
         normalization = config.data.normalization
         codec = looking_in(codec, files) if files else codec
     elif files:

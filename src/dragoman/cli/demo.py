@@ -39,7 +39,7 @@ def _show(shown: Shown, folder: Path, chosen: object) -> None:
     from rich.table import Table
 
     from dragoman.demo import Demo
-    from dragoman.inspection.terminal import heat_map
+    from dragoman.inspection.render.terminal import heat_map
 
     assert isinstance(chosen, Demo)
     out = console()

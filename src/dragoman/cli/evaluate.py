@@ -51,10 +51,10 @@ def evaluate(
     """Decode every source and compare with the targets; columns after the target are further references."""
     import_all(modules)
     names = parse_metrics(metrics)
-    from dragoman import pipeline
     from dragoman.core.errors import DataError, UserError
     from dragoman.data.readers import read_pairs
-    from dragoman.inspection.quality import assess
+    from dragoman.inference import pipeline
+    from dragoman.inspection.assessment import assess
 
     opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
     choice(on_error, ("stop", "skip"), "--on-error")

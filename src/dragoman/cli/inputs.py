@@ -21,9 +21,9 @@ import typer
 from dragoman.cli.options import console
 
 if TYPE_CHECKING:
-    from dragoman.core.interfaces import Example
+    from dragoman.core.types import Example
     from dragoman.data.lines import Tally
-    from dragoman.pipeline import Pipeline
+    from dragoman.inference.pipeline import Pipeline
 
 LISTS = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
 OTHER_LISTS = (".csv", ".json", ".lst", ".list")  # which are nobody's images or sounds
@@ -55,7 +55,7 @@ def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Ex
 def asked_about(opened: Pipeline, named: Sequence[str], second: str) -> list[Example]:
     """Sources given one by one, each with the one that --second gives; media are what a text asks about."""
     from dragoman.core.errors import UserError
-    from dragoman.core.interfaces import Example
+    from dragoman.core.types import Example
 
     if opened.codec.second is None:
         if second:

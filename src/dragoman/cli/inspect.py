@@ -26,10 +26,10 @@ from dragoman.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dragoman.core.interfaces import Example
-    from dragoman.inspection.figure import Look
-    from dragoman.inspection.picture import Panel
-    from dragoman.pipeline import Pipeline
+    from dragoman.core.types import Example
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inspection.render.image import Panel
+    from dragoman.inspection.render.media_image import Look
 
     Opened = Mapping[str, Pipeline]  # by the name that the user gave; one, or two to be shown beside each other
 
@@ -80,7 +80,7 @@ def inspect(
 ) -> None:
     """Show which source tokens the model attended to, what its beam kept and dropped, and what it nearly said."""
     import_all(modules)
-    from dragoman import pipeline
+    from dragoman.inference import pipeline
 
     views = [choice(name.strip(), (*OF_TEXTS, *OF_MODELS), "--view") for name in view.split(",") if name.strip()]
     choice(maps, MAPS, "--maps")
@@ -103,7 +103,7 @@ def inspect(
 def sources(opened: Pipeline, texts: Sequence[str], second: str) -> Iterable[Example]:
     """What to look at: what was given as arguments, or the lines of the standard input."""
     from dragoman.core.errors import UserError
-    from dragoman.core.interfaces import Example
+    from dragoman.core.types import Example
     from dragoman.data.readers import read_sources
 
     if second:
@@ -183,7 +183,8 @@ def together(found: Mapping[str, dict[str, Any] | None]) -> Iterator[dict[str, A
 
 
 def of_text(pipeline: Pipeline, name: str, source: Example, target: str | None, beam: int | None) -> dict[str, Any]:
-    from dragoman.inspection import alignment, beam_tree, steps, why
+    from dragoman.inspection.views import alignment, beam_tree, steps
+    from dragoman.inspection.views import saliency as why
 
     if name == "alignment" and target is None and not writes_alone(pipeline):
         return alignment.said(pipeline, source, beam=beam)
@@ -204,10 +205,11 @@ def writes_alone(pipeline: Pipeline) -> bool:
 
 
 def of_model(pipeline: Pipeline, name: str, sources: Sequence[Example]) -> dict[str, Any]:
-    from dragoman.inspection import positions, replay, space, why
+    from dragoman.inspection.views import embedding_space, positions, replay
+    from dragoman.inspection.views import saliency as why
 
     if name == "space":
-        return space.space(pipeline, sources)
+        return embedding_space.space(pipeline, sources)
     if name == "positions":
         return positions.similarity(pipeline)
     if name == "sequential":
@@ -220,7 +222,7 @@ def of_model(pipeline: Pipeline, name: str, sources: Sequence[Example]) -> dict[
 
 def show(out: Console, source: str, data: Mapping[str, Any]) -> None:
     """One view as lines."""
-    from dragoman.inspection.terminal_tree import beam_lines, step_lines
+    from dragoman.inspection.render.terminal_tree import beam_lines, step_lines
 
     if data["view"] == "blank":
         out.print(f"{source} → \nnothing to look at: the source is blank", markup=False)
@@ -269,8 +271,8 @@ def show_looks(
     out: Console, data: Mapping[str, Any], weights: Sequence[Sequence[float]], target: Sequence[str]
 ) -> None:
     """Grids where the source is an image; a map of all that is not, with times where it is a sound."""
-    from dragoman.inspection import places
-    from dragoman.inspection.terminal import EACH, grid_maps
+    from dragoman.inspection import media_layout
+    from dragoman.inspection.render.terminal import EACH, grid_maps
 
     medium, source = data["medium"], data["source"]
     if medium is None:
@@ -278,16 +280,16 @@ def show_looks(
         return
     if medium["kind"] == "sound" or medium.get("per_frame") == 1:  # whose states stand in a row already
         names = [label.removesuffix(" s") for label in source]
-        show_map(out, [places.scaled(row) for row in weights], names, target, EACH)
+        show_map(out, [media_layout.scaled(row) for row in weights], names, target, EACH)
         return
     out.print(grid_maps(medium, weights, target, color=out.color_system is not None, width=out.width))
-    others = places.outside(medium, len(source))
+    others = media_layout.outside(medium, len(source))
     if others:
         show_map(out, [[row[j] for j in others] for row in weights], [source[j] for j in others], target)
 
 
 def show_map(out: Console, weights: Any, source: Sequence[str], target: Sequence[str], most: str = "1") -> None:
-    from dragoman.inspection.terminal import heat_map
+    from dragoman.inspection.render.terminal import heat_map
 
     out.print(heat_map(weights, source, target, color=out.color_system is not None, width=out.width, most=most))
 
@@ -309,7 +311,7 @@ def scaled(rows: Sequence[Sequence[float]]) -> list[list[float]]:
 def write_page(found: Sequence[tuple[str, dict[str, Any]]], path: Path, title: str) -> None:
     from dragoman.core import files
     from dragoman.core.errors import UserError
-    from dragoman.inspection.page import page
+    from dragoman.inspection.render.page import page
 
     if not found:
         raise UserError(
@@ -322,8 +324,8 @@ def write_page(found: Sequence[tuple[str, dict[str, Any]]], path: Path, title: s
 def draw(found: Sequence[Mapping[str, Any]], paths: Sequence[Path], maps: str) -> None:
     """The alignments as pictures, over images and sounds where there are such; an error where nothing was looked at."""
     from dragoman.core.errors import UserError
-    from dragoman.inspection.figure import looks
-    from dragoman.inspection.picture import alignment
+    from dragoman.inspection.render.image import alignment
+    from dragoman.inspection.render.media_image import looks
 
     views = [one for data in found for one in named(data)]
     over = [look for name, data in views for look in looks_of(name, data)] if maps == "soft" else []
@@ -359,7 +361,7 @@ def named(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def looks_of(name: str, data: Mapping[str, Any]) -> Iterator[Look]:
-    from dragoman.inspection.figure import Look
+    from dragoman.inspection.render.media_image import Look
 
     if data["medium"] is not None and data["soft"] is not None:
         heard = data["medium"]["kind"] == "sound"
@@ -368,7 +370,7 @@ def looks_of(name: str, data: Mapping[str, Any]) -> Iterator[Look]:
 
 
 def panels_of(name: str, data: Mapping[str, Any], maps: str) -> Iterator[Panel]:
-    from dragoman.inspection.picture import Panel
+    from dragoman.inspection.render.image import Panel
 
     name = f"{name}: " if name else ""
     if maps == "soft":

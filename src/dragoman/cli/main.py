@@ -19,7 +19,7 @@ from dragoman.cli import (
     demo,
     evaluate,
     inspect,
-    parts,
+    list_parts,
     predict,
     probe,
     recipe,
@@ -53,7 +53,7 @@ app.add_typer(recipe.app, name="recipe")
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(config.app, name="config")
-app.command("list")(parts.show)
+app.command("list")(list_parts.show)
 
 
 @app.callback(invoke_without_command=True)

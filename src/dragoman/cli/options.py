@@ -15,8 +15,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dragoman.core.interfaces import Example
-    from dragoman.pipeline import Pipeline
+    from dragoman.core.types import Example
+    from dragoman.inference.pipeline import Pipeline
 
 Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
 Pairs = Annotated[
@@ -87,7 +87,7 @@ def readable(pipeline: Pipeline, examples: Iterable[Example], on_error: str, eac
     Where `each` must have an answer they are blank. To know them, every file is read once more.
     """
     from dragoman.core.errors import DataError
-    from dragoman.core.interfaces import Example
+    from dragoman.core.types import Example
 
     if on_error != "skip" or (pipeline.codec.medium is None and pipeline.codec.second in (None, "text")):
         yield from examples

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dragoman.core.json import finite
 
 if TYPE_CHECKING:
-    from dragoman.pipeline import Prediction
+    from dragoman.inference.pipeline import Prediction
 
 
 def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:

@@ -34,15 +34,15 @@ A part is chosen by its name (`score: additive`), or with options by a mapping (
 
 # Equations that belong to no single part, by the module whose header has them.
 SHARED = {
-    "Whole shapes": "dragoman.shapes",
+    "Whole shapes": "dragoman.config.compatibility",
     "The whole model": "dragoman.nn.seq2seq",
     "Attention": "dragoman.nn.attention",
     "Transformer blocks": "dragoman.nn.blocks",
     "Recurrent cells": "dragoman.nn.recurrent",
     "Gated convolutions": "dragoman.nn.convolution",
     "Source and target in one sequence": "dragoman.nn.prefix",
-    "Copying (model.pointer)": "dragoman.nn.copying",
-    "Scheduled sampling (training.teacher)": "dragoman.training.teaching",
+    "Copying (model.pointer)": "dragoman.nn.pointer_generator",
+    "Scheduled sampling (training.teacher)": "dragoman.training.scheduled_sampling",
 }
 
 MARKUP = re.compile(r"[\\*<\[|]|(?<!\w)_|_(?!\w)")  # what Markdown would read as more than itself

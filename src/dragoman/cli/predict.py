@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli import searching
+from dragoman.cli import generation
 from dragoman.cli.inputs import Input, Media, Second, media_inputs, reads_media, tagged_with, without_targets
 from dragoman.cli.options import (
     Beam,
@@ -34,8 +34,8 @@ from dragoman.cli.output import render, write
 from dragoman.cli.progress import counted
 
 if TYPE_CHECKING:
-    from dragoman.core.interfaces import Example
-    from dragoman.pipeline import Pipeline, Prediction
+    from dragoman.core.types import Example
+    from dragoman.inference.pipeline import Pipeline, Prediction
 
 
 Files = Annotated[
@@ -63,37 +63,37 @@ def predict(
     precision: Precision = None,
     plain: Plain = False,
     modules: Imports = [],
-    search: searching.Name = None,
-    length_rule: searching.LengthRule = None,
-    alpha: searching.Alpha = None,
-    coverage: searching.Coverage = None,
-    ending: searching.Ending = None,
-    stop: searching.Stop = None,
-    groups: searching.Groups = None,
-    strength: searching.Strength = None,
-    samples: searching.Samples = None,
-    temperature: searching.Temperature = None,
-    top_k: searching.TopK = None,
-    top_p: searching.TopP = None,
-    min_p: searching.MinP = None,
-    typical: searching.Typical = None,
-    epsilon: searching.Epsilon = None,
-    seed: searching.Seed = None,
-    mbr: searching.MBR = None,
-    lm: searching.LanguageModel = None,
-    lm_weight: searching.Weight = 0.3,
-    shortest: searching.Shortest = None,
-    longest: searching.Longest = None,
-    prefix: searching.Prefix = "",
-    require: searching.Require = [],
-    ordered: searching.Ordered = False,
-    forbid: searching.Forbid = [],
-    choose: searching.Choice = [],
-    pattern: searching.Pattern = "",
-    no_repeat: searching.NoRepeat = None,
-    repetition: searching.Repetition = None,
-    unknown: searching.Unknown = None,
-    replace_unknown: searching.ReplaceUnknown = None,
+    search: generation.Name = None,
+    length_rule: generation.LengthRule = None,
+    alpha: generation.Alpha = None,
+    coverage: generation.Coverage = None,
+    ending: generation.Ending = None,
+    stop: generation.Stop = None,
+    groups: generation.Groups = None,
+    strength: generation.Strength = None,
+    samples: generation.Samples = None,
+    temperature: generation.Temperature = None,
+    top_k: generation.TopK = None,
+    top_p: generation.TopP = None,
+    min_p: generation.MinP = None,
+    typical: generation.Typical = None,
+    epsilon: generation.Epsilon = None,
+    seed: generation.Seed = None,
+    mbr: generation.MBR = None,
+    lm: generation.LanguageModel = None,
+    lm_weight: generation.Weight = 0.3,
+    shortest: generation.Shortest = None,
+    longest: generation.Longest = None,
+    prefix: generation.Prefix = "",
+    require: generation.Require = [],
+    ordered: generation.Ordered = False,
+    forbid: generation.Forbid = [],
+    choose: generation.Choice = [],
+    pattern: generation.Pattern = "",
+    no_repeat: generation.NoRepeat = None,
+    repetition: generation.Repetition = None,
+    unknown: generation.Unknown = None,
+    replace_unknown: generation.ReplaceUnknown = None,
     trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
     attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
     places: Places = [],
@@ -108,8 +108,9 @@ def predict(
     if nbest > 1 and format == "text":
         raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one result")
     import_all(modules)
-    from dragoman import pipeline, streaming
-    from dragoman.constraints import Constraints
+    from dragoman.inference import parallel as streaming
+    from dragoman.inference import pipeline
+    from dragoman.inference.constraints import Constraints
 
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
@@ -128,7 +129,7 @@ def predict(
     asked = {
         "beam": beam,
         "nbest": nbest,
-        "search": searching.part(opened, search, beam, length_rule, options),
+        "search": generation.part(opened, search, beam, length_rule, options),
         "constraints": Constraints(
             prefix, tuple(require), ordered, tuple(forbid), tuple(choose), pattern, shortest, longest
         ),
@@ -156,7 +157,7 @@ def _predictions(
     opened: Pipeline, sources: Iterable[Example], asked: dict[str, Any], workers: int
 ) -> Generator[Prediction, None, None]:
     """Results in order; a person at a terminal, for whom no worker works, gets an answer after every line."""
-    from dragoman import streaming
+    from dragoman.inference import parallel as streaming
 
     if workers:
         results = streaming.stream(opened, sources, workers=workers, **asked)

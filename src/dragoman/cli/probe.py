@@ -78,12 +78,12 @@ def probe(
     Exit code 4 where a check fails.
     """
     import_all(modules)
-    from dragoman import pipeline
     from dragoman.core.errors import CheckFailed, UserError
     from dragoman.data.readers import read_pairs
+    from dragoman.inference import pipeline
     from dragoman.inspection.probe_inputs import PRONOUNS, read_neutral, read_swaps
-    from dragoman.inspection.probes import checked_limits, refuse
-    from dragoman.inspection.probes import probe as provoke
+    from dragoman.inspection.views.probes import checked_limits, refuse
+    from dragoman.inspection.views.probes import probe as provoke
 
     if neutral is None and (items is not None or pronouns is not None):
         raise UserError("--items and --pronouns belong to --neutral, a file of neutral sources or of templates")
@@ -160,7 +160,7 @@ def _short(text: str) -> str:
 
 def _write(found: dict[str, Any], model: str, html: Path) -> None:
     from dragoman.core import files
-    from dragoman.inspection.page import page
+    from dragoman.inspection.render.page import page
 
     files.write(html, page([found], f"Probes of {model}").encode())
     console(error=True).print(f"wrote {html}", markup=False, soft_wrap=True)

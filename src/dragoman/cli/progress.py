@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dragoman.cli.inputs import Input, Media
-    from dragoman.pipeline import Prediction
+    from dragoman.inference.pipeline import Prediction
     from dragoman.training import Report
 
 LINE_EVERY = 15.0  # seconds between plain lines

@@ -101,7 +101,8 @@ def run(
     chosen = opened.jobs(_words(only), _seeds(seed) or (opened.recipe.seeds[:1] if example else ()))
     if data is not None:
         opened.sets(data)
-    from dragoman.recipes import processes, running, scoring  # and torch: what was wrong so far was said without it
+    from dragoman.recipes import processes, scoring
+    from dragoman.recipes import runner as running
     from dragoman.recipes.recipe import Setting
 
     where = Path("runs") / (f"{name}-example" if example else name)
@@ -140,7 +141,8 @@ def _seeds(text: str) -> list[int]:
 
 def _one(setting: Setting, job: Job) -> None:
     from dragoman.cli import progress
-    from dragoman.recipes import running, scoring
+    from dragoman.recipes import runner as running
+    from dragoman.recipes import scoring
 
     console(error=True).print(f"{setting.opened.name}: {job.name}", markup=False, style="bold")
     progress.show(running.train(setting, job))

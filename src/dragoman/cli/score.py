@@ -47,15 +47,15 @@ def score(
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     import_all(modules)
-    from dragoman import pipeline, streaming
     from dragoman.data.readers import read_pairs
+    from dragoman.inference import parallel, pipeline
 
     opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
     choice(on_error, ("stop", "skip"), "--on-error")
     named = columns_of(columns, opened)
     examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
     examples = warn_untagged(opened, readable(opened, examples, on_error, each=False))
-    found = streaming.token_scores(opened, examples, workers=workers, skip=on_error == "skip")
+    found = parallel.token_scores(opened, examples, workers=workers, skip=on_error == "skip")
     total, count, scored, skipped = 0.0, 0, 0, 0
 
     def lines() -> Iterator[str]:

@@ -14,7 +14,7 @@ import typer
 from dragoman.cli.options import Device, Imports, Plain, Precision, import_all
 
 if TYPE_CHECKING:
-    from dragoman.serve.options import Serving
+    from dragoman.serve.settings import Serving
 
 KEYS = "DRAGOMAN_API_KEYS"  # several are separated by commas
 
@@ -51,9 +51,9 @@ def serve(
     if not serving.loopback and not serving.keys:
         text = f"warning: everyone who can reach {serving.host} can use this server; --key-file asks them for a key"
         print(text, file=sys.stderr, flush=True)
-    from dragoman.serve import running
+    from dragoman.serve import lifecycle
 
-    running.run(serving, paths, lambda address: print(f"serving {', '.join(paths)} on {address}", flush=True))
+    lifecycle.run(serving, paths, lambda address: print(f"serving {', '.join(paths)} on {address}", flush=True))
 
 
 def check_extras() -> None:
@@ -67,17 +67,17 @@ def check_extras() -> None:
 
 def named(models: Sequence[str]) -> dict[str, str]:
     """Paths by name: the one given, or the name of the folder."""
-    from dragoman.core import folders
+    from dragoman.checkpoint import model_paths
     from dragoman.core.errors import ModelError, UserError, nearest
 
     found: dict[str, str] = {}
     for text in models:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
-        for folder in map(Path, folders.paths(path)):
+        for folder in map(Path, model_paths.paths(path)):
             if not folder.is_dir():  # all else about a folder is for the workers to find out
                 beside = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
                 raise ModelError(f"{folder}: there is no such model or run folder{nearest(folder.name, beside)}")
-        name = name or "+".join(Path(member).resolve().name for member in folders.paths(path))
+        name = name or "+".join(Path(member).resolve().name for member in model_paths.paths(path))
         if name in found:
             raise UserError(f"two models are called '{name}'; give them names, as in first={found[name]}")
         found[name] = path
@@ -120,7 +120,7 @@ def validated(values: Mapping[str, Any]) -> Serving:
     from pydantic import ValidationError
 
     from dragoman.core.errors import ConfigError, nearest
-    from dragoman.serve.options import Serving
+    from dragoman.serve.settings import Serving
 
     try:
         serving = Serving.model_validate(dict(values))

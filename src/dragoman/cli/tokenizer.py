@@ -13,7 +13,7 @@ import typer
 from dragoman.cli.options import Imports, choice, console, import_all
 
 if TYPE_CHECKING:
-    from dragoman.text.merges import Explanation, Merge, Step
+    from dragoman.text.bpe_trace import Explanation, Merge, Step
 
 FEW = 10  # merges learned from a text where no limit is given
 
@@ -70,7 +70,7 @@ def explain(
 def _learn(file: str, words: Sequence[str], limits: dict[str, Any], as_json: bool) -> None:
     from dragoman.core.errors import DataError
     from dragoman.data.lines import read_lines
-    from dragoman.text.merges import alphabet, bracketed, count, learn, split
+    from dragoman.text.bpe_trace import alphabet, bracketed, count, learn, split
     from dragoman.text.normalization import normalize, well_formed
 
     counts = count(normalize(line.text, "nfc") for line in read_lines(file))
@@ -119,11 +119,11 @@ def _merges(found: Sequence[Merge]) -> Any:
 
 
 def _open(model: str, words: Sequence[str], side: str, as_json: bool) -> None:
-    from dragoman import checkpoint
-    from dragoman.text.merges import explain
+    from dragoman.checkpoint import model_folder
+    from dragoman.text.bpe_trace import explain
     from dragoman.text.normalization import normalize, well_formed
 
-    opened = checkpoint.load(model)
+    opened = model_folder.load(model)
     tokenizing = opened.config.tokenizer
     mine = tokenizing.source if side == "source" or tokenizing.joint else tokenizing.target or tokenizing.source
     tokenizer = opened.codec.source if side == "source" else opened.codec.target

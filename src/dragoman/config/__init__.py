@@ -6,7 +6,7 @@ What is written here is all that others need of it: `from dragoman import config
 """
 
 from dragoman.config.building import build_model, medium, rehearse, second
-from dragoman.config.checking import validate, validated_generation
+from dragoman.config.checks import validate, validated_generation
 from dragoman.config.loading import Loaded, explain, load, presets
 from dragoman.config.schema import Backbone, Config, Tokenizing, Training
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman import shapes
+from dragoman.config import compatibility
 from dragoman.config.schema import Config
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Medium
 from dragoman.core.registry import Part
+from dragoman.core.types import Medium
 from dragoman.nn.frontends import frontends
-from dragoman.nn.joining import Second
+from dragoman.nn.multi_source import Second
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text.codec import Reader
 
@@ -49,13 +49,13 @@ def rehearse(config: Config) -> list[str]:
     """Build the model with a vocabulary of 8 and run a tiny batch through it: widths that do not fit fail here."""
     import torch
 
-    from dragoman.core.interfaces import Capacity
+    from dragoman.core.types import Capacity
 
     state = torch.random.get_rng_state()
     try:
         readers = medium(config), second(config)
         sizes = [8 if reader is None or isinstance(reader, str) else reader.width for reader in readers]
-        model, batch = build_model(config, sizes[0], 8, sizes[1]).eval(), shapes.rehearsal(config, *readers)
+        model, batch = build_model(config, sizes[0], 8, sizes[1]).eval(), compatibility.rehearsal(config, *readers)
         with torch.no_grad():
             model.loss(batch)
             if model.decoder is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config.building import rehearse
-from dragoman.config.checking import validate
+from dragoman.config.checks import validate
 from dragoman.config.schema import Config
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, nearest

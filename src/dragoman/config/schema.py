@@ -3,7 +3,7 @@
     Config = name, seed, data, tokenizer, model, training, generation, runtime
 
 Each group's `problems` are those between its own fields, the config's those between groups. What the model's options
-are is what `Seq2Seq` takes; which parts make a whole is told by dragoman.shapes.
+are is what `Seq2Seq` takes; which parts make a whole is told by dragoman.config.compatibility.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from dragoman import shapes
+from dragoman.config import compatibility
 from dragoman.core import yaml
 from dragoman.core.errors import nearest
 from dragoman.core.registry import Count, Options, Part, Positive, Rate, Share, options_of
@@ -23,8 +23,8 @@ from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
+from dragoman.optim.sampling_schedules import teachers
 from dragoman.optim.schedules import schedules
-from dragoman.optim.teachers import teachers
 from dragoman.search import searches
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
@@ -217,7 +217,7 @@ class Config(Options):
         if self.data.valid is None and needs_valid:
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
         yield from self._ctc_problems()
-        yield from shapes.problems(self)
+        yield from compatibility.problems(self)
 
     def _ctc_problems(self) -> Iterator[str]:
         there: bool = self.model.ctc  # type: ignore[attr-defined]

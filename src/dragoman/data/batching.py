@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.core.interfaces import BOS, PAD, Batch
+from dragoman.core.types import BOS, PAD, Batch
 from dragoman.data.objectives import Objective, Row, plain, unfit
-from dragoman.data.store import Store
+from dragoman.data.store.store import Store
 
 if TYPE_CHECKING:
     from dragoman.text.codec import Codec

@@ -30,7 +30,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import Batch
+from dragoman.core.types import Batch
 from dragoman.data.batching import Arrays, Batches, Cursor
 
 T = TypeVar("T")

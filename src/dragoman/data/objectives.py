@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dragoman.core.errors import ModelError, PartError
-from dragoman.core.interfaces import EOS, PAD, SPECIALS
 from dragoman.core.registry import Registry, Share
+from dragoman.core.types import EOS, PAD, SPECIALS
 
 if TYPE_CHECKING:
     from dragoman.text.codec import Codec
@@ -67,7 +67,7 @@ class Objective:
     empty_source = False  # whether no row has a source
     marks = False  # whether rows have marks
     symbols: Sequence[str] = ()  # extra symbols that the vocabulary needs
-    # What shapes.py holds a config to:
+    # What config/compatibility.py holds a config to:
     head: str | None = None  # the model.head that answers; None: a decoder does
     decoder_source: str | None = None  # the model.decoder.source it takes; None: any
     one_table = False  # whether source and target are pieces of one text, whose embeddings are one table

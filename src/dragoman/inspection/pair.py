@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import EOS, Batch, Example
+from dragoman.core.types import EOS, Batch, Example
 from dragoman.data.batching import collate
+from dragoman.inference.inputs import Given
+from dragoman.inference.pipeline import Pipeline
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
-from dragoman.pipeline import Pipeline
-from dragoman.reading import Given
 
 
 @dataclass(frozen=True)

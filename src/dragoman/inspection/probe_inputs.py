@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.interfaces import SPECIALS, UNK, Example
+from dragoman.core.types import SPECIALS, UNK, Example
 from dragoman.data.lines import Line, read_lines
 from dragoman.text.codec import Codec
 from dragoman.text.tokenizers import Tokenizer

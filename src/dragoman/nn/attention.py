@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Segments
 from dragoman.core.registry import Part
+from dragoman.core.types import Segments
 from dragoman.nn.kernels.dropout import drop
 from dragoman.nn.kernels.packed import packed_attention
 from dragoman.nn.layers import linear

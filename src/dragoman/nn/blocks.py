@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Memory
 from dragoman.core.registry import Part
+from dragoman.core.types import Memory
 from dragoman.nn.attention import Heads, MultiHead, Places
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import Activation, FeedForward, linear, norms
-from dragoman.nn.mixers import Mixing, mixers
 from dragoman.nn.positions import Inside, positions
+from dragoman.nn.token_mixers import Mixing, mixers
 
 KeysValues = tuple[Tensor, Tensor]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import PAD, Batch, Memory
+from dragoman.core.types import PAD, Batch, Memory
 from dragoman.nn.layers import linear
 from dragoman.nn.losses import precise
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import SPECIALS, Batch, Hypothesis, Memory, Output, Segments
 from dragoman.core.registry import Registry, Share
+from dragoman.core.types import SPECIALS, Batch, Hypothesis, Memory, Output, Segments
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 
 
 def precise(logits: Tensor) -> Tensor:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import PAD, Batch, Capacity, Memory, Output, PackedBatch, Segments
 from dragoman.core.registry import Part, Positive
+from dragoman.core.types import PAD, Batch, Capacity, Memory, Output, PackedBatch, Segments
 from dragoman.nn.attention import watching
-from dragoman.nn.copying import Pointable, Pointer
 from dragoman.nn.ctc import CTC
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
@@ -31,9 +30,10 @@ from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.tokens import Tokens
 from dragoman.nn.heads import heads
 from dragoman.nn.initialization import initializers
-from dragoman.nn.joining import Second, SecondSource
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.losses import agreeing, cross_entropy, divergence, score_function, token_log_probs
+from dragoman.nn.multi_source import Second, SecondSource
+from dragoman.nn.pointer_generator import Pointable, Pointer
 from dragoman.nn.scores import scores
 
 ONLY_PREFIX = "only a decoder that reads the source as a prefix can predict the source's own tokens"

@@ -15,7 +15,7 @@ from typing import Any
 
 from dragoman.core import files
 from dragoman.core.errors import RunError, Stopped
-from dragoman.recipes.preparing import prepare
+from dragoman.recipes.prepared_data import prepare
 from dragoman.recipes.recipe import Job, Setting
 from dragoman.recipes.scoring import saved
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dragoman import pipeline
 from dragoman.config import Config
 from dragoman.core import files
-from dragoman.core.interfaces import Example
-from dragoman.data.check import check
-from dragoman.data.diagnosis import counted
+from dragoman.core.types import Example
+from dragoman.data.quality.diagnosis import check
+from dragoman.data.quality.report import counted
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import interval
-from dragoman.pipeline import Pipeline
+from dragoman.inference import pipeline
+from dragoman.inference.pipeline import Pipeline
 from dragoman.recipes.recipe import SURPRISE, TOGETHER, Figure, Job, Setting
-from dragoman.recipes.running import config_of
+from dragoman.recipes.runner import config_of
 from dragoman.recipes.spelling import spelled
 
 RESULT = {"system", "part", "seed", "steps", "minutes", "parameters", "overlap", "tests"}  # of a result.json, at least

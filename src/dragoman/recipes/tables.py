@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core import files
 from dragoman.core.errors import DataError
 from dragoman.data.lines import Line, read_lines
-from dragoman.media.arrays import array_of
+from dragoman.modalities.features import array_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

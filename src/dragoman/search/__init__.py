@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dragoman.core.interfaces import Capacity, Hypothesis, Step
 from dragoman.core.registry import Registry
+from dragoman.core.types import Capacity, Hypothesis, Step
 
 Start = Callable[[Capacity], Any]  # how much room a search needs → the model's state before the first token
 

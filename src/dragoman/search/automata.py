@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, EOS, PAD
-from dragoman.search.rules import refuse
+from dragoman.core.types import BOS, EOS, PAD
+from dragoman.search.logits_processors import refuse
 
 SLOWEST = 1.0  # seconds to match one text
 KEPT = 1024  # texts whose next tokens are remembered, of V bytes each

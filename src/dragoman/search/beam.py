@@ -36,11 +36,11 @@ from torch import Tensor
 
 from dragoman.core import tree
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.core.registry import Part, Positive
+from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
-from dragoman.search.phrases import Required, banks
-from dragoman.search.rules import constrained
+from dragoman.search.force_phrases import Required, banks
+from dragoman.search.logits_processors import constrained
 from dragoman.search.scoring import covered, length_rules
 from dragoman.search.tracing import record
 

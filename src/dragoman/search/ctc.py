@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import EOS, PAD
+from dragoman.core.types import EOS, PAD
 
 
 @dataclass

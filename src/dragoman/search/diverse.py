@@ -17,11 +17,11 @@ from pydantic import Field
 from torch import Tensor
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import BOS, Capacity, Hypothesis, Step
 from dragoman.core.registry import Part, Positive
+from dragoman.core.types import BOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
 from dragoman.search.beam import Beam, Prefixes, empty, gather, keep_best, moved, rank, survivors
-from dragoman.search.rules import constrained
+from dragoman.search.logits_processors import constrained
 from dragoman.search.scoring import length_rules
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dragoman.core import tree
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.core.registry import Part, Positive
+from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
-from dragoman.search.rules import constrained
+from dragoman.search.logits_processors import constrained
 from dragoman.search.scoring import length_rules
 
 ROWS = 256  # beginnings in one step of the model: a large vocabulary is refused before it fills the memory

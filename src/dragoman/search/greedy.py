@@ -7,9 +7,9 @@ import math
 import torch
 
 from dragoman.core import tree
-from dragoman.core.interfaces import BOS, EOS, Capacity, Hypothesis, Step
+from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
-from dragoman.search.rules import constrained
+from dragoman.search.logits_processors import constrained
 
 
 @searches.register("greedy")

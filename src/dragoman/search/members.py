@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import Step
+from dragoman.core.types import Step
 
 States = tuple[Any, ...]
 

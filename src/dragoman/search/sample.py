@@ -30,10 +30,10 @@ from pydantic import Field
 from torch import Tensor
 
 from dragoman.core import tree
-from dragoman.core.interfaces import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.core.registry import Count, Positive, Rate, Share
+from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
-from dragoman.search.rules import constrained
+from dragoman.search.logits_processors import constrained
 
 Mass = Annotated[float, Field(gt=0.0, le=1.0)]
 

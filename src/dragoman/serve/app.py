@@ -27,20 +27,20 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-from dragoman import checkpoint, inspection
-from dragoman.core import folders
+from dragoman import inspection
+from dragoman.checkpoint import model_folder, model_paths
 from dragoman.core.errors import nearest
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Options
+from dragoman.core.types import Example
 from dragoman.data.objectives import objectives
-from dragoman.serve import docs_page, inspecting, media, schema, translate
+from dragoman.serve import api_docs, libretranslate, schema, uploads, view_routes
 from dragoman.serve.batcher import Batcher, Count
 from dragoman.serve.batcher import Request as Asked
 from dragoman.serve.metrics import Counted, Metrics
-from dragoman.serve.options import Serving
 from dragoman.serve.schema import Refused
-from dragoman.serve.worker import Message as Item
-from dragoman.serve.workers import Workers
+from dragoman.serve.settings import Serving
+from dragoman.serve.worker_pool import Workers
+from dragoman.serve.worker_process import Message as Item
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
@@ -85,7 +85,7 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
     add_views(app, serving, batcher)
     add_health(app, workers)
     add_pages(app)
-    app.include_router(translate.router(batcher.ask, workers.models, serving))
+    app.include_router(libretranslate.router(batcher.ask, workers.models, serving))
     app.add_middleware(Leaving)
     app.add_middleware(Counted, metrics=app.state.metrics)
     return app
@@ -93,9 +93,9 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
 
 def opened(path: str, longest: int) -> tuple[Codec, Count]:
     """The tokenizers of a model, or of the first of an ensemble, and how they count the sources of an input."""
-    config, codec = checkpoint.open_codec(folders.paths(path)[0])
+    config, codec = model_folder.open_codec(model_paths.paths(path)[0])
     if codec.medium is not None or codec.second is not None:
-        return codec, media.counter(codec, longest)
+        return codec, uploads.counter(codec, longest)
     if objectives[config.training.objective.name].goes_on:  # type: ignore[attr-defined]
         return codec, lambda item: len(codec.encode_target(item["source"]))
     return codec, lambda item: len(
@@ -187,9 +187,9 @@ def predicting(serving: Serving, batcher: Batcher, codecs: Mapping[str, Codec]) 
 def fitting(inputs: Sequence[Options], model: Mapping[str, Any], serving: Serving) -> list[Item]:
     """Inputs as the workers take them, if they are what the model reads."""
     items = [item.model_dump() for item in inputs]
-    media.check_size([item[side] for item in items for side in media.SIDES], serving)
+    uploads.check_size([item[side] for item in items for side in uploads.SIDES], serving)
     for i, item in enumerate(items):
-        media.fit(item, model, f"inputs[{i}].", serving)
+        uploads.fit(item, model, f"inputs[{i}].", serving)
     return items
 
 
@@ -224,7 +224,7 @@ def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, predicted: Pre
 
 def add_upload(app: FastAPI, batcher: Batcher, predicted: Predicting) -> None:
     file = {"schema": {"type": "string", "format": "binary"}}
-    types = dict.fromkeys([*media.ACCEPTS["image"], *media.ACCEPTS["sound"], media.ANY], file)
+    types = dict.fromkeys([*uploads.ACCEPTS["image"], *uploads.ACCEPTS["sound"], uploads.ANY], file)
 
     @app.post(
         "/v1/models/{model}/predict",
@@ -238,7 +238,7 @@ def add_upload(app: FastAPI, batcher: Batcher, predicted: Predicting) -> None:
         """An image or a sound as the whole body, as `curl --data-binary @photo.jpg` sends it; options in the query."""
         name = model_named(model, batcher.workers.models)
         sent = request.headers.get("content-type", "")
-        item = media.upload(batcher.workers.models[name], sent, await request.body(), asked.text)
+        item = uploads.upload(batcher.workers.models[name], sent, await request.body(), asked.text)
         return await predicted(asked.predict(name, item))
 
 
@@ -275,18 +275,18 @@ def add_views(app: FastAPI, serving: Serving, batcher: Batcher) -> None:
             models = batcher.workers.models
             name = model_named(body.model, models)
             item = body.model_dump(exclude={"model"})
-            parts = inspecting.parts(item)
-            media.check_size(parts, serving)
-            for one in inspecting.asked_of(name, item):
-                inspecting.check_fit(view, models[model_named(one, models)])
-                media.fit_all(item, models[one], serving)
+            parts = view_routes.parts(item)
+            uploads.check_size(parts, serving)
+            for one in view_routes.asked_of(name, item):
+                view_routes.check_fit(view, models[model_named(one, models)])
+                uploads.fit_all(item, models[one], serving)
             asked = await batcher.admit("inspect", name, [item], {}, view=view, parts=parts)
             return Response((await batcher.results(asked))[0], media_type="application/json")
 
         inspect.__annotations__["body"] = kind
         app.post(f"/v1/inspect/{view}", responses=FAILURES, summary=kind.__doc__, name=f"inspect_{view}")(inspect)
 
-    for view, (kind, _, _) in inspecting.VIEWS.items():
+    for view, (kind, _, _) in view_routes.VIEWS.items():
         add(view, kind)
 
 
@@ -316,7 +316,7 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(docs_page.page(app.openapi()))
+        return HTMLResponse(api_docs.page(app.openapi()))
 
     for name, folder in {"views": VIEWS, "page": PAGE}.items():
         if folder.is_dir():

@@ -25,11 +25,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dragoman.core.errors import UserError
-from dragoman.core.interfaces import Example
-from dragoman.serve.options import Serving
+from dragoman.core.types import Example
 from dragoman.serve.schema import Refused
-from dragoman.serve.worker import Message
-from dragoman.serve.workers import Lost, Worker, Workers
+from dragoman.serve.settings import Serving
+from dragoman.serve.worker_pool import Lost, Worker, Workers
+from dragoman.serve.worker_process import Message
 
 logger = logging.getLogger("dragoman")
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dragoman.serve.limits import SECURITY, headers_of, written
+from dragoman.serve.middleware import SECURITY, headers_of, written
 from dragoman.serve.schema import Refused
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from dragoman.serve.options import Serving
+    from dragoman.serve.settings import Serving
 
 READ = 32 * 1024  # bytes taken from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
 RESERVED = 64  # descriptors for all but connections: models, pipes of workers, logs, the event loop

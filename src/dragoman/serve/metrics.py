@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from dragoman.serve.batcher import Batcher
-    from dragoman.serve.workers import Workers
+    from dragoman.serve.worker_pool import Workers
 
 logger = logging.getLogger("dragoman.serve")
 

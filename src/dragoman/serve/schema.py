@@ -3,7 +3,7 @@
     {"error": {"code": "too_long", "message": "one sentence", "field": "inputs[3]"}}
 
 Unknown keys, other types and numbers out of bounds are refused with the field's name (422). The bounds here are those
-of any server; what one server allows (serve/options.py) is checked by `check`.
+of any server; what one server allows (serve/settings.py) is checked by `check`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from dragoman.core.registry import Options
-from dragoman.serve.options import Serving
+from dragoman.serve.settings import Serving
 
 LARGE = 1_000_000  # no server takes more of anything …
 HUGE = 1 << 30  # … but bytes

@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.core.errors import DataError, ModelError
-from dragoman.core.interfaces import EOS, SPECIALS, UNK, Example, Medium
 from dragoman.core.registry import Part
+from dragoman.core.types import EOS, SPECIALS, UNK, Example, Medium
 from dragoman.text.normalization import Form, normalize
 from dragoman.text.tokenizers import Tokenizer, tokenizers
 from dragoman.text.vocabulary import UNKNOWN

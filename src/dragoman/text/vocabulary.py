@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dragoman.core.errors import DataError, ModelError, PartError
-from dragoman.core.interfaces import SPECIALS, UNK
+from dragoman.core.types import SPECIALS, UNK
 from dragoman.text.normalization import well_formed
 
 if TYPE_CHECKING:

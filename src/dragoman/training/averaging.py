@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dragoman.checkpoint import unique_weights
+from dragoman.checkpoint.model_folder import unique_weights
 
 
 class MovingAverage:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dragoman import checkpoint
+from dragoman.checkpoint import model_folder
 from dragoman.config import Backbone
 from dragoman.core.errors import ModelError, RunError
 
@@ -30,10 +30,10 @@ def load(model: nn.Module, options: Backbone) -> list[str]:
     if not path.is_file():
         raise RunError(f"training.backbone.file: there is no file '{path}'; name a safetensors file with weights")
     try:
-        found = checkpoint.tensors(path.parent, path.name)
+        found = model_folder.tensors(path.parent, path.name)
     except ModelError as error:
         raise RunError(f"training.backbone.file: {error}; a checkpoint in another form must be saved as one") from None
-    own = checkpoint.unique_weights(model)
+    own = model_folder.unique_weights(model)
     renamed = rename(found, options.map)
     wanted = {name: x for name, x in own.items() if any(below(name, place) for place in options.map.values())}
     problems = [

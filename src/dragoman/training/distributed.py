@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import Diverged, RunError, Stopped, UserError
-from dragoman.training.update import Update
-from dragoman.training.watch import AGAIN, LINGER, Watch, named
+from dragoman.training.gradient import Update
+from dragoman.training.heartbeat import AGAIN, LINGER, Watch, named
 
 BUCKET = 1 << 23  # numbers added at once: 32 MB of float32, large enough for the network, small beside the model
 

@@ -20,22 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman import checkpoint, devices
 from dragoman import config as configs
+from dragoman.checkpoint import model_folder
 from dragoman.config import Config
 from dragoman.core import files, yaml
+from dragoman.inference import device
 from dragoman.text import codec as codecs
-from dragoman.training import distributed, preparation, tensorboard
+from dragoman.training import distributed, prepare
 from dragoman.training.distributed import Ranks
-from dragoman.training.preparation import Prepared
+from dragoman.training.prepare import Prepared
 from dragoman.training.report import Report
 from dragoman.training.run_folder import RunFolder
+from dragoman.training.trackers import tensorboard
 from dragoman.training.trainer import Trainer
 
 
 def run(config: Config, folder: Path | None = None, *, allow_change: Sequence[str] = ()) -> Iterator[Report]:
     """Train as a config says; in a folder that holds a run already, go on with it."""
-    with distributed.joined(devices.pick(config.runtime.device), config.training.rank_timeout) as ranks:
+    with distributed.joined(device.pick(config.runtime.device), config.training.rank_timeout) as ranks:
         place = RunFolder(folder or Path("runs") / config.name, writes=ranks.first)
         events = tensorboard.events(place.path / "tensorboard", config.runtime.tensorboard and ranks.first)
         with place.locked(), events as record:
@@ -102,7 +104,7 @@ def read(value: dict[str, Any], place: RunFolder) -> Opened:
     readers = configs.medium(config), configs.second(config)
     codec = codecs.restore(part.source, part.target or part.source, part.joint, form, files, *readers)
     found = None if value["found"] is None else Path(value["found"])
-    return Opened(config, preparation.prepare(config, codec, cache_of(config, place)), found, value["finished"])
+    return Opened(config, prepare.prepare(config, codec, cache_of(config, place)), found, value["finished"])
 
 
 def cache_of(config: Config, place: RunFolder) -> Path:
@@ -116,23 +118,23 @@ def _open(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Gene
         return Report("notice", 0, config.training.steps, text)
 
     place.check_format()
-    config = preparation.settled(config)
-    found, ignored = checkpoint.latest(place.path)
+    config = prepare.settled(config)
+    found, ignored = model_folder.latest(place.path)
     for folder in (place.path, place.checkpoints):
         ignored += [f"{folder / name}: was never finished" for name in files.sweep(folder)]
     for text in ignored:
         yield notice(f"ignored: {text}")
     if found is None:  # nothing is lost with an old config that trained no step worth keeping
-        for text in preparation.examine(config):
+        for text in prepare.examine(config):
             yield notice(text)
-        codec, config = preparation.open_codec(config)
+        codec, config = prepare.open_codec(config)
     else:
-        codec = checkpoint.load(found).codec
+        codec = model_folder.load(found).codec
         if config.tokenizer.load or config.training.start_from:
-            config = preparation.adopt(config, checkpoint.load(found).config)
+            config = prepare.adopt(config, model_folder.load(found).config)
     place.settle(config, allow_change, fresh=found is None)
-    prepared = preparation.prepare(config, codec, cache_of(config, place))
-    for text in preparation.skipped(prepared):
+    prepared = prepare.prepare(config, codec, cache_of(config, place))
+    for text in prepare.skipped(prepared):
         yield notice(text)
     return Opened(config, prepared, found, place.finished)
 

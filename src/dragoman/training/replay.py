@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from dragoman.constraints import Constraints
-from dragoman.core.interfaces import EOS, SPECIALS, Example
 from dragoman.core.json import finite
 from dragoman.core.registry import Part
-from dragoman.limits import NOTHING
-from dragoman.pipeline import Pipeline, Prediction
-from dragoman.training import preparation
+from dragoman.core.types import EOS, SPECIALS, Example
+from dragoman.inference.constraints import Constraints
+from dragoman.inference.length_limits import NOTHING
+from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.training import prepare
 
 LONGEST = 100  # tokens of a result: a model that knows nothing yet talks until it is stopped
 CELLS = LONGEST**2  # weights of a map that are kept; a larger one would make a line of a megabyte
@@ -36,8 +36,8 @@ def sources(pipeline: Pipeline) -> list[Example]:
     config = pipeline.config
     if config.data.valid is None:
         return []
-    every = (e for e in preparation.pairs(config, config.data.valid) if e.source.strip() and not e.cut)
-    readable = (e for e in every if preparation.is_readable(e, pipeline.codec))
+    every = (e for e in prepare.pairs(config, config.data.valid) if e.source.strip() and not e.cut)
+    readable = (e for e in every if prepare.is_readable(e, pipeline.codec))
     first = list(itertools.islice(readable, config.training.replay))
     return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.goes_on else first
 

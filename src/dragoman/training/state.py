@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman import checkpoint
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import ModelError
 from dragoman.core.formats import FORMAT, check_format
 from dragoman.optim.schedules import Schedule
@@ -59,10 +59,10 @@ def dump(
         if isinstance(value, Tensor)
     }
     if average is not None:  # model.safetensors then holds the average
-        tensors |= {f"weights.{name}": x for name, x in checkpoint.unique_weights(model).items()}
+        tensors |= {f"weights.{name}": x for name, x in model_folder.unique_weights(model).items()}
     return {
         "training.json": (json.dumps({"format": FORMAT} | asdict(progress), indent=1) + "\n").encode(),
-        "training.safetensors": checkpoint.tensors_to_bytes(tensors),
+        "training.safetensors": model_folder.tensors_to_bytes(tensors),
     }
 
 
@@ -75,12 +75,12 @@ def restore(
 ) -> Progress:
     """Put a run back to where a checkpoint left it."""
     progress = read_progress(folder)
-    weights = checkpoint.tensors(folder, "model.safetensors")
-    tensors = checkpoint.tensors(folder, "training.safetensors")
+    weights = model_folder.tensors(folder, "model.safetensors")
+    tensors = model_folder.tensors(folder, "training.safetensors")
     if average is not None:
         average.restore(weights)
         weights = {name.removeprefix("weights."): x for name, x in tensors.items() if name.startswith("weights.")}
-    checkpoint.fill(model, weights, str(folder))
+    model_folder.fill(model, weights, str(folder))
     states: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("optimizer."):

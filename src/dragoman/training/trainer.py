@@ -18,28 +18,30 @@ from typing import Any
 
 import torch
 
-from dragoman import checkpoint, devices
+from dragoman.checkpoint import model_folder
 from dragoman.config import Config, build_model
 from dragoman.core import files
 from dragoman.core.errors import Diverged, RunError, Stopped
-from dragoman.core.interfaces import Batch
+from dragoman.core.types import Batch
 from dragoman.data.batching import Batches, Cursor
 from dragoman.data.loader import load as load_batches
+from dragoman.engines.training.graph_step import Steps, eagerly, why_not
+from dragoman.engines.training.rnn_graph import hurry
+from dragoman.inference import device as devices
+from dragoman.inference.pipeline import Pipeline
 from dragoman.optim.optimizers import optimizers
+from dragoman.optim.sampling_schedules import teachers
 from dragoman.optim.schedules import schedules
-from dragoman.optim.teachers import teachers
-from dragoman.pipeline import Pipeline
-from dragoman.runtime.loops import hurry
-from dragoman.runtime.steps import Steps, eagerly, why_not
-from dragoman.training import backbone, preparation, replay
+from dragoman.training import backbone, replay
+from dragoman.training import prepare as preparation
 from dragoman.training.averaging import MovingAverage, holding
 from dragoman.training.distributed import Alone, Ranks
-from dragoman.training.preparation import Prepared
+from dragoman.training.gradient import descend, gradient
+from dragoman.training.prepare import Prepared
 from dragoman.training.report import Clock, Report
 from dragoman.training.run_folder import RunFolder
+from dragoman.training.scheduled_sampling import mixed_inputs
 from dragoman.training.state import Progress, dump, read_progress, restore
-from dragoman.training.teaching import mixed_inputs
-from dragoman.training.update import descend, gradient
 from dragoman.training.validation import better, validate
 from dragoman.training.warm_start import freeze, start_from
 
@@ -65,7 +67,7 @@ class Trainer:
             start_from(self.model, Path(self.options.start_from), self.options.start_parts)
         if self.options.backbone is not None:
             backbone.load(self.model, self.options.backbone)
-        self.ranks.spread(list(checkpoint.unique_weights(self.model).values()))
+        self.ranks.spread(list(model_folder.unique_weights(self.model).values()))
         self._optimize()
         if self.ranks.first:
             files.make_folder(self.place.checkpoints)
@@ -290,7 +292,7 @@ class Trainer:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What counts as the model: the moving average where there is one."""
-        return self.average.shadow if self.average is not None else checkpoint.unique_weights(self.model)
+        return self.average.shadow if self.average is not None else model_folder.unique_weights(self.model)
 
     def save(self, best: bool) -> Report:
         progress = self.progress
@@ -308,7 +310,7 @@ class Trainer:
         if folder.exists():
             files.remove_folder(folder)
         extra = dump(self.progress, self.model, self.optimizer, self.average)
-        checkpoint.save(folder, self.config, self.weights(), self.prepared.codec, extra)
+        model_folder.save(folder, self.config, self.weights(), self.prepared.codec, extra)
         self.place.point("last", folder.name)
         if best:
             self.place.point("best", folder.name)
@@ -316,8 +318,8 @@ class Trainer:
 
     def tidy(self) -> None:
         """Remove all but the newest checkpoints and the best."""
-        best = checkpoint.pointed(self.place.path, "best")
-        old = [*checkpoint.steps(self.place.path)[: -self.options.keep], *self.place.checkpoints.glob("average-*")]
+        best = model_folder.pointed(self.place.path, "best")
+        old = [*model_folder.steps(self.place.path)[: -self.options.keep], *self.place.checkpoints.glob("average-*")]
         for folder in old:
             if folder.name != best:
                 files.remove_folder(folder)
@@ -348,7 +350,7 @@ class Trainer:
     @property
     def newest(self) -> str | None:
         """The name of the newest checkpoint."""
-        return next((folder.name for folder in reversed(checkpoint.steps(self.place.path))), None)
+        return next((folder.name for folder in reversed(model_folder.steps(self.place.path))), None)
 
     def keep_average(self) -> Generator[Report, None, int]:
         """Average the last checkpoints and keep that if it is better; of how many it is then, else 0."""
@@ -360,11 +362,11 @@ class Trainer:
     def averaged(self) -> tuple[dict[str, Any], bool]:
         """The mean of the last checkpoints, measured and, where nothing is better, kept; what is known of it."""
         options, progress = self.options, self.progress
-        folders = checkpoint.steps(self.place.path)[-options.average :]
+        folders = model_folder.steps(self.place.path)[-options.average :]
         values: dict[str, Any] = {"kind": "average", "step": progress.step, "checkpoints": len(folders)}
         if len(folders) == 1:
             return values, False
-        mean = checkpoint.average(folders)
+        mean = model_folder.average(folders)
         if self.prepared.valid is not None:
             values |= self.measure(mean)
             self.place.record(values)
@@ -373,7 +375,7 @@ class Trainer:
         folder = self.place.checkpoints / f"average-{progress.step}"
         if folder.exists():
             files.remove_folder(folder)
-        checkpoint.save(folder, self.config, mean, self.prepared.codec, {})
+        model_folder.save(folder, self.config, mean, self.prepared.codec, {})
         self.place.point("best", folder.name)
         return values, True
 

@@ -16,10 +16,10 @@ from dragoman.config import Config
 from dragoman.core.registry import Part
 from dragoman.data.batching import in_order
 from dragoman.data.objectives import Objective
-from dragoman.data.store import Store
+from dragoman.data.store.store import Store
 from dragoman.evaluation.metrics import corpus, metrics
-from dragoman.pipeline import Pipeline
-from dragoman.training.preparation import Prepared
+from dragoman.inference.pipeline import Pipeline
+from dragoman.training.prepare import Prepared
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dragoman import checkpoint
+from dragoman.checkpoint import model_folder
 from dragoman.core.errors import ModelError, RunError, UserError
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -19,11 +19,11 @@ def start_from(model: Seq2Seq, path: Path, parts: Sequence[str]) -> None:
     What is only counted along may be missing there and begins anew: hard attention, begun with soft attention's
     weights, has a baseline that those never needed.
     """
-    other = checkpoint.resolve(path)
-    counted = checkpoint.unique_weights(model).keys() - dict(model.named_parameters()).keys()
-    weights = {name: model.get_buffer(name) for name in counted} | checkpoint.tensors(other, "model.safetensors")
+    other = model_folder.resolve(path)
+    counted = model_folder.unique_weights(model).keys() - dict(model.named_parameters()).keys()
+    weights = {name: model.get_buffer(name) for name in counted} | model_folder.tensors(other, "model.safetensors")
     try:
-        checkpoint.fill(model, weights, str(other), parts)
+        model_folder.fill(model, weights, str(other), parts)
     except ModelError as error:
         raise RunError(
             f"training.start_from: {error}. The model section must equal that model's, and so must the vocabulary "

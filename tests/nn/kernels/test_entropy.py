@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 from dragoman.nn.kernels import entropy
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from dragoman.core.errors import UserError, nearest
-from dragoman.core.interfaces import Example
 from dragoman.core.registry import Registry
+from dragoman.core.types import Example
 from dragoman.data.lines import BadLine, Line, OnError, Tally, reject
 
 COLUMNS = ("source", "second", "target", "source_lang", "target_lang", "-")

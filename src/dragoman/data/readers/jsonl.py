@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dragoman.core.errors import nearest
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
 from dragoman.data.lines import SEPARATORS, SURROGATES, BadLine, Line, clean, read_lines
 from dragoman.data.readers import Reading, examples, readers, sides
 from dragoman.data.readers.tsv import display_name, references

@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from dragoman.core.errors import DataError
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
 from dragoman.data.lines import read_lines
 from dragoman.data.readers import Reading, readers, sides
 

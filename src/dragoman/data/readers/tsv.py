@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dragoman.core.interfaces import Example
+from dragoman.core.types import Example
 from dragoman.data.lines import BadLine, Line, read_lines
 from dragoman.data.readers import Reading, examples, readers
 

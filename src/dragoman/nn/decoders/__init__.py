@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.core.interfaces import Decoder
 from dragoman.core.registry import Registry
+from dragoman.core.types import Decoder
 
 decoders: Registry[Decoder] = Registry("decoder", __name__)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Part, Share
+from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout

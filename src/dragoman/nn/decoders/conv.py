@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.convolution import GatedConvolution, halved, projection
 from dragoman.nn.decoders import decoders

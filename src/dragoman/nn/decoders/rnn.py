@@ -31,8 +31,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Output
 from dragoman.core.registry import Count, Part, Positive, Share
+from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Capacity, Memory, Output, Segments
 from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.types import Capacity, Memory, Output, Segments
 from dragoman.nn.attention import Heads, Places, notes
 from dragoman.nn.blocks import BlockState, Stack, Style
 from dragoman.nn.decoders import decoders
 from dragoman.nn.layers import Activation, norms
-from dragoman.nn.mixers import mixers
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.prefix import behind, joined
 from dragoman.nn.scores import scores
+from dragoman.nn.token_mixers import mixers
 
 
 @dataclass

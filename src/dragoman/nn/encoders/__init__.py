@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.core.interfaces import Encoder
 from dragoman.core.registry import Registry
+from dragoman.core.types import Encoder
 
 encoders: Registry[Encoder] = Registry("encoder", __name__)

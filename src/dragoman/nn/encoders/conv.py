@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.types import Memory, Segments
 from dragoman.nn.convolution import GatedConvolution, halved, projection
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout

@@ -12,8 +12,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Share
+from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.positions import positions

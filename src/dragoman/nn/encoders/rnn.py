@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Count, Positive, Share
+from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.recurrent import Cell, Directions, Reset, Stack, backwards

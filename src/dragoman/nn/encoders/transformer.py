@@ -10,16 +10,16 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Memory, Segments
 from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.types import Memory, Segments
 from dragoman.nn.attention import Heads, Places
 from dragoman.nn.blocks import Stack, Style
 from dragoman.nn.encoders import encoders
 from dragoman.nn.layers import Activation, norms
-from dragoman.nn.mixers import mixers
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.scores import scores
+from dragoman.nn.token_mixers import mixers
 
 
 @encoders.register("transformer")

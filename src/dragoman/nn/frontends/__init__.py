@@ -1,6 +1,6 @@
 """What the source is: tokens, an image, sound → (B, S, D). How it is encoded is the encoder's business.
 
-The folder is the registry. A frontend for what is no text brings the `reader` of its files (dragoman.media); its
+The folder is the registry. A frontend for what is no text brings the `reader` of its files (dragoman.modalities); its
 constructor's options are all that a user sees of both.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Registry
+from dragoman.core.types import Medium, Segments
 
 
 class Frontend(Protocol):

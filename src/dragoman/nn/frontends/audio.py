@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Count, Positive, Rate
-from dragoman.media.audio import SHIFT, AudioMedium
-from dragoman.media.frames import Looks
+from dragoman.core.types import Medium, Segments
+from dragoman.modalities.audio import SHIFT, AudioMedium
+from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.frames import (
     LONGEST,

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Positive
-from dragoman.media.clips import ClipMedium
+from dragoman.core.types import Medium, Segments
+from dragoman.modalities.video import ClipMedium
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.image import ImageFrontend, cells
 from dragoman.nn.layers import linear

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Count, Positive, Rate
-from dragoman.media.arrays import ArrayMedium
-from dragoman.media.audio import SHIFT
-from dragoman.media.frames import Looks
+from dragoman.core.types import Medium, Segments
+from dragoman.modalities.audio import SHIFT
+from dragoman.modalities.features import ArrayMedium
+from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 from dragoman.nn.layers import linear
 

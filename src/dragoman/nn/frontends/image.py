@@ -26,9 +26,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.interfaces import Medium, Segments
 from dragoman.core.registry import Positive
-from dragoman.media.image import ImageMedium
+from dragoman.core.types import Medium, Segments
+from dragoman.modalities.image import ImageMedium
 from dragoman.nn.frontends import frontends
 
 PIXELS, STAGES, PATCH = 128, 4, 16

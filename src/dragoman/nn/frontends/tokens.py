@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dragoman.core.interfaces import PAD, Segments
+from dragoman.core.types import PAD, Segments
 from dragoman.nn.frontends import frontends
 
 

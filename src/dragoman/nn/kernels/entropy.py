@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 from dragoman.nn.kernels.packed import triton_works
 
 BYTES = 1 << 29  # of logits held at a time: large enough that the products fill a GPU

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 
 
 @triton.jit

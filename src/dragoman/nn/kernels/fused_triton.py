@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.core.interfaces import PAD
+from dragoman.core.types import PAD
 
 ROWS = 4  # positions a program holds at a time
 PROGRAMS = 528  # that share the rows of a backward pass: 4 on each multiprocessor of an H100

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dragoman.core.interfaces import Example
-from dragoman.media.image import ImageMedium, pillow
+from dragoman.core.types import Example
+from dragoman.modalities.image import ImageMedium, pillow
 from dragoman.recipes import tables
 
 if TYPE_CHECKING:

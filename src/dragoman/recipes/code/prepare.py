@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 
-from dragoman.core.interfaces import Example
-from dragoman.pipeline import Pipeline
+from dragoman.core.types import Example
+from dragoman.inference.pipeline import Pipeline
 from dragoman.recipes import tables
 
 SPACE, LINE = "␣", "⏎"  # in place of white space

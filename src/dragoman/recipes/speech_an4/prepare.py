@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dragoman.core.errors import DataError
-from dragoman.media.arrays import FRAMES, OFFSETS
+from dragoman.modalities.features import FRAMES, OFFSETS
 from dragoman.recipes import tables
 
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}

@@ -22,7 +22,7 @@ import numpy as np
 
 from dragoman.core import files
 from dragoman.core.errors import DataError, MissingExtra
-from dragoman.media.audio import waveform
+from dragoman.modalities.audio import waveform
 from dragoman.recipes import tables
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from dragoman.evaluation.metrics import metrics
 from dragoman.recipes import tables
 
 if TYPE_CHECKING:
-    from dragoman.core.interfaces import Example
-    from dragoman.pipeline import Pipeline
+    from dragoman.core.types import Example
+    from dragoman.inference.pipeline import Pipeline
 
 Row = Sequence[str]
 

@@ -1,4 +1,4 @@
-"""Clips of one thing that moves, with a sentence and a label; drawn here (data/scenes.py), the same at every run.
+"""Clips of one thing that moves, with a sentence and a label; drawn by data/samples/scenes.py, always the same.
 
     pictures.zip                         SIDE/NUMBER/0.png, 1.png, …
     train.tsv, valid.tsv, test.tsv       pictures.zip/train/7 ⇥ a red square moves left ⇥ left
@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from dragoman.data import scenes
+from dragoman.data.samples import scenes
 from dragoman.recipes import tables
 
 CLIPS: dict[scenes.Side, int] = {"train": 1200, "valid": 60, "test": 240}  # of 4 to 6 frames

@@ -1,4 +1,4 @@
-"""Pictures of two things, and questions about them; drawn here (data/scenes.py), the same at every run.
+"""Pictures of two things, and questions about them; drawn here (data/samples/scenes.py), the same at every run.
 
     pictures.zip                         SIDE/NUMBER.png
     train.tsv, valid.tsv, test.tsv       what color is the square ? ⇥ pictures.zip/train/7.png ⇥ red
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dragoman.core import files
-from dragoman.data import scenes
+from dragoman.data.samples import scenes
 from dragoman.recipes import tables
 
 PICTURES: dict[scenes.Side, int] = {"train": 2000, "valid": 100, "test": 250}  # with 4 questions each, in tests 2

@@ -5,7 +5,7 @@
 With dropout p (Provilkov et al. 2020), `sample` leaves each possible merge out with probability p, anew at every step,
 and stops when all were left out: mostly the usual split, sometimes one of smaller pieces.
 
-What a text looks like after encoding and decoding is said in text/pieces.py.
+What a text looks like after encoding and decoding is said in text/sentencepiece_model.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from dragoman.core.registry import Positive, Share
-from dragoman.text.pieces import Pieces
+from dragoman.text.sentencepiece_model import Pieces
 from dragoman.text.tokenizers import tokenizers
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 Sampling: F[j] = log Σ_{pieces i..j} exp(F[i] + α log p(piece)) from left to right, then pieces from the end backward,
 each in proportion to its term in F[j]. All but the draws depends on the word alone, and is kept for the next time.
 
-What a text looks like after encoding and decoding is said in text/pieces.py.
+What a text looks like after encoding and decoding is said in text/sentencepiece_model.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from dragoman.core.registry import Positive
-from dragoman.text.pieces import Pieces
+from dragoman.text.sentencepiece_model import Pieces
 from dragoman.text.tokenizers import tokenizers
 
 if TYPE_CHECKING:

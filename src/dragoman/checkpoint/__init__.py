@@ -1,0 +1,1 @@
+"""A model folder: config.yaml, model.safetensors, tokenizer files, and a manifest with checksums."""

@@ -1,0 +1,1 @@
+"""What `dragoman data check` says about pairs: one pass over them, the findings, the report."""

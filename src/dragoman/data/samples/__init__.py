@@ -1,0 +1,1 @@
+"""Made-up and embedded data: synthetic tasks, scenes, the CMU Pronouncing Dictionary."""

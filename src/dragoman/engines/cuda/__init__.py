@@ -1,0 +1,1 @@
+"""Decoding on one GPU: sentences in slots, every step one CUDA graph."""

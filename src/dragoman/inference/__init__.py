@@ -1,0 +1,1 @@
+"""How a trained model is used: inputs, constraints, search, attention, many processes."""

@@ -1,0 +1,1 @@
+"""One file per view: a pipeline → plain data that JSON can hold."""

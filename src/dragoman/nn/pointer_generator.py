@@ -1,0 +1,59 @@
+"""Say a word of the vocabulary, or point at a word of the source (pointer-generator, See et al. 2017).
+
+    a = softmax(score(o_t, h))     c = Σ_j a_j h_j     g = σ(w [o_t; c; y_{t-1}])
+
+    p(w) = g softmax(logits)_w + (1 − g) Σ_{j: x_j = w} a_j
+
+The pointer has an attention of its own, so that it works with every decoder, whatever that attends to or not.
+
+B sentences, T target positions (or K hypotheses), S source positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.core.errors import PartError
+from dragoman.core.registry import Part
+from dragoman.core.types import Memory
+from dragoman.nn.attention import Attention
+from dragoman.nn.layers import linear
+
+
+@dataclass
+class Pointable:
+    """The source as a pointer sees it; every tensor leads with (sentence, 1)."""
+
+    keys: Tensor  # (B, 1, S, ·)
+    values: Tensor  # (B, 1, S, D_memory)
+    mask: Tensor  # (B, 1, S)
+    ids: Tensor  # (B, 1, S)
+
+
+class Pointer(nn.Module):
+    """p(w) = g p_vocabulary(w) + (1 − g) Σ_{j: x_j = w} a_j."""
+
+    def __init__(self, d: int, d_in: int, d_memory: int, score: Part) -> None:
+        super().__init__()
+        self.attention = Attention(d, d_memory, score, Part("softmax"))
+        if self.attention.remembers:
+            raise PartError(
+                f"pointer: a '{score.name}' score remembers earlier steps, which a pointer does not; use 'general'"
+            )
+        self.gate = linear(d + d_memory + d_in, 1)
+
+    def start(self, memory: Memory) -> Pointable:
+        assert memory.source is not None
+        keys = self.attention.prepare(memory.states)
+        return Pointable(keys[:, None], memory.states[:, None], memory.mask[:, None], memory.source[:, None])
+
+    def forward(self, logits: Tensor, o: Tensor, y: Tensor, source: Pointable) -> tuple[Tensor, Tensor]:
+        """logits (B, T, V), o (B, T, D), y (B, T, D_in) → log p (B, T, V) and the weights a (B, T, S)."""
+        c, a, _, _ = self.attention(o, source.keys[:, 0], source.values[:, 0], source.mask)
+        g = torch.sigmoid(self.gate(torch.cat([o, c, y], -1)).float())  # (B, T, 1)
+        said = g * logits.float().softmax(-1)
+        p = said.scatter_add(-1, source.ids.expand(-1, o.shape[1], -1), (1 - g) * a.float())
+        return p.clamp_min(torch.finfo(p.dtype).tiny).log(), a

@@ -1,0 +1,285 @@
+"""The engine of a CPU against the plain path: the same model, the same search, step by step as search/ has it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from dragoman.core import processes
+from dragoman.core.registry import Part
+from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
+from dragoman.engines.cpu import engine as cpu
+from dragoman.engines.cpu.search import beam, best
+from dragoman.engines.cpu.transformer_step import Transformer
+from dragoman.engines.length_batches import batches, padded
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.search import Limits, searches
+
+V = 90
+SIZE = {"layers": 2, "heads": 4, "feedforward": 48}
+SEARCHES = {
+    "greedy": Part("greedy"),
+    "beam": Part("beam", {"size": 4}),
+    "exact": Part("beam", {"size": 3, "stop": "exact", "length": Part("gnmt", {"alpha": 1.0})}),
+    "shrink": Part("beam", {"size": 4, "ending": "shrink"}),
+    "diverse": Part("diverse", {"size": 4, "groups": 2}),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "post": {"norm_order": "post", "embedding_norm": True},
+    "learned": {"position": Part("learned", {"length": 40})},
+    "shared": {"shared": True},
+    "rotary": {"position": Part("rotary"), "key_heads": 2},
+    "alibi": {"position": Part("alibi"), "activation": "swiglu"},
+    "t5": {"position": Part("t5"), "norm": Part("rms"), "bias": False},
+    "shaw": {"position": Part("shaw"), "key_width": 6, "value_width": 10, "activation": "gelu"},
+    "xl": {"position": Part("xl", {"distance": 5}), "shared": True},
+}
+
+
+def model(encoder: str = "transformer", **options: Any) -> Seq2Seq:
+    """A model with weights at random, large enough that its results differ, and quick to end."""
+    side = Part("transformer", {**SIZE, **options})
+    first = side if encoder == "transformer" else Part(encoder)
+    built = Seq2Seq(V, V, width=32, encoder=first, decoder=side).eval()
+    with torch.no_grad():
+        for weight in built.parameters():
+            weight.mul_(1.5)
+        built.output.bias[EOS] += 4.0
+    return built
+
+
+def some_sources(count: int) -> list[list[int]]:
+    return [[*(random.randrange(4, V) for _ in range(random.randrange(1, 12))), EOS] for _ in range(count)]
+
+
+def some_limits(sources: list[list[int]]) -> Limits:
+    longest = torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)])  # some are cut off
+    return Limits(longest, longest // 4, list(range(len(sources))))
+
+
+@torch.inference_mode()
+def plainly(model: Seq2Seq, sources: list[list[int]], part: Part, limits: Limits) -> list[list[Hypothesis]]:
+    memory = model.encode(*padded(sources))
+    return searches.build(part)(model.step, lambda room: model.start(memory, room), limits)
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    """The same n-best lists; one sentence may have come to beginnings a rounding apart, and gone the other way."""
+    others = 0
+    for ours, theirs in zip(found, expected, strict=True):
+        if [(h.tokens, h.ended) for h in ours] != [(h.tokens, h.ended) for h in theirs]:
+            others += 1
+            continue
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.log_probs == pytest.approx(b.log_probs, abs=1e-4)
+    assert others <= 1
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_finds_what_it_finds_on_the_plain_path(name: str) -> None:
+    sources, built = some_sources(40), model()
+    limits, part = some_limits(sources), SEARCHES[name]
+    engine = cpu.open(built, "float32")
+    assert engine is not None
+    search = searches.build(part)
+    assert engine.serves(search, limits)
+    assert_same(engine(sources, search, limits), plainly(built, sources, part, limits))
+
+
+@pytest.mark.parametrize("size", [V - 1, V, 2 * V])
+def test_a_beam_may_be_as_wide_as_the_vocabulary_and_wider(size: int) -> None:
+    sources, built, part = some_sources(6), model(), Part("beam", {"size": size})
+    limits, engine = some_limits(sources), cpu.open(built, "float32")
+    assert engine is not None
+    found = engine(sources, searches.build(part), limits)
+    for ours, theirs in zip(found, plainly(built, sources, part, limits), strict=True):
+        assert ours[0].tokens == theirs[0].tokens
+        assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("part", [Part("greedy"), Part("beam", {"size": 3})], ids=["greedy", "beam"])
+def test_every_option_of_a_transformer_is_computed_as_the_model_computes_it(name: str, part: Part) -> None:
+    sources, built = some_sources(12), model(**OPTIONS[name])
+    limits, engine = some_limits(sources), cpu.open(built, "float32")
+    assert engine is not None
+    assert_same(engine(sources, searches.build(part), limits), plainly(built, sources, part, limits))
+
+
+def test_a_transformer_decodes_what_another_encoder_encoded() -> None:
+    sources, built, part = some_sources(10), model("rnn"), Part("beam", {"size": 3})
+    limits, engine = some_limits(sources), cpu.open(built, "float32")
+    assert engine is not None
+    assert_same(engine(sources, searches.build(part), limits), plainly(built, sources, part, limits))
+
+
+@torch.inference_mode()
+def test_hypotheses_that_change_places_see_their_own_past_and_no_other() -> None:
+    """Random descents, with sentences that leave on the way, against teacher forcing on each whole history."""
+    built, k = model(position=Part("alibi")), 4
+    step = Transformer(built, "float32")
+    source, lengths = padded(some_sources(5))
+    rows, cache = torch.arange(5), step.start(step.encode(source, lengths), Capacity(k, 30))
+    histories = torch.full((5, k, 1), BOS)
+    for t in range(14):
+        log_p, cache = step.step(histories[:, :, -1], cache)
+        memory = built.encode(source[rows].repeat_interleave(k, 0), lengths[rows].repeat_interleave(k, 0))
+        expected = built.logits(built.decode(histories.flatten(0, 1), memory).o[:, -1]).log_softmax(-1)
+        assert_close(log_p.flatten(0, 1), expected, atol=1e-4, rtol=1e-4)
+        parents = torch.randint(k, (len(rows), k))
+        if t in (4, 9):
+            staying = torch.randperm(len(rows))[:-1]
+            rows, histories, parents, cache = rows[staying], histories[staying], parents[staying], cache.select(staying)
+        cache = cache.reorder(parents)
+        histories = torch.cat([histories.gather(1, parents[..., None].expand_as(histories)),
+                               torch.randint(4, V, (len(rows), k, 1))], -1)  # fmt: skip
+    assert cache.n < 14 * k  # nodes that nobody sees were written over
+
+
+# -- the searches alone, on tables that say what comes after each history ----------------------------------------------
+
+
+@dataclass
+class History:
+    number: Tensor  # (B, k): all there is of a history
+    sentence: Tensor  # (B, 1)
+
+    def select(self, rows: Tensor) -> History:
+        return History(self.number[rows], self.sentence[rows])
+
+    def reorder(self, parents: Tensor) -> History:
+        return History(self.number.gather(1, parents), self.sentence)
+
+
+class Tables:
+    """Logits 3 sin(ω n) of a history's number n, with frequencies ω by sentence and token, (N, 64)."""
+
+    size = 64
+
+    def __init__(self, sentences: int, ends: float) -> None:
+        self.frequencies, self.ends = torch.rand(sentences, 1, 64, dtype=torch.float64), ends
+
+    def start(self, memory: Any, capacity: Capacity) -> History:
+        sentences = torch.arange(len(self.frequencies))[:, None]
+        return History(torch.zeros(len(sentences), capacity.hypotheses, dtype=torch.long), sentences)
+
+    def logits(self, tokens: Tensor, state: History) -> Tensor:
+        state.number = (state.number * 71 + tokens + 1) % 10007  # tokens may be one for all hypotheses, at first
+        n = state.number[:, : tokens.shape[1], None]
+        logits = 3 * torch.sin(self.frequencies[state.sentence[:, 0]] * n).float()  # (B, k, 64)
+        logits[..., EOS] += self.ends
+        return logits.flatten(0, 1)
+
+    def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
+        return self.logits(tokens, state).log_softmax(-1).view(*tokens.shape, -1), state
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from(["none", "mean", "gnmt"]),
+    st.sampled_from(["pool", "shrink"]),
+    st.sampled_from(["usual", "exact"]),
+    st.floats(-2, 8),
+)
+def test_a_beam_keeps_to_every_step_of_the_plain_one(
+    size: int, length: str, ending: str, stop: str, ends: float
+) -> None:
+    tables, longest = Tables(8, ends), torch.randint(1, 12, (8,))
+    limits = Limits(longest, longest // 3)
+    search: Any = searches.build(Part("beam", {"size": size, "length": Part(length), "ending": ending, "stop": stop}))
+    expected = search(tables.step, lambda room: tables.start(None, room), limits)
+    assert_same(beam(search, tables, None, cpu.lengths(limits)), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [64, 640])
+def test_the_best_tokens_of_blocks_are_the_best_of_all(size: int) -> None:
+    logits = torch.randn(7, size)
+    logits[:, [PAD, BOS, EOS]] += 4.0
+    short = torch.tensor([True, False] * 3 + [True])
+    value, token = best(logits.clone(), short.numpy(), 5)
+    log_p = logits.log_softmax(-1)
+    log_p[:, [PAD, BOS]] = -torch.inf
+    log_p[short, EOS] = -torch.inf
+    expected = log_p.topk(5)
+    assert_close(torch.from_numpy(value), expected.values)
+    assert torch.from_numpy(token).equal(expected.indices)
+
+
+def test_results_do_not_depend_on_what_else_is_asked() -> None:
+    sources, built = some_sources(9), model()
+    limits, engine, search = some_limits(sources), cpu.open(built, "float32"), searches.build(SEARCHES["beam"])
+    assert engine is not None
+    alone = [
+        engine([source], search, Limits(limits.longest[i : i + 1], limits.shortest[i : i + 1]))[0]
+        for i, source in enumerate(sources)
+    ]
+    assert_same(engine(sources, search, limits), alone)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("shortest", [0, 2])
+def test_greedy_results_do_not_depend_on_how_many_are_asked_for(precision: str, shortest: int) -> None:
+    """Another engine may serve a few sentences, or all of them; in int8 its rounding is not ours."""
+    sources, built = some_sources(20), model()
+    longest, search, engine = torch.full((20,), 9), searches.build(Part("greedy")), cpu.open(built, precision)
+    assert engine is not None
+    alone = [engine([source], search, Limits(longest[:1], shortest))[0] for source in sources]
+    assert_same(engine(sources, search, Limits(longest, shortest)), alone)
+    if precision == "float32":
+        assert_same(alone, plainly(built, sources, Part("greedy"), Limits(longest, shortest)))
+
+
+@pytest.mark.skipif(not processes.possible(), reason="no forks here")
+def test_a_fork_of_a_process_that_has_searched_can_search_too() -> None:
+    sources, engine, search = some_sources(6), cpu.open(model(), "int8"), searches.build(Part("greedy"))
+    assert engine is not None
+
+    def answer(count: int) -> list[list[int]]:
+        found = engine(sources[:count], search, Limits(torch.full((count,), 5)))
+        return [hypotheses[0].tokens for hypotheses in found]
+
+    here = [answer(count) for count in (2, 6)]
+    assert list(processes.ordered(answer, [2, 6], 2)) == here
+
+
+def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:
+    sources, built, part = some_sources(70), model(), Part("sample", {"size": 2, "seed": 5})
+    limits, engine = some_limits(sources), cpu.open(built, "float32")
+    assert engine is not None
+    found, expected = engine(sources, searches.build(part), limits), plainly(built, sources, part, limits)
+    same = [a[0].tokens == b[0].tokens for a, b in zip(found, expected, strict=True)]
+    assert sum(same) >= 68  # a draw may fall a rounding to the other side
+
+
+def test_batches_hold_every_source_once_and_no_more_than_asked() -> None:
+    sources = some_sources(50)
+    lengths = [len(source) for source in sources]
+    cut = list(batches(lengths, 10_000, 8))
+    assert sorted(i for rows in cut for i in rows) == list(range(50))
+    assert max(len(rows) for rows in cut) == 8
+    for rows in (few := list(batches(lengths, 30))):
+        assert len(rows) == 1 or len(rows) * max(lengths[i] for i in rows) <= 30
+    assert sorted(i for rows in few for i in rows) == list(range(50))
+    assert [len(sources[i]) for rows in cut for i in rows] == sorted(map(len, sources), reverse=True)
+
+
+def test_what_the_step_cannot_say_is_left_to_the_plain_path() -> None:
+    engine = cpu.open(model(), "float32")
+    assert engine is not None
+    longest = torch.tensor([5])
+    assert not engine.serves(searches.build(Part("beam", {"coverage": 0.2})), Limits(longest))
+    assert not engine.serves(
+        searches.build(Part("greedy")), Limits(longest, rules=[lambda log_p, history, rows: log_p])
+    )
+    assert not engine.serves(searches.build(Part("beam")), Limits(longest, traces={}))
+    for decoder in (Part("rnn"), Part("transformer", {**SIZE, "mixer": Part("ssru")})):
+        assert cpu.open(Seq2Seq(V, V, width=32, decoder=decoder, encoder=Part("transformer", SIZE)), "float32") is None

@@ -1,0 +1,448 @@
+"""A result depends on its source alone: not on batch-mates, padding, order or windows (SPEC G8, FAULTS 31)."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dragoman
+from dragoman import config as configs
+from dragoman.checkpoint import model_folder
+from dragoman.core.errors import DataError, UserError
+from dragoman.core.registry import Part
+from dragoman.core.types import EOS, Example
+from dragoman.inference import pipeline
+from dragoman.inference.constraints import Constraints
+from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.text import codec as codecs
+
+LETTERS = "abcdefgh"
+MODELS: dict[str, dict[str, Any]] = {
+    "rnn": {
+        "width": 12,
+        "tie": "none",
+        "encoder": {"name": "rnn", "cell": "lstm", "width": 16, "dropout": 0.3},
+        "decoder": {"name": "rnn", "cell": "gru", "order": "before", "width": 16, "dropout": 0.3},
+    },
+    "rnn with input feeding": {
+        "width": 16,
+        "tie": "output",
+        "encoder": {"name": "rnn", "cell": "gru", "layers": 2},
+        "decoder": {"name": "rnn", "cell": "lstm", "layers": 2, "input_feeding": True, "score": "general"},
+    },
+    "transformer": {
+        "width": 16,
+        "tie": "none",
+        "encoder": {"name": "transformer", "layers": 2, "heads": 2, "dropout": 0.3},
+        "decoder": {"name": "transformer", "layers": 2, "heads": 4, "dropout": 0.3},
+    },
+    "conv": {
+        "width": 16,
+        "tie": "none",
+        "encoder": {"name": "conv", "layers": 2},
+        "decoder": {"name": "conv", "layers": 2},
+    },
+}
+
+
+def build(name: str, *, texts: tuple[str, ...] = (LETTERS, "a b"), seed: int = 0, **sections: Any) -> Pipeline:
+    """A model with random weights that says something definite (they are large) and comes to an end now and then."""
+    value = {"data": {"train": "nowhere.tsv"}, "model": MODELS[name], "tokenizer": {"joint": False}, **sections}
+    config = configs.validate(value, "a test")
+    tags = ["<from:de>", "<to:en>", "<to:fr>"]
+    source = config.tokenizer.source
+    codec = codecs.learn(source, config.tokenizer.target or source, False, "nfc", texts, texts, tags)
+    torch.manual_seed(seed)
+    model = configs.build_model(config, len(codec.source), len(codec.target))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_({"transformer": 1.5, "conv": 0.8}.get(name, 2.5))  # more, and these magnify rounding at width 16
+        model.output.bias[EOS] += 1.0
+    return Pipeline(model, codec, config, torch.device("cpu"))
+
+
+@cache
+def opened(name: str) -> Pipeline:
+    return build(name, generation={"ratio": 1.0, "extra": 5})
+
+
+def some_sources(seed: int) -> list[str]:
+    """Blank, of one token, of 100, and of lengths between."""
+    rng = random.Random(seed)
+    lengths = [1, 100, 1, 2, 70, *(rng.randrange(1, 30) for _ in range(8))]
+    texts = ["".join(rng.choice(LETTERS + " ") for _ in range(n - 1)) + rng.choice(LETTERS) for n in lengths]
+    return [*texts[:6], "", *texts[6:], "   ", "\t"]
+
+
+def same(a: Prediction, b: Prediction) -> None:
+    assert (a.text, a.tokens, a.ended, a.source_tokens, a.cut) == (b.text, b.tokens, b.ended, b.source_tokens, b.cut)
+    assert np.abs(np.array(a.log_probs) - np.array(b.log_probs)).max(initial=0.0) < 1e-5
+    assert abs(a.log_prob - b.log_prob) <= 1e-5 * max(len(a.log_probs), 1)
+    assert abs(a.score - b.score) <= 1e-5 * max(len(a.log_probs), 1)
+    for one, other in zip(a.alternatives, b.alternatives, strict=True):
+        same(one, other)
+
+
+# -- independence ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (4, 3)])
+def test_a_source_alone_or_in_any_batch_in_any_order_has_the_same_result(model: str, beam: int, nbest: int) -> None:
+    p, sources = opened(model), some_sources(beam)
+    alone = [p.predict([source], beam=beam, nbest=nbest)[0] for source in sources]
+    assert len({prediction.text for prediction in alone}) > 3, (
+        "the model must say different things for this to mean much"
+    )
+    order = list(range(len(sources)))
+    for seed in range(2):
+        random.Random(seed).shuffle(order)
+        together = p.predict([sources[i] for i in order], beam=beam, nbest=nbest)
+        for i, prediction in zip(order, together, strict=True):
+            same(prediction, alone[i])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_scores_are_the_same_alone_or_in_any_batch(model: str) -> None:
+    p = opened(model)
+    sources = some_sources(7)
+    pairs = list(zip(sources, reversed(sources), strict=True))
+    alone = [p.token_scores([pair])[0] for pair in pairs]
+    order = list(range(len(pairs)))
+    random.Random(1).shuffle(order)
+    for i, row in zip(order, p.token_scores([pairs[i] for i in order]), strict=True):
+        assert len(row) == len(pairs[i][1]) + 1  # a token for each character, and </s>
+        np.testing.assert_allclose(row, alone[i], atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_drawn_depends_on_the_seed_and_the_place_and_not_on_the_batch(model: str) -> None:
+    p, sources = opened(model), some_sources(4)
+    draws = Part("sample", {"size": 3, "temperature": 2.0, "seed": 7})
+    together = p.predict(sources, search=draws, nbest=3)
+    for i, source in enumerate(sources):
+        same(p.predict([""] * i + [source], search=draws, nbest=3)[i], together[i])
+        fewer = p.predict([""] * i + [source], search=Part("sample", {**draws.options, "size": 1}))[i]
+        assert fewer.tokens in [one.tokens for one in (together[i], *together[i].alternatives)]
+    places = p.predict(["abcdefgh"] * 6, search=draws)
+    assert len({one.text for one in places}) > 1
+    other = p.predict(sources, search=Part("sample", {**draws.options, "seed": 8}))
+    assert [one.text for one in other] != [one.text for one in together]
+
+
+def test_a_window_of_the_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, sources = opened("rnn"), some_sources(3)
+    whole = p.predict(sources)
+    monkeypatch.setattr(pipeline, "WINDOW", 3)
+    for a, b in zip(p.stream(iter(sources)), whole, strict=True):
+        same(a, b)
+
+
+def test_draws_and_constraints_go_by_the_place_in_the_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, sources = opened("rnn"), some_sources(3)
+    wishes = [Constraints(prefix="ab" * (i % 3), longest=9) for i in range(len(sources))]
+    draws = Part("sample", {"temperature": 2.0})
+    whole = p.predict(sources, search=draws, constraints=wishes)
+    monkeypatch.setattr(pipeline, "WINDOW", 4)
+    for a, b in zip(p.predict(sources, search=draws, constraints=wishes), whole, strict=True):
+        same(a, b)
+
+
+def test_the_stream_reads_no_further_than_a_window_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "WINDOW", 4)
+    taken: list[int] = []
+
+    def endless() -> Any:
+        i = 0
+        while True:
+            taken.append(i)
+            yield "ab"
+            i += 1
+
+    results = opened("rnn").stream(endless(), beam=1)
+    next(results)
+    assert len(taken) == 4
+
+
+def test_predictions_are_those_of_an_evaluated_model_even_after_training_steps() -> None:
+    p = build("transformer")
+    before = p.predict(["abc", "bad"])
+    p.model.train()
+    for a, b in zip(p.predict(["abc", "bad"]), before, strict=True):
+        same(a, b)
+
+
+# -- search and score agree --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_score_of_a_prediction_is_the_log_probability_its_search_found(model: str, beam: int) -> None:
+    p = opened(model)
+    sources = [source for source in some_sources(beam + 10) if source.strip()]
+    compared = 0
+    for source, best in zip(sources, p.predict(sources, beam=beam, nbest=beam), strict=True):
+        for prediction in [best, *best.alternatives]:
+            assert len(prediction.log_probs) == len(prediction.tokens) + (prediction.ended == "end")
+            assert math.isclose(sum(prediction.log_probs), prediction.log_prob, abs_tol=1e-9)
+            again = p.token_scores([(source, prediction.text)])[0]
+            assert len(again) == len(prediction.tokens) + 1
+            np.testing.assert_allclose(prediction.log_probs, again[: len(prediction.log_probs)], atol=1e-5)
+            if prediction.ended == "end":
+                (total,) = p.score([(source, prediction.text)])
+                assert abs(total - prediction.log_prob) <= 1e-5 * len(again)
+                compared += 1
+    assert compared
+
+
+def test_alternatives_differ_and_come_in_order_of_their_scores_those_that_were_cut_off_last() -> None:
+    for prediction in opened("transformer").predict(["abc", "hgf", "d"], beam=5, nbest=5):
+        ranked = [prediction, *prediction.alternatives]
+        assert len(ranked) == 5
+        assert len({(*p.tokens, p.ended) for p in ranked}) == 5
+        assert ranked == sorted(ranked, key=lambda p: (p.ended == "length", -p.score))
+
+
+def test_token_scores_are_log_probabilities_worked_out_token_by_token() -> None:
+    p = opened("rnn")
+    (found,) = p.token_scores([("abc", "ba")])
+    source = torch.tensor([[*p.codec.source.encode("abc"), EOS]])
+    target = [1, *p.codec.target.encode("ba"), EOS]
+    p.model.eval()
+    with torch.no_grad():
+        memory = p.model.encode(source, torch.tensor([4]))
+        for t in range(3):
+            o = p.model.decode(torch.tensor([target[: t + 1]]), memory).o[0, -1]
+            expected = p.model.logits(o).softmax(-1)[target[t + 1]].log()
+            assert abs(found[t] - float(expected)) < 1e-5
+
+
+def test_a_result_obeys_the_limits_of_the_config() -> None:
+    short = build("transformer", generation={"ratio": 0.0, "extra": 3})
+    assert all(len(p.tokens) <= 3 for p in short.predict(["abcdefgh" * 3, "a"], beam=3))
+    long = build("transformer", generation={"ratio": 1.0, "extra": 12, "shortest": 10})
+    assert all(len(p.tokens) >= 10 for p in long.predict(["abc", "a"], beam=3))
+
+
+def test_a_coverage_penalty_adds_the_logarithm_of_how_much_each_source_token_was_looked_at() -> None:
+    p, weight = opened("rnn"), 0.3
+    search = Part("beam", {"size": 3, "coverage": weight})
+    compared = 0
+    for found in p.predict(["abc", "hg", "dadada"], search=search, attention=True):
+        if found.ended == "end":
+            assert found.attention is not None
+            looked = np.minimum(found.attention.sum(0), 1.0)
+            expected = found.log_prob / len(found.log_probs) + weight * np.log(looked).sum()
+            assert found.score == pytest.approx(expected, abs=1e-4)
+            compared += 1
+    assert compared
+
+
+def test_a_language_model_that_joins_adds_its_log_p_with_its_weight(tmp_path: Path) -> None:
+    shapes: list[dict[str, Any]] = [
+        {"model": {"width": 12, "tie": "none", "encoder": "rnn", "decoder": "rnn"}},
+        {
+            "model": {"width": 12, "tie": "all", "encoder": "none", "decoder": {"name": "rnn", "source": "prefix"}},
+            "training": {"objective": "lm"},
+        },
+    ]
+    for name, shape in zip(("model", "lm"), shapes, strict=True):
+        config = configs.validate({"data": {"train": "n.tsv"}, "tokenizer": {"joint": True}, **shape}, "a test")
+        kind = config.tokenizer.source
+        codec = codecs.learn(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
+        model = configs.build_model(config, len(codec.source), len(codec.target))
+        model_folder.save(tmp_path / name, config, model_folder.unique_weights(model), codec, {})
+    plain, lm = (pipeline.load(tmp_path / name, "cpu") for name in ("model", "lm"))
+    for found in pipeline.load_fused(tmp_path / "model", tmp_path / "lm", 0.4, "cpu").predict(["abc", "h"]):
+        source = "".join(found.source_tokens[:-1])
+        both = zip(plain.token_scores([(source, found.text)])[0], lm.token_scores([found.text])[0], strict=True)
+        expected = [p + 0.4 * q for p, q in both]
+        assert found.log_probs == pytest.approx(expected[: len(found.log_probs)], abs=1e-5)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_attention_has_a_row_for_each_target_token_that_sums_to_1(model: str) -> None:
+    p, sources = opened(model), some_sources(5)
+    for source, prediction in zip(sources, p.predict(sources, beam=2, attention=True), strict=True):
+        if not source.strip():
+            assert prediction.attention is None
+            continue
+        assert prediction.attention is not None
+        assert prediction.attention.shape == (len(prediction.tokens) + 1, len(prediction.source_tokens))
+        assert prediction.source_tokens == [*("␣" if c == " " else c for c in source), "</s>"]
+        assert prediction.attention.min() >= 0.0
+        np.testing.assert_allclose(prediction.attention.sum(1), 1.0, atol=1e-5)
+    assert all(prediction.attention is None for prediction in p.predict(["abc"]))
+
+
+def test_attention_is_the_same_alone_and_in_a_batch() -> None:
+    p, sources = opened("transformer"), [s for s in some_sources(6) if s.strip()]
+    together = p.predict(sources, beam=1, attention=True)
+    for source, prediction in zip(sources, together, strict=True):
+        np.testing.assert_allclose(
+            prediction.attention, p.predict([source], beam=1, attention=True)[0].attention, atol=1e-5
+        )
+
+
+# -- any input ---------------------------------------------------------------------------------------------------------
+
+ODD = st.one_of(
+    st.text(max_size=12),
+    st.text(st.characters(), max_size=8),  # lone surrogates too
+    st.text(
+        st.sampled_from("ab\n\r\t\0\x85\u2028\u200b\u202e\ufeff\U0001f9d1\u200d\u0301é\ud800\udfff</s>"), max_size=12
+    ),
+    st.sampled_from(["", " ", "\n", "</s>", "<s><pad>", "\u3000", "<to:en>", "\x00"]),
+)
+
+
+@given(sources=st.lists(ODD, max_size=10))
+@settings(max_examples=100)
+def test_as_many_results_as_sources_in_order_whatever_they_hold(sources: list[str]) -> None:
+    p = opened("rnn")
+    results = p.predict(sources, beam=1)
+    assert len(results) == len(sources)
+    for source, prediction in zip(sources, results, strict=True):
+        assert (prediction.ended == "blank") == (not source.strip())
+        if not source.strip():
+            assert (prediction.text, prediction.log_prob, prediction.tokens) == ("", 0.0, [])
+        assert prediction.source_tokens == p.codec.source_pieces(p.codec.encode_source(Example(source)))
+        assert math.isfinite(prediction.log_prob)
+        prediction.text.encode()  # can be written
+    assert len(p.score([(source, source) for source in sources])) == len(sources)
+
+
+def test_no_sources_give_no_results() -> None:
+    p = opened("rnn")
+    assert p.predict([]) == []
+    assert p.score([]) == []
+
+
+def test_a_source_that_is_too_long_is_cut_and_flagged() -> None:
+    p = build("rnn", data={"train": "nowhere.tsv", "max_source": 5})
+    assert p.reading.longest == 20
+    whole, cut = p.predict(["a" * 19, "a" * 20], beam=1)
+    assert (whole.cut, cut.cut) == (False, True)
+    assert whole.source_tokens == cut.source_tokens == ["a"] * 19 + ["</s>"]
+
+
+def test_positions_that_end_are_never_passed() -> None:
+    part = {"name": "transformer", "layers": 1, "heads": 2, "position": {"name": "learned", "length": 16}}
+    model = {"width": 16, "encoder": part, "decoder": part}
+    p = build(
+        "transformer", model=model, data={"train": "n", "max_source": 16, "max_target": 16}, generation={"extra": 100}
+    )
+    long, short = p.predict(["abcdefgh" * 4, "a"], beam=3, attention=True)
+    assert (long.cut, short.cut) == (True, False)
+    assert len(long.source_tokens) == 16
+    assert len(p.score([("a" * 15, "b" * 15)])) == 1
+    for pair in [("a" * 16, "b"), ("a", "b" * 16)]:
+        with pytest.raises(DataError, match="16"):
+            p.score([("a", "b"), pair])
+
+
+def test_language_tags_are_read_and_an_unknown_one_is_named() -> None:
+    p = opened("transformer")
+    (tagged,) = p.predict([Example("abc", source_lang="de", target_lang="en")])
+    assert tagged.source_tokens == ["<from:de>", "<to:en>", "a", "b", "c", "</s>"]
+    plain, english, french = p.predict(
+        [Example("abc"), Example("abc", target_lang="en"), Example("abc", target_lang="fr")]
+    )
+    assert len({round(x.log_prob, 6) for x in (plain, english, french)}) == 3
+    with pytest.raises(DataError, match=r"some\.txt:3.*<to:sw>"):
+        p.predict([Example("abc", target_lang="sw", file="some.txt", line=3)])
+
+
+# -- what is asked for -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"beam": 2, "nbest": 3}, "3 best"),
+        ({"beam": 1, "nbest": 2}, "2 best"),
+        ({"nbest": 6}, "6 best"),  # the config's beam is 5
+        ({"nbest": 0}, "0 best"),
+        ({"nbest": -1}, "-1 best"),
+        ({"beam": 0}, "beam is 0"),
+        ({"beam": -3}, "beam is -3"),
+        ({"search": Part("greedy"), "nbest": 2}, "2 best"),
+        ({"search": Part("sample", {"size": 2}), "nbest": 3}, "3 best results need as many samples"),
+        ({"search": Part("sample"), "trace": True}, "a trace is of a beam, and the search is 'sample'"),
+        ({"beam": 1, "constraints": Constraints(require=("a",))}, "required phrases need a beam"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        opened("rnn").predict(["abc"], **asked)
+
+
+def test_the_config_decides_the_search_unless_asked_otherwise() -> None:
+    rule = {"name": "power", "alpha": 0.5}
+    p = build("rnn", generation={"search": {"name": "beam", "size": 3, "length": rule}})
+    assert p.search_part(None, 1) == p.config.generation.search
+    assert p.search_part(1, 1) == Part("greedy")
+    other = p.search_part(7, 2)
+    assert (other.name, other.options["size"]) == ("beam", 7)
+    assert other.options["length"] == Part("power", {"alpha": 0.5})
+    for prediction in p.predict(["abc", "d"], beam=7):
+        assert math.isclose(prediction.score, prediction.log_prob / len(prediction.log_probs) ** 0.5, rel_tol=1e-6)
+    assert build("rnn", generation={"search": "greedy"}).search_part(None, 1) == Part("greedy")
+    diverse = build("rnn", generation={"search": {"name": "diverse", "size": 4, "groups": 2, "length": rule}})
+    assert diverse.search_part(7, 2) == Part("beam", {"size": 7, "length": Part("power", {"alpha": 0.5})})
+
+
+def test_a_beam_of_1_is_greedy() -> None:
+    p = opened("rnn")
+    beam = p.predict(["abc", "hh"], search=Part("beam", {"size": 1}))
+    for a, b in zip(p.predict(["abc", "hh"], beam=1), beam, strict=True):
+        assert a.tokens == b.tokens
+
+
+def test_a_beam_wider_than_the_vocabulary_works() -> None:
+    p = build("transformer", texts=("ab",))
+    assert len(p.codec.target) < 12
+    (best,) = p.predict(["ab"], beam=12, nbest=12)
+    assert 1 <= 1 + len(best.alternatives) <= 12
+
+
+# -- the package's surface ---------------------------------------------------------------------------------------------
+
+
+def test_everything_in_all_is_there_and_everything_public_is_in_all() -> None:
+    for name in dragoman.__all__:
+        assert getattr(dragoman, name) is not None
+    defined = {
+        name
+        for name, value in vars(dragoman).items()
+        if inspect.isfunction(value) and value.__module__ == "dragoman" and not name.startswith("_")
+    }
+    assert defined == {"load", "train"}
+    assert set(dragoman.__all__) == {"Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", *defined}
+    assert (dragoman.Pipeline, dragoman.Prediction) == (Pipeline, Prediction)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dragoman.nothing  # type: ignore[attr-defined]
+
+
+def test_a_saved_model_loaded_from_its_folder_predicts_the_same(tmp_path: Path) -> None:
+    p = build("rnn")
+    model_folder.save(tmp_path / "model", p.config, model_folder.unique_weights(p.model), p.codec, {})
+    again = dragoman.load(tmp_path / "model", device="cpu")
+    for a, b in zip(again.predict(["abc", "", "hgfe"]), p.predict(["abc", "", "hgfe"]), strict=True):
+        assert replace(a, alternatives=[]) == replace(b, alternatives=[])
+    assert again.score([("abc", "b")]) == p.score([("abc", "b")])
+    assert again.path == tmp_path / "model"

@@ -1,0 +1,35 @@
+"""What the gradient of an update is a mean over."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing import assert_close
+
+from dragoman.core.registry import Part
+from dragoman.core.types import BOS, PAD, Batch
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.training.gradient import gradient
+
+
+def test_a_mean_over_sentences_is_that_over_tokens_times_their_number_in_a_sentence() -> None:
+    plain = Part("rnn", {"dropout": 0.0})
+    model = Seq2Seq(7, 7, width=4, encoder=plain, decoder=plain)
+    source, target = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([[BOS, 4, 2, PAD], [BOS, 6, 5, 2]])
+    batch = Batch(source, torch.tensor([3, 2]), target, torch.tensor([3, 4]))  # 2 + 3 tokens
+    gradients = {}
+    for per in ("token", "sentence"):
+        found = gradient(
+            model,
+            [batch, batch.rows(0, 1)],  # 7 tokens in 3 sentences
+            model.loss,
+            seed=1,
+            step=1,
+            device=torch.device("cpu"),
+            precision="float32",
+            limit=None,
+            per=per,  # type: ignore[arg-type]
+        )
+        assert found.tokens == 7
+        gradients[per] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    for name, per_token in gradients["token"].items():
+        assert_close(gradients["sentence"][name], per_token * 7 / 3)
