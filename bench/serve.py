@@ -352,11 +352,11 @@ def overload(server: Server, sources: Sequence[dict[str, Any]], options: argpars
     asyncio.run(drive(server.port, options.overload, requests, options.seconds))
     before, seconds = server.memory(), options.seconds * options.repeats
     command = [sys.executable, "-c", WATCH, str(server.port), str(seconds)]
-    watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    record_attention = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     start = time.perf_counter()
     answers = asyncio.run(drive(server.port, options.overload, requests, seconds))
     spent = time.perf_counter() - start
-    said, _ = watching.communicate(timeout=END_S + seconds)
+    said, _ = record_attention.communicate(timeout=END_S + seconds)
     accepted = [1000 * answer.seconds for answer in answers if answer.status == 200]
     refused = [1000 * answer.seconds for answer in answers if answer.status in (429, 503)]
     return {

@@ -143,10 +143,10 @@ COMMANDS = [
     (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
     (["serve", "--workers", "1", "--clients", "2"], "the server, 2 clients / a loop in 1 process: "),
     pytest.param(
-        ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", marks=pytest.mark.long
+        ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", token_labels=pytest.mark.long
     ),
-    pytest.param(["startup", "--rivals"], "| dragoman predict, one line |", marks=pytest.mark.long),
-    pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", marks=pytest.mark.long),
+    pytest.param(["startup", "--rivals"], "| dragoman predict, one line |", token_labels=pytest.mark.long),
+    pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", token_labels=pytest.mark.long),
 ]
 
 

@@ -233,7 +233,7 @@ def a_beam(chance: random.Random, beam: int = 4) -> dict[str, Any]:
         path = way_to(node, nodes)
         tokens = [one["token"] for one in path]
         result = {"text": " ".join(tokens[:-1]), "tokens": tokens, "score": node["score"], "log_prob": node["total"]}
-        results.append(result | {"ended": node["token"] == "</s>", "node": node["id"]})
+        results.append(result | {"finish_reason": "eos" if node["token"] == "</s>" else "length", "node": node["id"]})
     for one in way_to(next(node for node in nodes if node["id"] == results[0]["node"]), nodes):
         one["best"] = True
     lost = next(node for node in nodes if node["step"] == 3 and node["fate"] == "dropped")

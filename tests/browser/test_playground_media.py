@@ -37,7 +37,7 @@ READER = {"name": "rnn", "cell": "gru"}
 MODELS: dict[str, dict[str, Any]] = {
     "soft": {"frontend": GRID, "encoder": "identity"},
     "hard": {"frontend": GRID, "encoder": "identity", "decoder": READER | {"order": "before", "normalizer": "hard"}},
-    "questions": {"encoder": READER, "second": {"frontend": GRID, "encoder": "identity"}},
+    "questions": {"encoder": READER, "second_source": {"frontend": GRID, "encoder": "identity"}},
     "speech": {"frontend": {"name": "audio", "rate": 8000, "bins": 24, "channels": 8}, "encoder": READER},
     "words": {"encoder": READER},
 }
@@ -69,7 +69,7 @@ def sound() -> bytes:
 
 def save(folder: Path, model: dict[str, Any]) -> None:
     """A model that has learned nothing but says something."""
-    columns = ["source", "second", "target"] if "second" in model else ["source", "target"]
+    columns = ["source", "second_source", "target"] if "second_source" in model else ["source", "target"]
     value = {
         "data": {"train": "nowhere.tsv", "columns": columns},
         "tokenizer": {"source": "words"},
@@ -77,9 +77,9 @@ def save(folder: Path, model: dict[str, Any]) -> None:
         "generation": {"ratio": 0.0, "extra": 5},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.medium(config), configs.second(config)
+    words, medium, second = config.tokenizer.source, configs.modality(config), configs.second_source(config)
     codec = codecs.learn(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
-    built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():
             p.mul_(1.5)
@@ -207,9 +207,9 @@ def test_the_other_views_open(page: Opened) -> None:
 def test_a_question_is_typed_beside_its_picture(page: Opened, playground: Playground) -> None:
     page.go(model="questions", source="is+it+red")
     assert page.tab.get_by_label("Source", exact=True).is_visible()
-    page.drop(picture(1), on="#second-drop")
+    page.drop(picture(1), on="#second_source-drop")
     (truth,) = playground.models["questions"].predict(
-        [Example("is it red", second="the image", second_content=picture(1))], beam=5
+        [Example("is it red", second_source="the image", second_source_content=picture(1))], beam=5
     )
     assert page.text() == truth.text
     page.tab.get_by_label("Source", exact=True).fill("is it blue")
@@ -251,7 +251,7 @@ def test_texts_and_pictures_keep_their_places_when_the_model_changes(page: Opene
 def test_on_a_phone_nothing_scrolls_sideways_and_every_control_has_a_name(browser: Any, playground: Playground) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800})
     opened = Opened(context.new_page(), playground.url)
-    opened.go(model="questions").drop(picture(1), on="#second-drop")
+    opened.go(model="questions").drop(picture(1), on="#second_source-drop")
     assert opened.tab.evaluate("document.documentElement.scrollWidth") == 390
     nameless = """[...document.querySelectorAll("input, select, textarea, button")].filter((one) =>
         one.checkVisibility() && !one.labels?.length && !one.ariaLabel && !one.textContent.trim())

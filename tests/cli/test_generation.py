@@ -215,7 +215,7 @@ def test_a_trace_leads_from_every_result_back_to_the_beginning(records: Callable
                 assert node["total"] == pytest.approx(sum(one["log_prob"] for one in path))
                 told["".join(one["piece"] for one in path[:-1])] = node["score"]
         for found in [record, *record["alternatives"]]:
-            if found["ended"] == "end":
+            if found["finish_reason"] == "eos":
                 assert told["".join(found["tokens"])] == pytest.approx(found["score"])
 
 
@@ -229,7 +229,7 @@ def test_attention_has_a_row_for_each_token_and_the_end(records: Callable[..., l
 
 def test_a_result_that_nothing_fits_is_empty_and_still_json(records: Callable[..., list[dict[str, Any]]]) -> None:
     for record in records("--pattern", "x"):
-        assert (record["text"], record["ended"], record["score"]) == ("", "stuck", None)
+        assert (record["text"], record["finish_reason"], record["score"]) == ("", "no_valid_token", None)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

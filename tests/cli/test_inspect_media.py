@@ -101,16 +101,16 @@ def test_two_sources_stand_in_one_line_with_a_tab(run: Callable[..., Done]) -> N
     assert "▁" in done.out  # the words of the question, in a map of their own
     alone = run("asked", "what color is it ?")
     assert (alone.code, alone.err.count("\n")) == (2, 1)
-    assert "'what color is it ?' is one; give the other with --second" in alone.err
+    assert "'what color is it ?' is one; give the other with --second-source" in alone.err
     assert "the text, then the image" in alone.err
 
 
 def test_a_second_source_is_given_as_predict_takes_it(run: Callable[..., Done]) -> None:
     both = run("asked", "what color is it ?\tphoto.png")
-    done = run("asked", "photo.png", "--second", "what color is it ?")
+    done = run("asked", "photo.png", "--second-source", "what color is it ?")
     assert (done.code, done.out, done.err) == (0, both.out, "")
     for arguments, words in {("soft", "photo.png"): "reads one source", ("asked",): "given as arguments"}.items():
-        done = run(*arguments, "--second", "what ?")
+        done = run(*arguments, "--second-source", "what ?")
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert words in done.err
 
@@ -167,4 +167,4 @@ def test_pictures_have_as_many_panels_as_words(run: Callable[..., Done], place: 
     assert len(found) == sum(counts) + 2  # the photo itself before each
     assert run("speech", "tone.wav", "--png", "tone.png").code == 0
     assert (place / "tone.png").read_bytes().startswith(b"\x89PNG")
-    assert run("asked", "what color is it ?\tphoto.png", "--svg", "heads.svg", "--maps", "second").code == 0
+    assert run("asked", "what color is it ?\tphoto.png", "--svg", "heads.svg", "--maps", "second_source").code == 0

@@ -16,7 +16,7 @@ import dragoman
 from dragoman.cli.list_parts import KINDS, registries
 from dragoman.cli.parts_page import allowed, page, prose, table
 from dragoman.config import Training
-from dragoman.core.registry import Count, Part, Positive, Registry, Share, options_of
+from dragoman.core.registry import NonNegativeInt, Part, PositiveInt, Registry, UnitInterval, options_of
 from dragoman.nn.scores import scores
 
 from .conftest import process
@@ -62,9 +62,9 @@ def test_the_page_has_every_part_under_its_kind_with_its_options() -> None:
     ("kind", "words"),
     [
         (bool, "`true`, `false`"),
-        (Positive, "whole number > 0"),
-        (Count | None, "whole number ≥ 0 or `null`"),
-        (Share, "0 ≤ number < 1"),
+        (PositiveInt, "whole number > 0"),
+        (NonNegativeInt | None, "whole number ≥ 0 or `null`"),
+        (UnitInterval, "0 ≤ number < 1"),
         (Annotated[float, Field(gt=0.5, le=2.0)], "0.5 < number ≤ 2"),
         (Annotated[float, Field(lt=3)], "number < 3"),
         (Literal["a", "b"], "`a`, `b`"),

@@ -62,8 +62,8 @@ def model(folder: Path, kind: str, **parts: Any) -> Path:
     for i, name in enumerate(names):
         (folder / kind / name).write_bytes(source(medium, i))
     columns, lines = ["source", "target"], [f"{name}\t{'abcd'[i]}\n" for i, name in enumerate(names)]
-    if "second" in parts:
-        columns, question = ["source", "second", "target"], "a b"
+    if "second_source" in parts:
+        columns, question = ["source", "second_source", "target"], "a b"
         first = [(question, name) if kind.startswith("asked") else (name, question) for name in names]
         lines = [f"{one}\t{two}\t{'abcd'[i]}\n" for i, (one, two) in enumerate(first)]
     (folder / f"{kind}.tsv").write_text("".join(lines))
@@ -96,9 +96,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if kind not in runs:
             parts: dict[str, Any] = {"frontend": FRONTENDS.get(kind, IMAGE)}
             if kind == "asked":  # a question, then an image
-                parts = {"second": second | {"frontend": IMAGE}}
+                parts = {"second_source": second | {"frontend": IMAGE}}
             if kind == "shown":  # an image, then a question
-                parts |= {"second": second}
+                parts |= {"second_source": second}
             runs[kind] = model(folder, kind, **parts)
         return runs[kind]
 
@@ -181,10 +181,13 @@ def test_a_media_file_with_a_second_source_is_one_input_of_both(
 ) -> None:
     run = made(kind)
     files = [str(run.parent / kind / f"{i}.png") for i in range(2)]
-    both = [Example(QUESTION, second=file) if kind == "asked" else Example(file, second=QUESTION) for file in files]
+    both = [
+        Example(QUESTION, second_source=file) if kind == "asked" else Example(file, second_source=QUESTION)
+        for file in files
+    ]
     wanted = expected(run, both)
-    assert said(here("predict", run, *files, "--second", QUESTION, *TSV)) == wanted
-    (tmp_path / "both.txt").write_text("".join(f"{example.source}\t{example.second}\n" for example in both))
+    assert said(here("predict", run, *files, "--second-source", QUESTION, *TSV)) == wanted
+    (tmp_path / "both.txt").write_text("".join(f"{example.source}\t{example.second_source}\n" for example in both))
     assert said(here("predict", run, tmp_path / "both.txt", *TSV)) == wanted  # a tab is no matter for a warning here
 
 
@@ -197,12 +200,12 @@ def test_a_media_file_with_a_second_source_is_one_input_of_both(
         ("audio", ["empty/"], "'empty/' is a folder, not a file; name the files in it, on the command line as empty/*"),
         ("image", ["names.csv"], "names.csv: lists of names, one a line, end with .txt, .tsv or .jsonl"),
         ("image", ["names.txt", "0.png"], "some files are media and some hold lines"),
-        ("image", ["0.png", "--second", "x"], "the model reads one source; leave it out"),
-        ("image", ["names.txt", "--second", "x"], "--second goes with a media file"),
+        ("image", ["0.png", "--second-source", "x"], "the model reads one source; leave it out"),
+        ("image", ["names.txt", "--second-source", "x"], "--second-source goes with a media file"),
         ("image", ["0.png", "--files", "nowhere"], "nowhere: there is no such folder or archive"),
         ("image", ["0.png", "--files", "names.txt"], "names.txt: neither a folder nor an archive"),
-        ("asked", ["0.png"], "give the other with --second"),
-        ("asked", ["0.png", "--second", " "], "give the other with --second"),
+        ("asked", ["0.png"], "give the other with --second-source"),
+        ("asked", ["0.png", "--second-source", " "], "give the other with --second-source"),
         ("audio", ["broken.png"], "'broken.png' is not a sound that can be read"),
         ("clips", ["empty"], "'empty' has no frames in it"),
     ],
@@ -372,8 +375,8 @@ def test_bytes_say_what_their_file_says(made: Callable[[str], Path], kind: str) 
     loaded, medium = pipeline.load(made(kind), "cpu"), kind if kind in FRONTENDS else "image"
     name, data = FORMS[medium].format(1), source(medium, 1)
     pairs = {
-        "asked": (Example(QUESTION, second=name), Example(QUESTION, second_content=data)),
-        "shown": (Example(name, second=QUESTION), Example("", second=QUESTION, content=data)),
+        "asked": (Example(QUESTION, second_source=name), Example(QUESTION, second_source_content=data)),
+        "shown": (Example(name, second_source=QUESTION), Example("", second_source=QUESTION, content=data)),
     }
     named, given = pairs.get(kind, (Example(name), Example("", content=data)))
     assert loaded.predict([given])[0] == loaded.predict([named])[0]

@@ -187,7 +187,10 @@ class Backwards(Objective):
     ("name", "other", "remedy"),
     [
         pytest.param(
-            "before", ["model.head=classifier"], ["model.head=tagger", "model.decoder=null"], marks=pytest.mark.long
+            "before",
+            ["model.head=classifier"],
+            ["model.head=tagger", "model.decoder=null"],
+            token_labels=pytest.mark.long,
         ),
         ("backwards", [], ["model.encoder=none", "model.decoder.source=prefix"]),
     ],

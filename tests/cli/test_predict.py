@@ -148,9 +148,9 @@ def test_tsv_and_jsonl_hold_the_n_best_of_every_line(here: Callable[..., Done]) 
         assert row[3] == result["text"]
         assert abs(float(row[2]) - result["score"]) < 1e-5
         assert abs(sum(result["log_probs"]) - result["log_prob"]) < 1e-9
-        assert len(result["log_probs"]) == len(result["tokens"]) + (result["ended"] == "end")
+        assert len(result["log_probs"]) == len(result["tokens"]) + (result["finish_reason"] == "eos")
     assert objects[0]["source_tokens"] == ["a", "␣", "b", "</s>"]
-    assert (objects[1]["ended"], objects[1]["text"]) == ("blank", "")
+    assert (objects[1]["finish_reason"], objects[1]["text"]) == ("empty_source", "")
     best = lines(here("predict", RUN, input=data))
     assert best == [value["text"] for value in objects]
 

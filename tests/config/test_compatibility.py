@@ -176,7 +176,7 @@ def test_a_language_model_goes_on_from_prompts_of_all_lengths(shape: str) -> Non
     together = pipeline.predict(PROMPTS)
     for prompt, found in zip(PROMPTS, together, strict=True):
         ids, room = pipeline.codec.encode_target(prompt)[:-1], len(prompt) + 6
-        source, before = (ids, []) if pipeline.model.sees_whole_prefix else ([], ids)
+        source, before = (ids, []) if pipeline.model.has_bidirectional_prefix else ([], ids)
         said = stepped(pipeline.model, source, before, room)
         assert found.tokens == pipeline.codec.target_pieces(said)
         assert found.text == pipeline.codec.decode([*ids, *said])
@@ -193,7 +193,7 @@ def test_what_a_language_model_says_scores_as_the_texts_it_makes() -> None:
     text = pipeline.predict(["ab"])[0]
     whole = pipeline.token_scores([text.text])[0]
     n = len(text.log_probs)
-    if text.ended == "end":
+    if text.finish_reason == "eos":
         assert np.allclose(whole[-n:], text.log_probs, atol=1e-4)
     else:
         assert np.allclose(whole[-n - 1 : -1], text.log_probs, atol=1e-4)
@@ -216,7 +216,7 @@ def test_a_classifier_answers_with_labels_the_best_first_and_they_score_alike() 
     found = pipeline.predict(sources, nbest=3, attention=True)
     for source, one in zip(sources, found, strict=True):
         if not source:
-            assert one.ended == "blank"
+            assert one.finish_reason == "blank"
             continue
         ranked = [one, *one.alternatives]
         assert [len(label.tokens) for label in ranked] == [1, 1, 1]
@@ -264,8 +264,8 @@ def test_draws_of_a_pipeline_depend_on_a_source_s_place_alone() -> None:
 def test_a_pair_too_long_for_the_positions_of_one_sequence_is_not_scored() -> None:
     limits = ["data.max_source=8", "data.max_target=8", "model.decoder.position={name: learned, length: 16}"]
     pipeline: Any = opened(*ONE, *limits)
-    assert (pipeline.model.longest_source, pipeline.model.longest_target) == (8, 16)
+    assert (pipeline.model.max_source_positions, pipeline.model.longest_target) == (8, 16)
     assert len(pipeline.score([("abcdefg", "abcdefg")])) == 1
     with pytest.raises(UserError, match=r"the target has 9 tokens.*at most 8"):
         pipeline.score([("abcdefg", "abcdefgh")])
-    assert pipeline.predict(["abcdefgh" * 9], beam=2)[0].cut
+    assert pipeline.predict(["abcdefgh" * 9], beam=2)[0].source_truncated

@@ -12,7 +12,16 @@ from pydantic import ValidationError
 
 from dragoman import config
 from dragoman.core.errors import ConfigError, nearest
-from dragoman.core.registry import Count, Options, Part, Positive, Rate, Registry, Share, options_of
+from dragoman.core.registry import (
+    NonNegativeInt,
+    Options,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Registry,
+    UnitInterval,
+    options_of,
+)
 
 engines: Registry[Any] = Registry("engine")
 cars: Registry[Any] = Registry("car")
@@ -25,7 +34,7 @@ class Petrol:
     More than one line is known about it.
     """
 
-    def __init__(self, seats: int, *, cylinders: Positive = 4) -> None:
+    def __init__(self, seats: int, *, cylinders: PositiveInt = 4) -> None:
         self.seats, self.cylinders = seats, cylinders
 
 
@@ -33,7 +42,7 @@ class Petrol:
 class Electric:
     """Hums."""
 
-    def __init__(self, seats: int, *, volts: Positive) -> None:
+    def __init__(self, seats: int, *, volts: PositiveInt) -> None:
         self.volts = volts
 
 
@@ -46,9 +55,9 @@ class Van:
         seats: int,
         *,
         engine: Annotated[Part, engines] = Part("petrol"),
-        load: Rate = 1.5,
-        leak: Share = 0.0,
-        spare: Count = 0,
+        load: PositiveFloat = 1.5,
+        leak: UnitInterval = 0.0,
+        spare: NonNegativeInt = 0,
         color: Literal["red", "blue"] = "red",
         tow: bool = False,
     ) -> None:
@@ -56,7 +65,7 @@ class Van:
 
 
 @cars.register("cart")
-def cart(seats: int, *, wheels: Positive = 2) -> tuple[int, int]:
+def cart(seats: int, *, wheels: PositiveInt = 2) -> tuple[int, int]:
     """Rolls."""
     return seats, wheels
 
@@ -176,7 +185,7 @@ def test_a_group_of_settings_is_frozen_and_strict() -> None:
 
 
 def test_a_wrong_default_is_an_error_too() -> None:
-    def part(*, size: Positive = 0) -> None: ...
+    def part(*, size: PositiveInt = 0) -> None: ...
 
     with pytest.raises(ValidationError):
         options_of(part, "part")()

@@ -13,7 +13,7 @@ class Letters:
     """A codec to see through: a letter's id is its code point, moved; </s> ends both sides."""
 
     samples = False
-    medium = second = None
+    modality = second = None
 
     def __init__(self, size: int = 1000, shift: int = 0) -> None:
         self.source = self.target = range(size)

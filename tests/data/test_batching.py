@@ -390,11 +390,11 @@ def texts(tmp_path_factory) -> tuple[Store, Objective]:
 def test_marks_are_padded_like_the_source_and_cut_with_the_rows():
     rows = [Row([7, 8, 9], [], [PAD, 5, PAD]), Row([7], [4]), Row([], [4, 2])]
     batch = collate(rows, [0, 1, 2])
-    assert batch.marks.tolist() == [[PAD, 5, PAD], [PAD] * 3, [PAD] * 3]
+    assert batch.token_labels.tolist() == [[PAD, 5, PAD], [PAD] * 3, [PAD] * 3]
     assert batch.tokens == 1 + 1 + 2
-    assert batch.rows(1, 3).marks.tolist() == [[PAD], [PAD]]
-    assert batch.rows(0, 2).to("cpu").marks.tolist() == [[PAD, 5, PAD], [PAD] * 3]
-    assert collate([([7, 8], [4])], [0]).marks is None
+    assert batch.rows(1, 3).token_labels.tolist() == [[PAD], [PAD]]
+    assert batch.rows(0, 2).to("cpu").token_labels.tolist() == [[PAD, 5, PAD], [PAD] * 3]
+    assert collate([([7, 8], [4])], [0]).token_labels is None
 
 
 def test_noise_is_the_same_from_any_cursor_and_another_in_each_epoch(texts):
@@ -405,11 +405,11 @@ def test_noise_is_the_same_from_any_cursor_and_another_in_each_epoch(texts):
     again = [batch for batch, _ in itertools.islice(batches.after(Cursor(0, 2)), len(first) - 2)]
     for one, other in zip(first[2:], again, strict=True):
         assert same(one, other)
-        assert torch.equal(one.marks, other.marks)
+        assert torch.equal(one.token_labels, other.token_labels)
 
     def noise(batches: list[Batch]) -> dict[int, tuple[list[int], list[int]]]:
         return {
-            line: (batch.source[i].tolist(), batch.marks[i].tolist())
+            line: (batch.source[i].tolist(), batch.token_labels[i].tolist())
             for batch in batches
             for i, line in enumerate(batch.lines)
         }
@@ -425,8 +425,8 @@ def test_what_is_hidden_is_what_was_stored(texts):
         for i, row in enumerate(batch.lines):
             stored = built.target(row).tolist()
             n = int(batch.source_lengths[i])
-            shown, marks = batch.source[i, :n].tolist(), batch.marks[i, :n].tolist()
-            assert [mark or id for id, mark in zip(shown, marks, strict=True)] == stored
+            shown, token_labels = batch.source[i, :n].tolist(), batch.token_labels[i, :n].tolist()
+            assert [mark or id for id, mark in zip(shown, token_labels, strict=True)] == stored
             assert batch.target[i].tolist() == [BOS]
-    one, other = ([batch.marks.tolist() for batch in in_order(built, 60, objective)] for _ in range(2))
+    one, other = ([batch.token_labels.tolist() for batch in in_order(built, 60, objective)] for _ in range(2))
     assert one == other  # a validation set is the same one each time

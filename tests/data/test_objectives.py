@@ -83,8 +83,8 @@ def test_a_row_of_a_text_is_whole_within_its_bounds_and_a_function_of_the_genera
     most_source, most_target = made.lengths(np.array([0]), np.array([len(stored)]))
     assert len(row.source) <= most_source[0]
     assert len(row.target) <= most_target[0]
-    assert row.marks is None or len(row.marks) == len(row.source)
-    assert all(type(id) is int for ids in (row.source, row.target, row.marks or []) for id in ids)
+    assert row.token_labels is None or len(row.token_labels) == len(row.source)
+    assert all(type(id) is int for ids in (row.source, row.target, row.token_labels or []) for id in ids)
     assert row == pickle.loads(pickle.dumps(made))([], [*text, EOS], rng(seed))
     assert stored.tolist() == [*text, EOS]
 
@@ -95,7 +95,7 @@ def test_rows_of_a_text_have_only_what_their_objective_says(
 ) -> None:
     made = objective(kind[0], **kind[1])
     row = made([], [*text, EOS], rng(seed))
-    assert made.marks or row.marks is None
+    assert made.token_labels or row.token_labels is None
     assert made.head is None or not row.target
     assert not (made.empty_source and row.source)
     if made.packs:
@@ -110,10 +110,12 @@ def test_symbols_of_a_text_are_never_lost_masked_or_made_up(
     row = objective(kind[0], **kind[1])([], [*text, EOS], rng(seed))
     expected = Counter(id for id in text if id < FIRST)
     shown = (
-        row.source if row.marks is not None or kind[0] in ("denoising", "span_corruption") else row.source + row.target
+        row.source
+        if row.token_labels is not None or kind[0] in ("denoising", "span_corruption")
+        else row.source + row.target
     )
     assert Counter(id for id in shown if id in (UNK, TAG)) == expected
-    assert not {UNK, TAG} & set(row.marks or [])
+    assert not {UNK, TAG} & set(row.token_labels or [])
 
 
 @pytest.mark.parametrize("name", objectives.names)
@@ -190,16 +192,16 @@ def test_tags_stand_at_their_tokens_and_nothing_at_language_tags_and_the_end() -
 @given(text=TEXTS, seed=SEEDS, share=SHARES)
 def test_marks_restore_a_masked_text(text: list[int], seed: int, share: float) -> None:
     row = objective("masked", share=share)([], [*text, EOS], rng(seed))
-    assert row.marks is not None
-    assert [mark or id for mark, id in zip(row.marks, row.source, strict=True)] == [*text, EOS]
-    assert any(row.marks) == any(id >= FIRST for id in text)
+    assert row.token_labels is not None
+    assert [mark or id for mark, id in zip(row.token_labels, row.source, strict=True)] == [*text, EOS]
+    assert any(row.token_labels) == any(id >= FIRST for id in text)
     assert row.target == []
 
 
 def test_masked_tokens_come_in_their_shares() -> None:
     row = objective("masked", share=0.3, mask=0.3, random=0.6)([], [*LONG, EOS], rng(1))
-    assert row.marks is not None
-    chosen = [(id, mark) for id, mark in zip(row.source, row.marks, strict=True) if mark]
+    assert row.token_labels is not None
+    chosen = [(id, mark) for id, mark in zip(row.source, row.token_labels, strict=True) if mark]
     assert len(chosen) == pytest.approx(0.3 * len(LONG), abs=1)
     shares = Counter("mask" if id == MASK else "kept" if id == mark else "random" for id, mark in chosen)
     assert shares["mask"] / len(chosen) == pytest.approx(0.3, abs=0.06)
@@ -227,7 +229,7 @@ def test_source_and_target_of_span_corruption_restore_the_text(
 ) -> None:
     made = objective("span_corruption", share=share, span=span, sentinels=sentinels)
     row = made([], [*text, EOS], rng(seed))
-    assert (row.source[-1], row.target[-1], row.marks) == (EOS, EOS, None)
+    assert (row.source[-1], row.target[-1], row.token_labels) == (EOS, EOS, None)
     assert restored(row.source, row.target, list(range(MASK + 1, FIRST))) == [*text, EOS]
     tokens = sum(id >= FIRST for id in text)
     assert (len(row.target) > 2) == (tokens > 0)
@@ -320,10 +322,10 @@ def test_unilm_takes_its_tasks_by_their_weights() -> None:
     made = objective("unilm", left_to_right=1.0, both_ways=2.0, prefix=1.0)
     draw = rng(5)
     rows = [made([], text, draw) for _ in range(1000)]
-    kinds = Counter("masked" if row.marks else "prefix" if row.source else "lm" for row in rows)
+    kinds = Counter("masked" if row.token_labels else "prefix" if row.source else "lm" for row in rows)
     assert kinds["masked"] == pytest.approx(500, abs=80)
     assert kinds["lm"] == pytest.approx(250, abs=70)
-    assert all(row.source + row.target == text for row in rows if not row.marks)
+    assert all(row.source + row.target == text for row in rows if not row.token_labels)
 
 
 def test_a_share_of_a_few_is_right_on_average() -> None:

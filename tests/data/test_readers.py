@@ -144,7 +144,7 @@ def test_references_may_be_fewer_than_the_columns_named_but_for_the_first(tmp_pa
     names = ["source", "target", "target"]
     found = [(e.source, e.target, e.references) for e in read_pairs(path, columns=names, extra_targets=True)]
     assert found == [("a", "b", ("b", "c", "d")), ("e", "f", ("f",))]
-    for columns in (names, ["source", "target", "target_lang"], ["source", "second", "target"]):
+    for columns in (names, ["source", "target", "target_lang"], ["source", "second_source", "target"]):
         short = write(tmp_path, "a\n" if columns == names else "a\tb\n", "c.tsv")
         with pytest.raises(DataError, match="expected 2"):
             pairs(short, columns=columns, extra_targets=True)
@@ -338,15 +338,15 @@ def test_a_missing_side_is_named(tmp_path):
 def test_a_pair_that_is_too_long_is_flagged_and_nothing_else_is_lost(tmp_path):
     long = b"word " * (LINE_LIMIT // 5 + 100)
     tsv = write(tmp_path, b"a\tb\n" + long + b"\tb\na\t" + long + b"\nc\td\n", "a.tsv")
-    assert [example.cut for example in read_pairs(tsv)] == [False, True, True, False]
+    assert [example.source_truncated for example in read_pairs(tsv)] == [False, True, True, False]
     jsonl = write(tmp_path, OBJECT + b'{"source": "' + long + b'", "target": ""}\n' + OBJECT, "a.jsonl")
-    assert [(e.source, e.target, e.cut) for e in read_pairs(jsonl)] == [
+    assert [(e.source, e.target, e.source_truncated) for e in read_pairs(jsonl)] == [
         ("a", "b", False),
         ("", "", True),
         ("a", "b", False),
     ]
     a, b = write(tmp_path, b"1\n" + long + b"\n", "a"), write(tmp_path, b"1\n2\n", "b")
-    assert [example.cut for example in read_pairs(f"{a},{b}")] == [False, True]
+    assert [example.source_truncated for example in read_pairs(f"{a},{b}")] == [False, True]
 
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl"])
@@ -365,7 +365,7 @@ def test_sources_without_a_newline_take_little_memory(format):
 
     tracemalloc.start()
     try:
-        flags = [example.cut for example in sources_in(Endless(), format)]
+        flags = [example.source_truncated for example in sources_in(Endless(), format)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -41,16 +41,16 @@ class Rows:
 
 
 def codec(examples: list[Example], second: Reader) -> Codec:
-    texts = [e.source for e in examples] + ([e.second for e in examples] if second == "text" else [])
+    texts = [e.source for e in examples] + ([e.second_source for e in examples] if second == "text" else [])
     targets = [e.target or "" for e in examples]
     return codecs.learn(WORDS, WORDS, False, "nfc", texts, targets, [], None, second)
 
 
 PAIRS = [
-    Example("what is it ?", "a", second="x1", line=1),
-    Example("what color", "b b", second="x1", line=2),
-    Example("who", "a b", second="y3", line=3),
-    Example("what is it ?", "a", second="", line=4),
+    Example("what is it ?", "a", second_source="x1", line=1),
+    Example("what color", "b b", second_source="x1", line=2),
+    Example("who", "a b", second_source="y3", line=3),
+    Example("what is it ?", "a", second_source="", line=4),
 ]
 
 
@@ -62,43 +62,46 @@ def test_a_column_or_key_names_the_second_source(tmp_path: Path, form: str) -> N
     else:
         rows = [("what ?", "one.png", "red"), ("who ?", "two.png", "me")]
         file.write_text(
-            "".join(json.dumps(dict(zip(("source", "second", "target"), r, strict=True))) + "\n" for r in rows)
+            "".join(json.dumps(dict(zip(("source", "second_source", "target"), r, strict=True))) + "\n" for r in rows)
         )
-    found = list(read_pairs(file, columns=("source", "second", "target")))
-    assert [(e.source, e.second, e.target) for e in found] == [("what ?", "one.png", "red"), ("who ?", "two.png", "me")]
+    found = list(read_pairs(file, columns=("source", "second_source", "target")))
+    assert [(e.source, e.second_source, e.target) for e in found] == [
+        ("what ?", "one.png", "red"),
+        ("who ?", "two.png", "me"),
+    ]
     if form.endswith("jsonl"):
-        assert [e.second for e in read_sources(file)] == ["one.png", "two.png"]
+        assert [e.second_source for e in read_sources(file)] == ["one.png", "two.png"]
 
 
 @pytest.mark.parametrize("kind", ["text", "medium"])
 def test_a_store_keeps_both_and_batches_have_them_row_by_row(tmp_path: Path, kind: str) -> None:
-    medium: Any = Rows()
-    both = codec(PAIRS, "text" if kind == "text" else medium)
+    modality: Any = Rows()
+    both = codec(PAIRS, "text" if kind == "text" else modality)
     made = builder.build(iter(PAIRS), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.skipped == {"blank source": 1}
     assert len(made) == 3
     if kind == "medium":
-        assert medium.read_names == ["x1", "y3"]  # the file that two lines name is read once
+        assert modality.read_names == ["x1", "y3"]  # the file that two lines name is read once
         assert (tmp_path / "store" / "second.ids").stat().st_size == (1 + 3) * 2 * 4
-    expected = {e.line: np.asarray(both.encode_second(e)).tolist() for e in PAIRS[:3]}
+    expected = {e.line: np.asarray(both.encode_second_source(e)).tolist() for e in PAIRS[:3]}
     sources = {e.line: np.asarray(both.encode_source(e)).tolist() for e in PAIRS[:3]}
     batches = Batches([(made, 1.0)], both, tokens=100, seed=1)
     # In training `lines` are lines of the file, in validation rows of the store.
     for batch, first in ((next(batches.after(Cursor()))[0], 0), (next(in_order(made, 100)), 1)):
-        assert batch.second is not None
-        assert batch.second_lengths is not None
+        assert batch.second_source is not None
+        assert batch.second_source_lengths is not None
         for piece in (batch, batch.rows(1, 3), batch.rows(0, 2).to("cpu")):
-            assert piece.second is not None
-            assert piece.second_lengths is not None
+            assert piece.second_source is not None
+            assert piece.second_source_lengths is not None
             for row, line in enumerate(number + first for number in piece.lines):
-                assert piece.second[row, : int(piece.second_lengths[row])].tolist() == expected[line]
+                assert piece.second_source[row, : int(piece.second_source_lengths[row])].tolist() == expected[line]
                 assert piece.source[row, : int(piece.source_lengths[row])].tolist() == sources[line]
 
 
 def test_the_area_of_a_batch_counts_the_longer_source(tmp_path: Path) -> None:
-    medium: Any = Rows()
-    long = [Example("who", "a", second="z8", line=1), Example("who", "a", second="z2", line=2)]
-    both = codec(long, medium)
+    modality: Any = Rows()
+    long = [Example("who", "a", second_source="z8", line=1), Example("who", "a", second_source="z2", line=2)]
+    both = codec(long, modality)
     made = builder.build(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.source_lengths.tolist() == [8, 2]
     sizes = sorted(len(batch) for batch in in_order(made, 8))
@@ -107,14 +110,14 @@ def test_the_area_of_a_batch_counts_the_longer_source(tmp_path: Path) -> None:
 
 
 def test_codecs_with_another_second_source_differ_and_come_back_from_their_files() -> None:
-    medium: Any = Rows()
-    one, two = codec(PAIRS, "text"), codec(PAIRS, medium)
+    modality: Any = Rows()
+    one, two = codec(PAIRS, "text"), codec(PAIRS, modality)
     assert len({one.fingerprint, two.fingerprint, Codec(one.source, one.target).fingerprint}) == 3
     assert two.files()["second.facts"] == b"none"
     again = codecs.restore(WORDS, WORDS, False, "nfc", one.files(), None, "text")
-    assert again.encode_second(PAIRS[2]) == one.encode_second(PAIRS[2])
-    assert one.second_size == len(one.source)
-    assert two.second_size == 2
+    assert again.encode_second_source(PAIRS[2]) == one.encode_second_source(PAIRS[2])
+    assert one.second_source_size == len(one.source)
+    assert two.second_source_size == 2
 
 
 @pytest.mark.parametrize(
@@ -123,13 +126,19 @@ def test_codecs_with_another_second_source_differ_and_come_back_from_their_files
         ({"data": {"train": "a.tsv"}}, "does not name 'second'"),
         ({"model": {}}, "model.second is null"),
         ({"training": {"objective": "lm"}}, "pairs or labels"),
-        ({"model": {"encoder": "none", "decoder": {"source": "prefix"}, "second": {}}}, "cannot be read as a prefix"),
-        ({"model": {"second": {"encoder": "none"}}}, "set it to identity"),
-        ({"model": {"second": {"encodr": "rnn"}}}, "did you mean 'encoder'"),
+        (
+            {"model": {"encoder": "none", "decoder": {"source": "prefix"}, "second_source": {}}},
+            "cannot be read as a prefix",
+        ),
+        ({"model": {"second_source": {"encoder": "none"}}}, "set it to identity"),
+        ({"model": {"second_source": {"encodr": "rnn"}}}, "did you mean 'encoder'"),
     ],
 )
 def test_what_does_not_go_with_two_sources_is_said_in_a_sentence(change: dict[str, Any], says: str) -> None:
-    value = {"data": {"train": "a.tsv", "columns": ["source", "second", "target"]}, "model": {"second": {}}} | change
+    value = {
+        "data": {"train": "a.tsv", "columns": ["source", "second_source", "target"]},
+        "model": {"second_source": {}},
+    } | change
     with pytest.raises(ConfigError) as error:
         configs.validate(value, "config")
     assert any(says in problem for problem in error.value.problems), error.value.problems

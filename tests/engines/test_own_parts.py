@@ -19,7 +19,7 @@ from dragoman.engines.cuda import encode, step
 from dragoman.engines.length_batches import padded
 from dragoman.engines.training import fused_transformer
 from dragoman.engines.training.packing import pack, tensors, with_tensors
-from dragoman.nn.attention import Places, watching
+from dragoman.nn.attention import Places, record_attention
 from dragoman.nn.layers import LayerNorm, norms
 from dragoman.nn.positions import Learned, Nowhere, Rotary, Sinusoidal, positions
 from dragoman.nn.scores import scores
@@ -136,7 +136,7 @@ def test_what_a_scheme_of_ones_own_adds_to_values_is_added(monkeypatch: pytest.M
     model = model_with(position=own(monkeypatch, positions, AddsToValues))
     batch = collate([([5, 6, 7], [8, 9] * 3), ([13], [14])], [0, 1])
     unwatched = model.loss(batch, 0.0)
-    with watching():  # where weights are formed
+    with record_attention():  # where weights are formed
         assert_close(unwatched, model.loss(batch, 0.0))
 
 
@@ -247,5 +247,5 @@ def test_a_score_of_ones_own_is_computed_on_every_path(monkeypatch: pytest.Monke
     assert not step.fits(model)
     batch = collate([([5, 6, 7], [8, 9] * 3), ([13], [14])], [0, 1])
     unwatched = model.loss(batch, 0.0)
-    with watching():  # where every score is evaluated
+    with record_attention():  # where every score is evaluated
         assert_close(unwatched, model.loss(batch, 0.0))

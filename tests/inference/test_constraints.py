@@ -57,7 +57,7 @@ def every_result(source: str) -> list[Prediction]:
     """All texts of up to LONGEST letters, best first."""
     longest = Constraints(longest=LONGEST)
     found = results(tiny().predict([source], search=EVERY, nbest=2000, constraints=longest)[0])
-    assert len([one for one in found if one.ended == "end"]) == sum(3**n for n in range(LONGEST + 1))
+    assert len([one for one in found if one.finish_reason == "eos"]) == sum(3**n for n in range(LONGEST + 1))
     return found
 
 
@@ -90,7 +90,7 @@ def test_the_best_result_under_constraints_is_the_best_of_all_results_that_keep_
 ) -> None:
     asked, holds = ASKED[name]
     for source, found in zip(SOURCES, tiny().predict(SOURCES, search=search, constraints=asked), strict=True):
-        expected = next(one for one in every_result(source) if one.ended == "end" and holds(one.text))
+        expected = next(one for one in every_result(source) if one.finish_reason == "eos" and holds(one.text))
         assert found.text == expected.text
         assert found.log_prob == pytest.approx(expected.log_prob, abs=1e-5)  # nothing is renormalized
 
@@ -109,7 +109,7 @@ def test_every_search_keeps_to_what_is_asked(name: str, search: Part) -> None:
         return
     nbest = 1 if search.name == "greedy" else 4
     found = [one for p in tiny().predict(SOURCES, search=search, nbest=nbest, constraints=asked) for one in results(p)]
-    ended = [one for one in found if one.ended == "end"]
+    ended = [one for one in found if one.finish_reason == "eos"]
     assert len(ended) >= len(found) / 4  # what is cut at the longest length may not be whole
     assert all(holds(one.text) for one in ended)
 
@@ -150,7 +150,7 @@ def test_each_source_has_constraints_of_its_own_and_its_batch_changes_nothing(se
     ]
     together = tiny().predict(SOURCES, search=search, constraints=asked)
     for one, other in zip(together, alone(asked, search), strict=True):
-        assert (one.text, one.ended) == (other.text, other.ended)
+        assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-5)
     assert together[0].text.startswith("cc")
     assert together[1].text in {"ab", "ba"}
@@ -177,7 +177,7 @@ def test_what_is_asked_has_room_whatever_the_source_is() -> None:
         (found,) = tiny().predict(["a"], constraints=wish)
         assert longer in found.text
     (cut,) = tiny().predict(["a"], constraints=Constraints(prefix=longer, longest=7))  # who asks for both gets less
-    assert (cut.text, cut.ended) == (longer[:7], "length")
+    assert (cut.text, cut.finish_reason) == (longer[:7], "length")
 
 
 # -- words, and what cannot be ----------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_pattern_is_of_the_text_and_not_of_its_pieces() -> None:
     ):  # without the space that a first piece begins with
         (found,) = words.predict(["red cat"], search=search, constraints=Constraints(pattern=pattern, longest=4))
         assert re.fullmatch(pattern, found.text)
-        assert found.ended == "end"
+        assert found.finish_reason == "eos"
     spaces = tiny(texts=("a b",))
     for pattern, wanted in ((" a", " a"), ("a", "a")):  # where a space is a letter like any other
         (found,) = spaces.predict(["a"], search=search, constraints=Constraints(pattern=pattern))
@@ -202,8 +202,8 @@ def test_a_pattern_is_of_the_text_and_not_of_its_pieces() -> None:
 
 def test_where_nothing_keeps_to_what_is_asked_the_result_is_empty_and_says_so() -> None:
     fits, stuck = tiny().predict(["ab", "ab"], constraints=[Constraints(), Constraints(pattern="x+")])
-    assert fits.ended != "stuck"
-    assert (stuck.text, stuck.tokens, stuck.ended, stuck.score) == ("", [], "stuck", -math.inf)
+    assert fits.finish_reason != "no_valid_token"
+    assert (stuck.text, stuck.tokens, stuck.finish_reason, stuck.score) == ("", [], "no_valid_token", -math.inf)
 
 
 @pytest.mark.parametrize(

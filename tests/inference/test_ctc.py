@@ -51,7 +51,7 @@ def by_hand(pipeline: Pipeline, source: str, ids: list[int], ended: bool) -> flo
     y = [*ids, *[EOS] * ended]
     log_p = pipeline.model.logits(pipeline.model.decode(torch.tensor([[1, *y[:-1]]]), memory).o)[0].log_softmax(-1)
     said = sum(float(log_p[t, token]) for t, token in enumerate(y))
-    rule = CTCPrefix(*pipeline.model.hear(memory), 0.5)
+    rule = CTCPrefix(*pipeline.model.ctc_log_probs(memory), 0.5)
     heard = rule.heard(torch.tensor([[ids]]), torch.tensor([0]))
     last = float(rule.extensions(heard)[0, 0, EOS]) if ended else float(heard.psi)
     return 0.6 * said + 0.4 * last
@@ -63,7 +63,9 @@ def test_a_result_is_scored_by_what_is_said_and_what_is_heard(beam: int, fast: b
     one = tiny(*HEARS)
     pipeline = opened(one.model, one, fast)
     for source, found in zip(SOURCES, pipeline.predict(SOURCES, beam=beam), strict=True):
-        assert found.log_prob == pytest.approx(by_hand(pipeline, source, found.ids, found.ended == "end"), abs=1e-4)
+        assert found.log_prob == pytest.approx(
+            by_hand(pipeline, source, found.ids, found.finish_reason == "eos"), abs=1e-4
+        )
 
 
 def test_the_score_of_a_pair_is_what_is_said_alone() -> None:
@@ -72,7 +74,7 @@ def test_the_score_of_a_pair_is_what_is_said_alone() -> None:
     pipeline, silent = opened(one.model, one), opened(one.model, tiny(*HEARS[:2], *HEARS[3:]))
     assert silent.config.generation.ctc == 0
     results = zip(SOURCES, pipeline.predict(SOURCES), strict=True)
-    ended = [(source, found) for source, found in results if found.ended == "end"]
+    ended = [(source, found) for source, found in results if found.finish_reason == "eos"]
     pairs = [(source, found.text) for source, found in ended]
     assert pairs
     assert pipeline.score(pairs) == silent.score(pairs)
@@ -85,8 +87,8 @@ def test_an_ensemble_hears_the_mean_of_what_its_members_hear() -> None:
     together = Ensemble([one.model, two.model])
     x, n = torch.tensor([[4, 5, 6, EOS]]), torch.tensor([4])
     with torch.no_grad():
-        log_p, lengths = together.hear(together.encode(x, n))
-        each = [m.hear(m.encode(x, n))[0].exp() for m in (one.model, two.model)]
+        log_p, lengths = together.ctc_log_probs(together.encode(x, n))
+        each = [m.ctc_log_probs(m.encode(x, n))[0].exp() for m in (one.model, two.model)]
     torch.testing.assert_close(log_p.exp(), (each[0] + each[1]) / 2)
     assert lengths.tolist() == [4]
     twice = opened(Ensemble([one.model, one.model]), one).predict(SOURCES)

@@ -19,7 +19,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS
 from dragoman.inference.ensemble import Ensemble, Fused, as_one, check_compatible, check_language_model, open_models
 from dragoman.inference.pipeline import Pipeline
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
@@ -75,7 +75,7 @@ def test_a_model_twice_is_the_model(sets: list[str]) -> None:
     alone, twice = opened(one.model, one), opened(Ensemble([one.model, one.model]), one)
     asked = {"beam": 3, "nbest": 2, "attention": True}
     for a, b in zip(alone.predict(SOURCES, **asked), twice.predict(SOURCES, **asked), strict=True):
-        assert (a.text, a.ended, a.alternatives[0].text) == (b.text, b.ended, b.alternatives[0].text)
+        assert (a.text, a.finish_reason, a.alternatives[0].text) == (b.text, b.finish_reason, b.alternatives[0].text)
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
         np.testing.assert_allclose(a.attention, b.attention, atol=1e-5)
 
@@ -92,7 +92,7 @@ def test_an_rnn_and_a_transformer_together_say_the_mean_of_their_probabilities(w
             expected = [float(truth[t, v]) for t, v in enumerate(gold)]
             np.testing.assert_allclose(found.log_probs, expected[: len(found.log_probs)], atol=1e-4)
             np.testing.assert_allclose(p.token_scores([(source, found.text)])[0], expected, atol=1e-4)
-            ended.add((found.ended, len(y)))
+            ended.add((found.finish_reason, len(y)))
     assert len(ended) > 3, "results of several lengths must have been reordered and taken out of the batch"
 
 
@@ -100,7 +100,7 @@ def test_attention_is_the_mean_where_all_have_one_and_else_none() -> None:
     a, b = tiny(*RNN), tiny(*TRANSFORMER, seed=1)
     source, lengths, target = torch.tensor([[4, 5, 6, EOS]]), torch.tensor([4]), torch.tensor([[BOS, 7, 8]])
     together = Ensemble([a.model, b.model], [1, 3])
-    with torch.no_grad(), watching():
+    with torch.no_grad(), record_attention():
         looks = [m.decode(target, m.encode(source, lengths)).attention for m in (a.model, b.model)]
         mean = together.decode(target, together.encode(source, lengths)).attention
     torch.testing.assert_close(mean, 0.25 * looks[0] + 0.75 * looks[1])
@@ -140,12 +140,12 @@ def test_an_ensemble_reaches_as_far_as_the_member_that_reaches_least() -> None:
 
     members = [tiny(*RNN), tiny(*reach(9)), tiny(*reach(12))]
     p = opened(as_one(members), members[0])
-    assert (p.model.longest_source, p.model.longest_target, p.model.one_sequence) == (9, 9, False)
+    assert (p.model.max_source_positions, p.model.longest_target, p.model.is_decoder_only) == (9, 9, False)
     long, short = p.predict(["abcdefgh" * 2, "ab"], beam=2)
-    assert (long.cut, short.cut) == (True, False)
+    assert (long.source_truncated, short.source_truncated) == (True, False)
     one = tiny("model.encoder=none", "model.decoder={name: transformer, source: prefix, heads: 2}")
-    assert one.model.one_sequence
-    assert not Ensemble([one.model, members[1].model]).one_sequence  # the positions that they share never end
+    assert one.model.is_decoder_only
+    assert not Ensemble([one.model, members[1].model]).is_decoder_only  # the positions that they share never end
 
 
 def test_a_search_that_asks_is_told_where_the_members_look() -> None:
@@ -155,10 +155,10 @@ def test_a_search_that_asks_is_told_where_the_members_look() -> None:
     for model in (both, Fused(both, tiny(*LM, seed=2).model, 0.3)):
         p = opened(model, a)
         every = [p.predict([source], search=part, attention=True)[0] for source in SOURCES]
-        assert any(found.ended == "end" for found in every)
+        assert any(found.finish_reason == "eos" for found in every)
         for found in every:
             assert found.attention is not None  # from another pass, over the whole result
-            if found.ended == "end":
+            if found.finish_reason == "eos":
                 covered = np.log(np.clip(found.attention.sum(0, dtype=float), 1e-6, 1.0)).sum()
                 assert found.score == pytest.approx(found.log_prob + 0.5 * covered, abs=1e-3)
 

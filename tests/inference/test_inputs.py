@@ -23,8 +23,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "text": {"model": {"width": 8, "tie": "none", "encoder": RNN, "decoder": RNN}},
     "pyramid": {"model": {"width": 8, "tie": "none", "encoder": {"name": "pyramid", "layers": 1}, "decoder": RNN}},
     "two texts": {
-        "data": {"train": "nowhere.tsv", "max_source": 5, "columns": ["source", "second", "target"]},
-        "model": {"width": 8, "tie": "none", "encoder": RNN, "decoder": RNN, "second": {"encoder": RNN}},
+        "data": {"train": "nowhere.tsv", "max_source": 5, "columns": ["source", "second_source", "target"]},
+        "model": {"width": 8, "tie": "none", "encoder": RNN, "decoder": RNN, "second_source": {"encoder": RNN}},
     },
     "language model": {
         "tokenizer": {"joint": True},
@@ -54,8 +54,8 @@ def reading(shape: str) -> Reading:
     value = {"data": {"train": "nowhere.tsv", "max_source": 5}, "tokenizer": {"joint": False}, **SHAPES[shape]}
     config = configs.validate(value, "a test")
     part, second = config.tokenizer.source, "text" if shape == "two texts" else None
-    codec = codecs.learn(part, part, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [], second=second)
-    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    codec = codecs.learn(part, part, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [], second_source=second)
+    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     return Reading(model.eval(), codec, config)
 
 
@@ -69,8 +69,8 @@ def ids(text: str) -> list[int]:
 def test_a_tab_parts_two_sources_for_a_model_that_reads_two_and_is_a_letter_to_others() -> None:
     two = reading("two texts")
     found = two.example("ab\tc\td")
-    assert (found.source, found.second) == ("ab", "c\td")
-    given = Example("ab\tc", second="d")
+    assert (found.source, found.second_source) == ("ab", "c\td")
+    given = Example("ab\tc", second_source="d")
     assert two.example(given) is given
     assert reading("text").example("ab\tc") == Example("ab\tc")
     assert two.example(" ") == Example(" ")
@@ -80,10 +80,10 @@ def test_a_tab_parts_two_sources_for_a_model_that_reads_two_and_is_a_letter_to_o
 
 
 def test_both_sources_are_read_and_each_ends_with_its_own_end() -> None:
-    given = reading("two texts").given(Example("ab", second="cde"))
+    given = reading("two texts").given(Example("ab", second_source="cde"))
     assert given == ([*ids("ab"), EOS], [*ids("cde"), EOS], False)
-    assert given.longer == given.second
-    assert given.row == ([*ids("ab"), EOS], [EOS], None, given.second)
+    assert given.longer == given.second_source
+    assert given.row == ([*ids("ab"), EOS], [EOS], None, given.second_source)
     assert reading("two texts").pieces(given) == ["a", "b", "</s>", "c", "d", "e", "</s>"]
 
 
@@ -96,9 +96,9 @@ def test_a_source_is_read_as_far_as_four_times_the_longest_in_training_and_still
     assert one.given(Example("a" * 19)) == ([*ids("a" * 19), EOS], None, False)
     assert one.given(Example("a" * 20)) == ([*ids("a" * 19), EOS], None, True)
     assert one.encode(Example("a" * 20)) == [*ids("a" * 20), EOS]
-    assert one.given(Example("a", cut=True)).cut  # its line was too long already
-    two = reading("two texts").given(Example("a", second="b" * 20))
-    assert (two.second, two.cut) == ([*ids("b" * 19), EOS], True)
+    assert one.given(Example("a", source_truncated=True)).source_truncated  # its line was too long already
+    two = reading("two texts").given(Example("a", second_source="b" * 20))
+    assert (two.second_source, two.source_truncated) == ([*ids("b" * 19), EOS], True)
 
 
 def test_what_is_no_text_is_cut_without_an_end() -> None:
@@ -122,7 +122,9 @@ def test_an_input_is_blank_unless_it_has_letters_or_bytes() -> None:
 def test_there_is_a_piece_for_every_state_of_the_memory(shape: str) -> None:
     one = reading(shape)
     seconds = ["b", "hgfed", "ab"] if shape == "two texts" else ["", "", ""]
-    examples = [Example(text, second=second) for text, second in zip(["abc", "a", "fedcba"], seconds, strict=True)]
+    examples = [
+        Example(text, second_source=second) for text, second in zip(["abc", "a", "fedcba"], seconds, strict=True)
+    ]
     given = [one.given(example) for example in examples]
     batch = collate([each.row for each in given], [0, 1, 2])
     with torch.no_grad():

@@ -59,7 +59,7 @@ def some_lines(count: int) -> list[str]:
 
 
 def same(a: Prediction, b: Prediction) -> None:
-    assert (a.text, a.tokens, a.ended, a.source_tokens) == (b.text, b.tokens, b.ended, b.source_tokens)
+    assert (a.text, a.tokens, a.finish_reason, a.source_tokens) == (b.text, b.tokens, b.finish_reason, b.source_tokens)
     assert a.log_probs == pytest.approx(b.log_probs, abs=1e-5)
     for one, two in zip(a.alternatives, b.alternatives, strict=True):
         same(one, two)

@@ -86,7 +86,13 @@ def some_sources(seed: int) -> list[str]:
 
 
 def same(a: Prediction, b: Prediction) -> None:
-    assert (a.text, a.tokens, a.ended, a.source_tokens, a.cut) == (b.text, b.tokens, b.ended, b.source_tokens, b.cut)
+    assert (a.text, a.tokens, a.finish_reason, a.source_tokens, a.source_truncated) == (
+        b.text,
+        b.tokens,
+        b.finish_reason,
+        b.source_tokens,
+        b.source_truncated,
+    )
     assert np.abs(np.array(a.log_probs) - np.array(b.log_probs)).max(initial=0.0) < 1e-5
     assert abs(a.log_prob - b.log_prob) <= 1e-5 * max(len(a.log_probs), 1)
     assert abs(a.score - b.score) <= 1e-5 * max(len(a.log_probs), 1)
@@ -194,12 +200,12 @@ def test_the_score_of_a_prediction_is_the_log_probability_its_search_found(model
     compared = 0
     for source, best in zip(sources, p.predict(sources, beam=beam, nbest=beam), strict=True):
         for prediction in [best, *best.alternatives]:
-            assert len(prediction.log_probs) == len(prediction.tokens) + (prediction.ended == "end")
+            assert len(prediction.log_probs) == len(prediction.tokens) + (prediction.finish_reason == "eos")
             assert math.isclose(sum(prediction.log_probs), prediction.log_prob, abs_tol=1e-9)
             again = p.token_scores([(source, prediction.text)])[0]
             assert len(again) == len(prediction.tokens) + 1
             np.testing.assert_allclose(prediction.log_probs, again[: len(prediction.log_probs)], atol=1e-5)
-            if prediction.ended == "end":
+            if prediction.finish_reason == "eos":
                 (total,) = p.score([(source, prediction.text)])
                 assert abs(total - prediction.log_prob) <= 1e-5 * len(again)
                 compared += 1
@@ -210,8 +216,8 @@ def test_alternatives_differ_and_come_in_order_of_their_scores_those_that_were_c
     for prediction in opened("transformer").predict(["abc", "hgf", "d"], beam=5, nbest=5):
         ranked = [prediction, *prediction.alternatives]
         assert len(ranked) == 5
-        assert len({(*p.tokens, p.ended) for p in ranked}) == 5
-        assert ranked == sorted(ranked, key=lambda p: (p.ended == "length", -p.score))
+        assert len({(*p.tokens, p.finish_reason) for p in ranked}) == 5
+        assert ranked == sorted(ranked, key=lambda p: (p.finish_reason == "length", -p.score))
 
 
 def test_token_scores_are_log_probabilities_worked_out_token_by_token() -> None:
@@ -240,7 +246,7 @@ def test_a_coverage_penalty_adds_the_logarithm_of_how_much_each_source_token_was
     search = Part("beam", {"size": 3, "coverage": weight})
     compared = 0
     for found in p.predict(["abc", "hg", "dadada"], search=search, attention=True):
-        if found.ended == "end":
+        if found.finish_reason == "eos":
             assert found.attention is not None
             looked = np.minimum(found.attention.sum(0), 1.0)
             expected = found.log_prob / len(found.log_probs) + weight * np.log(looked).sum()
@@ -317,7 +323,7 @@ def test_as_many_results_as_sources_in_order_whatever_they_hold(sources: list[st
     results = p.predict(sources, beam=1)
     assert len(results) == len(sources)
     for source, prediction in zip(sources, results, strict=True):
-        assert (prediction.ended == "blank") == (not source.strip())
+        assert (prediction.finish_reason == "blank") == (not source.strip())
         if not source.strip():
             assert (prediction.text, prediction.log_prob, prediction.tokens) == ("", 0.0, [])
         assert prediction.source_tokens == p.codec.source_pieces(p.codec.encode_source(Example(source)))
@@ -336,7 +342,7 @@ def test_a_source_that_is_too_long_is_cut_and_flagged() -> None:
     p = build("rnn", data={"train": "nowhere.tsv", "max_source": 5})
     assert p.reading.longest == 20
     whole, cut = p.predict(["a" * 19, "a" * 20], beam=1)
-    assert (whole.cut, cut.cut) == (False, True)
+    assert (whole.source_truncated, cut.source_truncated) == (False, True)
     assert whole.source_tokens == cut.source_tokens == ["a"] * 19 + ["</s>"]
 
 
@@ -347,7 +353,7 @@ def test_positions_that_end_are_never_passed() -> None:
         "transformer", model=model, data={"train": "n", "max_source": 16, "max_target": 16}, generation={"extra": 100}
     )
     long, short = p.predict(["abcdefgh" * 4, "a"], beam=3, attention=True)
-    assert (long.cut, short.cut) == (True, False)
+    assert (long.source_truncated, short.source_truncated) == (True, False)
     assert len(long.source_tokens) == 16
     assert len(p.score([("a" * 15, "b" * 15)])) == 1
     for pair in [("a" * 16, "b"), ("a", "b" * 16)]:

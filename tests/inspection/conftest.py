@@ -225,7 +225,7 @@ MEDIA: dict[str, tuple[Callable[[Path], str], dict[str, Any]]] = {
     ),
     "asked": (
         question,
-        {"encoder": TRANSFORMER, "second": {"frontend": IMAGE, "encoder": TRANSFORMER}, "decoder": LOOKING},
+        {"encoder": TRANSFORMER, "second_source": {"frontend": IMAGE, "encoder": TRANSFORMER}, "decoder": LOOKING},
     ),
 }
 
@@ -241,13 +241,13 @@ def seeing(folder: Path, kind: str, seed: int = 0) -> Seen:
         "training": {"ctc": heard},
         "generation": {"ratio": 0.0, "shortest": 4, "extra": 7, "ctc": heard},
     }
-    if parts.get("second"):
-        value["data"]["columns"] = ["source", "second", "target"]
+    if parts.get("second_source"):
+        value["data"]["columns"] = ["source", "second_source", "target"]
     config = configs.validate(value, "a test")
-    media, words = (configs.medium(config), configs.second(config)), Part("words")
+    media, words = (configs.modality(config), configs.second_source(config)), Part("words")
     codec = codecs.learn(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
     torch.manual_seed(seed)
-    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.mul_(1.0 if "frontend" in name else 2.0)

@@ -28,7 +28,7 @@ from dragoman.inspection.pair import pair
 from dragoman.inspection.views import alignment, beam_tree, embedding_space, saliency, steps
 from dragoman.inspection.views.alignment import effects, look, said
 from dragoman.inspection.views.probes import probe
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 
 KINDS = ("soft", "hard", "patches", "speech", "frames", "clip", "cells", "asked")
 STATES = {"soft": 16, "hard": 16, "patches": 9, "speech": 8, "frames": 4, "clip": 3, "cells": 48, "asked": 6 + 16}
@@ -47,12 +47,12 @@ def pixels(url: str) -> np.ndarray:
 def row_of(pipeline: Pipeline, source: str, target: list[int]) -> Row:
     """A pair as the readers of the model's sources give it."""
     codec = pipeline.codec
-    if codec.second is not None:
+    if codec.second_source is not None:
         first, second = source.split("\t")
-        example = Example(first, second=second)
-        return Row(codec.encode_source(example), target, second=codec.encode_second(example))
-    assert codec.medium is not None
-    return Row(codec.medium.read(Example(source)), target)
+        example = Example(first, second_source=second)
+        return Row(codec.encode_source(example), target, second_source=codec.encode_second_source(example))
+    assert codec.modality is not None
+    return Row(codec.modality.read(Example(source)), target)
 
 
 # -- where it looked ---------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def row_of(pipeline: Pipeline, source: str, target: list[int]) -> Row:
 def test_the_view_shows_the_attention_of_a_pass_over_what_the_readers_give(kind: str, media: Media) -> None:
     model, source = media(kind)
     target = model.codec.encode_target("a red square moves")
-    with torch.inference_mode(), watching() as seen:
+    with torch.inference_mode(), record_attention() as seen:
         found = model.model.eval()(collate([row_of(model, source, target)], [0]))
     assert seen
     view = look(model, source, "a red square moves")
@@ -95,7 +95,7 @@ def test_maps_within_one_of_two_sources_stand_on_its_own_states(media: Media) ->
     model, source = media("asked")
     view = look(model, source)
     sides = {one["kind"]: one["tokens"] for one in view["maps"] if "tokens" in one}
-    assert sides == {"encoder": view["source"][:6], "second": view["source"][6:]}
+    assert sides == {"encoder": view["source"][:6], "second_source": view["source"][6:]}
     assert view["source"][:2] == ["▁what", "▁color"]
     for one in view["maps"]:
         wide = len(one.get("tokens", view["source"]))
@@ -115,7 +115,7 @@ def test_maps_within_one_of_two_sources_stand_on_its_own_states(media: Media) ->
 def test_the_picture_is_exactly_what_the_model_read(kind: str, media: Media) -> None:
     model, source = media(kind)
     found = look(model, source)["medium"]
-    reader = model.codec.second if kind == "asked" else model.codec.medium
+    reader = model.codec.second_source if kind == "asked" else model.codec.modality
     truth = reader.read(Example(source.split("\t")[-1]))
     np.testing.assert_array_equal(pixels(found["src"]).reshape(truth.shape), truth)
     assert (found["kind"], found["first"]) == ("image", 6 if kind == "asked" else 0)
@@ -126,7 +126,7 @@ def test_the_picture_is_exactly_what_the_model_read(kind: str, media: Media) -> 
 def test_every_frame_of_a_clip_is_shown(kind: str, each: int, media: Media) -> None:
     model, source = media(kind)
     found = look(model, source)["medium"]
-    truth = model.codec.medium.read(Example(source))
+    truth = model.codec.modality.read(Example(source))
     shown = np.stack([pixels(url) for url in found["frames"]])
     np.testing.assert_array_equal(shown.reshape(truth.shape), truth)
     assert (found["per_frame"], found["first"]) == (each, 0)
@@ -136,7 +136,7 @@ def test_every_frame_of_a_clip_is_shown(kind: str, each: int, media: Media) -> N
 def test_spans_cover_the_width_once_and_in_order(kind: str, shift: float, media: Media) -> None:
     model, source = media(kind)
     view = look(model, source)
-    found, frames = view["medium"], len(model.codec.medium.read(Example(source)))
+    found, frames = view["medium"], len(model.codec.modality.read(Example(source)))
     assert found["seconds"] == pytest.approx(frames * shift)
     assert found["count"] == len(found["spans"]) == len(view["source"])
     ends = [0.0, *(end for _, end in found["spans"])]
@@ -179,7 +179,7 @@ def test_gradient_norms_are_those_of_finite_differences(kind: str, media: Media)
     view = saliency.gradients(model, source, "a red bar")
     exact = copy.deepcopy(model.model).double().eval()
     batch = collate([row_of(model, source, model.codec.encode_target("a red bar"))], [0])
-    sides = [exact] if exact.second is None else [exact, exact.second]
+    sides = [exact] if exact.second_source is None else [exact, exact.second_source]
     moved: dict[Any, torch.Tensor] = {}
 
     def move(part: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -234,7 +234,7 @@ def test_free_steps_are_those_of_greedy_search_and_forced_ones_score_as_the_pair
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reference_that_the_beam_found_has_the_score_it_was_found_with(kind: str, media: Media) -> None:
     model, source = media(kind)
-    ended = [one for one in beam_tree.tree(model, source)["results"] if one["ended"] == "end"]
+    ended = [one for one in beam_tree.tree(model, source)["results"] if one["finish_reason"] == "eos"]
     for one in ended[:2]:
         view = beam_tree.tree(model, source, one["text"])
         if view["reference"]["tokens"] == one["tokens"]:  # else the text reads as other tokens

@@ -18,7 +18,7 @@ import torch
 from dragoman.core.errors import DataError, MissingExtra
 from dragoman.core.types import Example
 from dragoman.modalities import audio
-from dragoman.modalities.audio import AudioMedium, waveform
+from dragoman.modalities.audio import AudioModality, waveform
 from dragoman.modalities.frame_transforms import Looks, faster
 from dragoman.modalities.log_mel import centers, hertz, log_mel
 
@@ -48,20 +48,20 @@ def babble(seconds: float = 1.0, rate: int = RATE) -> np.ndarray:
 @pytest.mark.parametrize("features", ["kaldi", "torch"])
 @pytest.mark.parametrize("frequency", [300.0, 1000.0, 3000.0, 6000.0])
 def test_a_tone_is_loudest_in_the_bin_around_its_frequency(features: Any, frequency: float) -> None:
-    medium = AudioMedium(normalize=False, features=features)
-    x = medium.frames(tone(frequency))
+    modality = AudioModality(normalize=False, features=features)
+    x = modality.frames(tone(frequency))
     edges = hertz(centers(RATE, 80))
     for bin in x.argmax(1):
         assert edges[bin] < frequency < edges[bin + 2]
 
 
 def test_a_frame_is_25_ms_every_10_ms() -> None:
-    medium = AudioMedium()
-    assert medium.frames(tone(500, 0.025)).shape == (1, 80)
-    assert medium.frames(tone(500, 0.0349)).shape == (1, 80)
-    assert medium.frames(tone(500, 0.035)).shape == (2, 80)
-    assert medium.frames(tone(500, 1.0)).shape == (98, 80)
-    assert medium.frames(tone(500, 0.01)).shape == (1, 80)  # filled up with silence
+    modality = AudioModality()
+    assert modality.frames(tone(500, 0.025)).shape == (1, 80)
+    assert modality.frames(tone(500, 0.0349)).shape == (1, 80)
+    assert modality.frames(tone(500, 0.035)).shape == (2, 80)
+    assert modality.frames(tone(500, 1.0)).shape == (98, 80)
+    assert modality.frames(tone(500, 0.01)).shape == (1, 80)  # filled up with silence
 
 
 def assert_heard_alike(kaldi: np.ndarray, ours: np.ndarray) -> None:
@@ -104,7 +104,7 @@ def test_both_hear_the_same_in_files_of_odd_and_of_the_shortest_lengths(rate: in
 def test_both_fill_up_the_same_silence_after_less_than_a_frame(count: int) -> None:
     samples = tone(700, 0.1, 8000)[40 : 40 + count]
     kaldi, ours = (
-        AudioMedium(8000, 23, False, features).frames(samples).astype(float) for features in ("kaldi", "torch")
+        AudioModality(8000, 23, False, features).frames(samples).astype(float) for features in ("kaldi", "torch")
     )
     assert kaldi.shape == (1, 23)
     assert ours == pytest.approx(kaldi, abs=0.02)  # float16, and the quiet bins count here
@@ -126,10 +126,10 @@ def test_torch_hears_many_waveforms_at_once_as_one_by_one() -> None:
 
 
 def test_silence_is_zeros_and_loudness_is_no_matter() -> None:
-    medium = AudioMedium()
-    assert np.array_equal(medium.frames(np.zeros(RATE, np.float32)), np.zeros((98, 80)))
+    modality = AudioModality()
+    assert np.array_equal(modality.frames(np.zeros(RATE, np.float32)), np.zeros((98, 80)))
     x = np.random.default_rng().normal(0, 0.2, RATE).astype(np.float32)
-    assert medium.frames(0.5 * x).astype(float) == pytest.approx(medium.frames(x).astype(float), abs=0.05)
+    assert modality.frames(0.5 * x).astype(float) == pytest.approx(modality.frames(x).astype(float), abs=0.05)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_file_is_read_from_an_archive_as_from_a_folder(tmp_path: Path) -> None
     (tmp_path / "clip.wav").write_bytes(data)
     with zipfile.ZipFile(tmp_path / "clips.zip", "w") as archive:
         archive.writestr("a/clip.wav", data)
-    folder, zipped = AudioMedium(files=[str(tmp_path)]), AudioMedium(files=[str(tmp_path / "clips.zip")])
+    folder, zipped = AudioModality(files=[str(tmp_path)]), AudioModality(files=[str(tmp_path / "clips.zip")])
     x = folder.read(Example("clip.wav"))
     assert x.dtype == np.dtype(folder.dtype)
     assert x.shape == (98, folder.width)
@@ -205,7 +205,7 @@ def test_a_file_is_read_from_an_archive_as_from_a_folder(tmp_path: Path) -> None
 def test_what_is_no_sound_is_one_error_with_its_place(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "bad.wav").write_bytes(data)
     with pytest.raises(DataError, match=says) as error:
-        AudioMedium().read(Example("bad.wav", file=str(tmp_path / "pairs.tsv"), line=7))
+        AudioModality().read(Example("bad.wav", file=str(tmp_path / "pairs.tsv"), line=7))
     assert "pairs.tsv:7" in str(error.value)
     assert "object at" not in str(error.value)  # of Python's, which no user knows
 
@@ -231,7 +231,7 @@ def test_a_missing_package_is_named_with_its_remedy(
     (tmp_path / "a.wav").write_bytes(written(tone(500, rate=8000), 8000))
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"dragoman\[audio\]"):
-        AudioMedium(files=[str(tmp_path)]).read(Example("a.wav"))
+        AudioModality(files=[str(tmp_path)]).read(Example("a.wav"))
 
 
 # -- looks in training -------------------------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ def test_frames_played_faster_are_those_of_the_waveform_played_faster(speed: flo
     """soxr plays the sound itself at another speed: its pitch changes with its length."""
     tones = np.concatenate([tone(f, 0.15) for f in (300, 900, 2500, 500, 1400, 4000, 700)])
     samples = tones + np.random.default_rng().normal(0, 0.003, len(tones)).astype(np.float32)
-    medium = AudioMedium(looks=Looks(speeds=[speed], time_masks=0, band_masks=0))
-    truth, x = medium.frames(soxr.resample(samples, RATE, RATE / speed)), medium.frames(samples)
-    found = medium.augment(x, np.random.default_rng(0))
+    modality = AudioModality(looks=Looks(speeds=[speed], time_masks=0, band_masks=0))
+    truth, x = modality.frames(soxr.resample(samples, RATE, RATE / speed)), modality.frames(samples)
+    found = modality.augment(x, np.random.default_rng(0))
     assert abs(len(found) - len(truth)) <= 2
 
     def alike(a: np.ndarray) -> float:
@@ -256,17 +256,17 @@ def test_frames_played_faster_are_those_of_the_waveform_played_faster(speed: flo
 
 
 def test_looks_follow_from_the_generator_and_change_nothing_in_place() -> None:
-    medium, x = AudioMedium(), AudioMedium().frames(babble())
+    modality, x = AudioModality(), AudioModality().frames(babble())
     kept = x.copy()
-    one, two = (medium.augment(x, np.random.default_rng(5)) for _ in range(2))
+    one, two = (modality.augment(x, np.random.default_rng(5)) for _ in range(2))
     assert np.array_equal(one, two)
     assert np.array_equal(x, kept)
-    seen = {medium.augment(x, np.random.default_rng(seed)).tobytes() for seed in range(8)}
+    seen = {modality.augment(x, np.random.default_rng(seed)).tobytes() for seed in range(8)}
     assert len(seen) == 8
 
 
 def test_what_only_training_sees_does_not_change_what_is_stored() -> None:
-    assert repr(AudioMedium()) == repr(AudioMedium(augments=False, looks=Looks(time_masks=0), files=["x"]))
-    assert repr(AudioMedium()) != repr(AudioMedium(rate=8000))
-    assert AudioMedium().blank().shape == (1, 80)
-    assert AudioMedium().state() == {}
+    assert repr(AudioModality()) == repr(AudioModality(augments=False, looks=Looks(time_masks=0), files=["x"]))
+    assert repr(AudioModality()) != repr(AudioModality(rate=8000))
+    assert AudioModality().blank().shape == (1, 80)
+    assert AudioModality().state() == {}

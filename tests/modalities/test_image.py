@@ -18,7 +18,7 @@ from PIL import Image
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.modalities import image as images
-from dragoman.modalities.image import ImageMedium
+from dragoman.modalities.image import ImageModality
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 CORNERS = [[RED, GREEN], [BLUE, WHITE]]
@@ -33,11 +33,11 @@ def quarters(width: int = 32, height: int = 32, colors: Any = CORNERS) -> Image.
 
 def read(file: Path, **options: Any) -> NDArray[Any]:
     """(H, W, 3)"""
-    medium = ImageMedium(**options)
-    rows = medium.read(Example(str(file)))
-    assert rows.shape == (medium.size, medium.width)
-    assert rows.dtype == np.dtype(medium.dtype)
-    return rows.reshape(medium.size, medium.size, 3)
+    modality = ImageModality(**options)
+    rows = modality.read(Example(str(file)))
+    assert rows.shape == (modality.size, modality.width)
+    assert rows.dtype == np.dtype(modality.dtype)
+    return rows.reshape(modality.size, modality.size, 3)
 
 
 def saved(folder: Path, picture: Image.Image, form: str = "png", **options: Any) -> Path:
@@ -65,7 +65,7 @@ def test_every_form_has_the_same_picture(tmp_path: Path, form: str, near: int) -
 
 def test_rows_hold_red_green_and_blue_of_each_pixel_in_turn(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (8, 8, 3), np.uint8)
-    found = ImageMedium(size=8).read(Example(str(saved(tmp_path, Image.fromarray(pixels)))))
+    found = ImageModality(size=8).read(Example(str(saved(tmp_path, Image.fromarray(pixels)))))
     for y, x, c in np.ndindex(8, 8, 3):
         assert found[y, 3 * x + c] == pixels[y, x, c]
 
@@ -183,8 +183,8 @@ class Draws:
 
 def looked(x: NDArray[Any], *draws: Any, **options: Any) -> list[list[int]]:
     """The red of each pixel after one look with known draws."""
-    medium, rng = ImageMedium(size=len(x), **options), Draws(*draws)
-    found = medium.augment(x.reshape(len(x), -1), rng)  # type: ignore[arg-type]
+    modality, rng = ImageModality(size=len(x), **options), Draws(*draws)
+    found = modality.augment(x.reshape(len(x), -1), rng)  # type: ignore[arg-type]
     return found.reshape(x.shape)[..., 0].tolist()  # type: ignore[no-any-return]
 
 
@@ -212,8 +212,8 @@ def test_light_is_scaled_around_the_middle_moved_and_kept_within_a_byte() -> Non
 
 def test_looks_differ_and_the_same_seed_looks_the_same_way() -> None:
     x = np.random.default_rng(0).integers(0, 256, (16, 48), np.uint8)
-    medium = ImageMedium(size=16)
-    first, again, other = (medium.augment(x, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    modality = ImageModality(size=16)
+    first, again, other = (modality.augment(x, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
     assert first.shape == x.shape
@@ -221,9 +221,9 @@ def test_looks_differ_and_the_same_seed_looks_the_same_way() -> None:
 
 
 def test_what_only_training_sees_does_not_change_what_a_store_depends_on() -> None:
-    plain = ImageMedium(size=16)
-    assert repr(plain) == repr(ImageMedium(size=16, flip=True, augments=False, files=("a.zip",)))
-    assert len({repr(plain), repr(ImageMedium(size=8)), repr(ImageMedium(size=16, crop=False))}) == 3
+    plain = ImageModality(size=16)
+    assert repr(plain) == repr(ImageModality(size=16, flip=True, augments=False, files=("a.zip",)))
+    assert len({repr(plain), repr(ImageModality(size=8)), repr(ImageModality(size=16, crop=False))}) == 3
 
 
 # -- what cannot be read -----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_what_only_training_sees_does_not_change_what_a_store_depends_on() -> No
 def refused(folder: Path, data: bytes, says: str = "is not an image that can be read") -> None:
     (folder / "bad.png").write_bytes(data)
     with pytest.raises(DataError, match=r"pairs\.tsv:3: 'bad\.png' " + says):
-        ImageMedium(size=8).read(Example("bad.png", file=str(folder / "pairs.tsv"), line=3))
+        ImageModality(size=8).read(Example("bad.png", file=str(folder / "pairs.tsv"), line=3))
 
 
 def claimed(width: int, height: int) -> bytes:
@@ -301,9 +301,9 @@ def test_a_damaged_picture_gives_pixels_or_one_error(
 
 
 def test_a_blank_has_the_shape_of_what_is_read() -> None:
-    medium = ImageMedium(size=24)
-    assert medium.blank().shape == (24, medium.width)
-    assert not medium.blank().any()
+    modality = ImageModality(size=24)
+    assert modality.blank().shape == (24, modality.width)
+    assert not modality.blank().any()
 
 
 def test_a_thumbnail_of_a_palette_with_one_transparent_color_is_read(tmp_path: Path) -> None:

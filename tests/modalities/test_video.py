@@ -13,7 +13,7 @@ from PIL import Image
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.modalities import video as clips
-from dragoman.modalities.video import ClipMedium, by_number, spread
+from dragoman.modalities.video import VideoModality, by_number, spread
 
 SIZE = 4
 
@@ -62,8 +62,8 @@ def write(folder: Path, form: str) -> str:
 def test_a_clip_is_its_frames_in_order_whatever_they_lie_in(tmp_path: Path, form: str, most: int) -> None:
     name = write(tmp_path, form)
     expected = frames()[[0, 5, 10]] if most == 3 else frames()
-    beside = ClipMedium(SIZE, most).read(Example(name, file=str(tmp_path / "train.tsv"), line=1))
-    elsewhere = ClipMedium(SIZE, most, files=(str(tmp_path),)).read(Example(name))
+    beside = VideoModality(SIZE, most).read(Example(name, file=str(tmp_path / "train.tsv"), line=1))
+    elsewhere = VideoModality(SIZE, most, files=(str(tmp_path),)).read(Example(name))
     assert beside.dtype == np.uint8
     assert beside.tolist() == expected.reshape(len(expected), -1).tolist()
     assert elsewhere.tolist() == beside.tolist()
@@ -71,7 +71,7 @@ def test_a_clip_is_its_frames_in_order_whatever_they_lie_in(tmp_path: Path, form
 
 def test_a_folder_inside_an_archive_that_is_a_place_is_found(tmp_path: Path) -> None:
     write(tmp_path, "clips.zip/7")
-    found = ClipMedium(SIZE, files=(str(tmp_path / "clips.zip"),)).read(Example("7"))
+    found = VideoModality(SIZE, files=(str(tmp_path / "clips.zip"),)).read(Example("7"))
     assert found.shape == (11, 3 * SIZE**2)
 
 
@@ -90,9 +90,9 @@ def test_of_a_long_clip_frames_are_evenly_spaced(count: int, most: int, places: 
 def test_gray_frames_and_a_single_picture_are_clips_too(tmp_path: Path) -> None:
     np.save(tmp_path / "gray.npy", np.full((2, SIZE, SIZE), 7, np.uint8))
     np.save(tmp_path / "one.npy", frames()[3])
-    medium = ClipMedium(SIZE, files=(str(tmp_path),))
-    assert medium.read(Example("gray.npy")).tolist() == [[7] * 48] * 2
-    assert medium.read(Example("one.npy")).tolist() == [frames()[3].ravel().tolist()]
+    modality = VideoModality(SIZE, files=(str(tmp_path),))
+    assert modality.read(Example("gray.npy")).tolist() == [[7] * 48] * 2
+    assert modality.read(Example("one.npy")).tolist() == [frames()[3].ravel().tolist()]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_is_no_clip_is_an_error_that_names_it_and_its_line(tmp_path: Path, 
     np.save(tmp_path / "none.npy", np.zeros((0, SIZE, SIZE, 3), np.uint8))
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DataError, match=says) as error:
-        ClipMedium(SIZE).read(Example(name, file=str(tmp_path / "train.tsv"), line=3))
+        VideoModality(SIZE).read(Example(name, file=str(tmp_path / "train.tsv"), line=3))
     assert error.value.line == 3
     assert name in str(error.value)
 
@@ -154,7 +154,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 def test_bytes_are_the_clip_of_the_file_that_they_are_of(tmp_path: Path, form: str, most: int) -> None:
     write(tmp_path, form)
     expected = frames()[[0, 5, 10]] if most == 3 else frames()
-    found = ClipMedium(SIZE, most).read(Example("sent", content=(tmp_path / form).read_bytes()))
+    found = VideoModality(SIZE, most).read(Example("sent", content=(tmp_path / form).read_bytes()))
     assert found.tolist() == expected.reshape(len(expected), -1).tolist()
 
 
@@ -164,15 +164,15 @@ def test_a_picture_that_moves_is_a_clip_from_a_file_and_from_bytes(tmp_path: Pat
     every = np.repeat(frames()[..., 1:2], 3, -1)
     (tmp_path / f"clip.{form}").write_bytes(moving(form, every))
     expected = (every[[0, 5, 10]] if most == 3 else every).astype(int)
-    medium = ClipMedium(SIZE, most, files=(str(tmp_path),))
-    named = medium.read(Example(f"clip.{form}"))
-    given = medium.read(Example("", content=(tmp_path / f"clip.{form}").read_bytes()))
+    modality = VideoModality(SIZE, most, files=(str(tmp_path),))
+    named = modality.read(Example(f"clip.{form}"))
+    given = modality.read(Example("", content=(tmp_path / f"clip.{form}").read_bytes()))
     assert given.tolist() == named.tolist()
     assert np.abs(named.reshape(expected.shape) - expected).max() <= 1  # WebP keeps colors in another form
 
 
 def test_bytes_of_one_picture_are_a_clip_of_one_frame() -> None:
-    found = ClipMedium(SIZE).read(Example("photo", content=png(frames()[3])))
+    found = VideoModality(SIZE).read(Example("photo", content=png(frames()[3])))
     assert found.tolist() == [frames()[3].ravel().tolist()]
 
 
@@ -180,21 +180,21 @@ def test_an_archive_of_one_folder_is_a_clip_as_its_files_are(tmp_path: Path) -> 
     files = {f"clip/{i}.png": png(frame) for i, frame in enumerate(frames())}
     files |= {"__MACOSX/clip/._0.png": b"no picture", "clip/notes.txt": b"none"}
     (tmp_path / "clip.zip").write_bytes(zipped(files))
-    medium = ClipMedium(SIZE, files=(str(tmp_path),))
+    modality = VideoModality(SIZE, files=(str(tmp_path),))
     expected = frames().reshape(11, -1).tolist()
-    assert medium.read(Example("clip.zip")).tolist() == expected
-    assert medium.read(Example("sent", content=zipped(files))).tolist() == expected
+    assert modality.read(Example("clip.zip")).tolist() == expected
+    assert modality.read(Example("sent", content=zipped(files))).tolist() == expected
     files["another/0.png"] = png(frames()[0])
     with pytest.raises(DataError, match="has no frames in it"):  # which of the two is meant?
-        medium.read(Example("sent", content=zipped(files)))
+        modality.read(Example("sent", content=zipped(files)))
 
 
 def test_a_name_among_bytes_is_no_name_of_a_file_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "folder")
     with pytest.raises(DataError, match="no frames"):
-        ClipMedium(SIZE).read(Example("clip", content=zipped({"a.txt": b""})))
-    found = ClipMedium(SIZE).read(Example("clip", content=png(frames()[3])))
+        VideoModality(SIZE).read(Example("clip", content=zipped({"a.txt": b""})))
+    found = VideoModality(SIZE).read(Example("clip", content=png(frames()[3])))
     assert len(found) == 1
 
 
@@ -216,34 +216,34 @@ def test_a_name_among_bytes_is_no_name_of_a_file_here(tmp_path: Path, monkeypatc
 )
 def test_bytes_that_are_no_clip_are_one_error(data: bytes, says: str) -> None:
     with pytest.raises(DataError, match=says) as caught:
-        ClipMedium(SIZE).read(Example("sent", content=data))
+        VideoModality(SIZE).read(Example("sent", content=data))
     assert "object at" not in str(caught.value)  # of Python's, which no user knows
 
 
 def test_bytes_that_would_become_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = io.BytesIO()
     np.save(frame, np.zeros((512, 512, 3), np.uint8))
-    bomb, medium = zipped({f"{i}.npy": frame.getvalue() for i in range(8)}), ClipMedium(SIZE)
+    bomb, modality = zipped({f"{i}.npy": frame.getvalue() for i in range(8)}), VideoModality(SIZE)
     assert len(bomb) < 10_000
-    assert medium.read(Example("sent", content=bomb)).shape == (8, 3 * SIZE**2)
+    assert modality.read(Example("sent", content=bomb)).shape == (8, 3 * SIZE**2)
     monkeypatch.setattr(clips, "INFLATED", 7 * len(frame.getvalue()))
     with pytest.raises(DataError, match="more than 5,505,920 bytes"):
-        medium.read(Example("sent", content=bomb))
-    assert len(ClipMedium(SIZE, 7).read(Example("sent", content=bomb))) == 7  # what is not looked at is not inflated
+        modality.read(Example("sent", content=bomb))
+    assert len(VideoModality(SIZE, 7).read(Example("sent", content=bomb))) == 7  # what is not looked at is not inflated
     monkeypatch.setattr(clips, "MEMBERS", 7)
     with pytest.raises(DataError, match="8 members"):
-        medium.read(Example("sent", content=bomb))
+        modality.read(Example("sent", content=bomb))
     monkeypatch.setattr(clips, "MOVING", 11 * SIZE**2 - 1)
     with pytest.raises(DataError, match="11 × 4 × 4 pixels"):
-        medium.read(Example("sent", content=moving("gif", frames())))
+        modality.read(Example("sent", content=moving("gif", frames())))
 
 
 def test_every_frame_of_a_clip_is_looked_at_in_the_same_way() -> None:
-    medium, rng = ClipMedium(16, flip=True), np.random.default_rng(5)
+    modality, rng = VideoModality(16, flip=True), np.random.default_rng(5)
     frame = rng.integers(0, 256, 3 * 16**2).astype(np.uint8)
-    looks = [medium.augment(np.stack([frame] * 3), rng) for _ in range(4)]
+    looks = [modality.augment(np.stack([frame] * 3), rng) for _ in range(4)]
     for look in looks:
         assert (look == look[0]).all()
     assert len({look.tobytes() for look in looks}) == 4
-    again = medium.augment(np.stack([frame] * 3), np.random.default_rng(9))
-    assert again.tolist() == medium.augment(np.stack([frame] * 3), np.random.default_rng(9)).tolist()
+    again = modality.augment(np.stack([frame] * 3), np.random.default_rng(9))
+    assert again.tolist() == modality.augment(np.stack([frame] * 3), np.random.default_rng(9)).tolist()

@@ -330,5 +330,5 @@ def test_a_tagger_with_berts_weights_has_berts_logits() -> None:
     text, lengths = ids()
     with torch.no_grad():
         expected = theirs(text, attention_mask=(text != PAD).long()).logits
-        found = ours(Batch(text, lengths, text[:, :0], lengths * 0, marks=text)).logits
+        found = ours(Batch(text, lengths, text[:, :0], lengths * 0, token_labels=text)).logits
     assert_close(found[text != PAD], expected[text != PAD], atol=1e-4, rtol=1e-4)

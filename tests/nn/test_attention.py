@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Attention, Heads, MultiHead, Places, notes, watched, watching
+from dragoman.nn.attention import Attention, Heads, MultiHead, Places, notes, record_attention, watched
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import Inside, positions
 from dragoman.nn.scores import ScaledDot, scores
@@ -30,7 +30,7 @@ Vector = list[float]
 
 
 def path(look: bool) -> Any:
-    return watching() if look else nullcontext()
+    return record_attention() if look else nullcontext()
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -332,7 +332,7 @@ def test_causal_heads_are_heads_under_a_triangle_forwards_and_backwards(scheme: 
         return out, torch.autograd.grad(out.sin().sum(), x)[0]
 
     runs = [run(anywhere(N, real, True)), run(anywhere(N, triangle if real is None else real & triangle))]
-    with watching() as seen:
+    with record_attention() as seen:
         runs.append(run(anywhere(N, real, True)))
     assert seen[heads][0].triu(1).abs().sum() == 0
     for other in runs[1:]:
@@ -425,7 +425,7 @@ def test_watching_notes_the_weights_of_every_call_and_ends() -> None:
     heads, x = heads_of(), torch.randn(B, T, D)
     k, v = heads.keys_values(x)
     assert not watched()
-    with watching() as seen:
+    with record_attention() as seen:
         assert watched()
         assert notes(heads, 2) == []
         heads(x, k, v, anywhere())
@@ -440,7 +440,7 @@ def test_watching_notes_the_weights_of_every_call_and_ends() -> None:
 
 
 def test_watching_ends_when_something_fails_inside() -> None:
-    with pytest.raises(ZeroDivisionError), watching():
+    with pytest.raises(ZeroDivisionError), record_attention():
         _ = 1 / 0
     assert not watched()
 

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Capacity, Memory, Segments
-from dragoman.nn.attention import Heads, MultiHead, Places, watching
+from dragoman.nn.attention import Heads, MultiHead, Places, record_attention
 from dragoman.nn.blocks import Block, Style
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
@@ -255,7 +255,7 @@ def test_shared_layers_are_one_layer_again_and_again() -> None:
 
 def test_where_a_decoder_of_shared_layers_looked_is_the_mean_over_all_its_uses() -> None:
     decoder = decoder_of(layers=2, shared=True)
-    with watching() as seen:
+    with record_attention() as seen:
         output = decoder(torch.randn(3, 4, D), a_memory())
     [module] = [m for m in seen if m is decoder.stack.blocks[0].cross_attention]
     assert len(seen[module]) == 2

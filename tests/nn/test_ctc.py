@@ -113,4 +113,4 @@ def test_a_head_refuses_ctc() -> None:
 def test_a_model_without_the_layer_hears_nothing() -> None:
     model, batch = Seq2Seq(9, 9, width=8), a_batch([[4]], [3])
     with pytest.raises(PartError, match=r"generation\.ctc"):
-        model.hear(model.encode(batch.source, batch.source_lengths))
+        model.ctc_log_probs(model.encode(batch.source, batch.source_lengths))

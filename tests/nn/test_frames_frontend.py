@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dragoman.core.registry import Part
 from dragoman.core.types import Segments
-from dragoman.modalities.audio import AudioMedium
-from dragoman.modalities.features import ArrayMedium
+from dragoman.modalities.audio import AudioModality
+from dragoman.modalities.features import FeatureModality
 from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 
@@ -53,7 +53,7 @@ def test_two_convolutions_leave_a_quarter_of_the_frames() -> None:
     assert segments.lengths.tolist() == [3, 1, 1]
     for i, n in enumerate(LENGTHS):
         y = convolved(x[i : i + 1, :n], net.first.weight, net.first.bias)
-        y = convolved(y, net.second.weight, net.second.bias)
+        y = convolved(y, net.second_source.weight, net.second_source.bias)
         for t in range(y.shape[1]):
             flat = torch.cat([y[c, t] for c in range(2)])
             torch.testing.assert_close(found[i, t], net.W.weight @ flat + net.W.bias)
@@ -98,12 +98,12 @@ def test_labels_are_times(subsampling: str) -> None:
 def test_the_options_of_a_frontend_reach_its_reader() -> None:
     audio: Any = frontends["audio"]
     options = frontends.parse({"name": "audio", "rate": 8000, "bins": 40, "augment": False, "time_masks": 1}).options
-    expected = AudioMedium(8000, 40, augments=False, looks=Looks([0.9, 1.0, 1.1], time_masks=1), files=("x.zip",))
+    expected = AudioModality(8000, 40, augments=False, looks=Looks([0.9, 1.0, 1.1], time_masks=1), files=("x.zip",))
     assert audio.reader(options, ["x.zip"]) == expected
     frames: Any = frontends["frames"]
     options = frontends.parse({"name": "frames", "numbers": 7, "deltas": 2, "normalize": False}).options
     looks = Looks([0.9, 1.0, 1.1], band_masks=0)
-    assert frames.reader(options, []) == ArrayMedium(7, 2, normalize=False, looks=looks, files=())
+    assert frames.reader(options, []) == FeatureModality(7, 2, normalize=False, looks=looks, files=())
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_the_options_of_a_frontend_reach_its_reader() -> None:
 def test_the_most_vectors_of_a_source_are_those_of_the_slowest_look_at_it(value: dict[str, Any]) -> None:
     """Counted from the options alone, and by reading looks with the net itself."""
     part, kind = frontends.parse(value), frontends[value["name"]]
-    medium: Any = kind.reader(part.options, ())  # type: ignore[attr-defined]
-    made: Any = frontends.build(part, medium.width, D).eval()
+    modality: Any = kind.reader(part.options, ())  # type: ignore[attr-defined]
+    made: Any = frontends.build(part, modality.width, D).eval()
     n = 37 if value["name"] in ("audio", "frames") else kind.longest(part.options)  # type: ignore[attr-defined]
-    x = np.repeat(medium.blank(), n, 0)[:n]
-    looks = [medium.augment(x, np.random.default_rng(seed)) for seed in range(12)] if medium.augments else [x]
+    x = np.repeat(modality.blank(), n, 0)[:n]
+    looks = [modality.augment(x, np.random.default_rng(seed)) for seed in range(12)] if modality.augments else [x]
     longest = max(looks, key=len)
     with torch.no_grad():
         vectors, segments = made.read(torch.from_numpy(longest)[None], Segments(torch.tensor([len(longest)])))

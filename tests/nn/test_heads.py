@@ -89,7 +89,7 @@ def test_a_tagger_labels_every_position_but_the_end() -> None:
 def test_a_model_with_a_head_gives_each_row_what_it_gives_it_alone(head: str) -> None:
     model = Seq2Seq(8, 9, width=4, encoder=Part("rnn"), decoder=None, head=Part(head), tie="none").eval()
     rows = [Row([4, 5, 6, EOS], [7], [7, 5, 8, PAD]), Row([6, EOS], [8], [4, PAD])]
-    rows = [row._replace(marks=None) if head == "classifier" else row._replace(target=[]) for row in rows]
+    rows = [row._replace(token_labels=None) if head == "classifier" else row._replace(target=[]) for row in rows]
     batch = collate(rows, [0, 1])
     logits, gold, _ = model(batch)
     wanted = [[7], [8]] if head == "classifier" else [[7, 5, 8, PAD], [4, PAD, PAD, PAD]]

@@ -212,9 +212,9 @@ def test_a_picture_is_read_alike_alone_and_among_others(options: dict[str, Any])
 
 def test_the_options_say_how_files_are_read() -> None:
     part = frontends.parse({"name": "image", "pixels": 48, "crop": False, "augment": False, "flip": True})
-    medium: Any = frontends[part.name].reader(part.options, ["photos.zip"])  # type: ignore[attr-defined]
-    assert (medium.size, medium.crop, medium.augments, medium.flip) == (48, False, False, True)
-    assert medium.files == ("photos.zip",)
-    assert medium.width == 144
+    modality: Any = frontends[part.name].reader(part.options, ["photos.zip"])  # type: ignore[attr-defined]
+    assert (modality.size, modality.crop, modality.augments, modality.flip) == (48, False, False, True)
+    assert modality.files == ("photos.zip",)
+    assert modality.width == 144
     plain: Any = frontends["image"].reader(Part("image").options, [])  # type: ignore[attr-defined]
     assert (plain.size, plain.crop, plain.augments, plain.flip) == (128, True, True, False)

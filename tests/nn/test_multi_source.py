@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, PAD, Batch, Capacity, Memory, Segments
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.nn.multi_source import Second, SecondSource
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -30,7 +30,11 @@ def second(**options: Any) -> Second:
 
 def model(decoder: Part | None = DECODERS[0], **options: Any) -> Seq2Seq:
     """Two sources of ids, of 11 and 13 different ones."""
-    given: dict[str, Any] = {"encoder": Part("rnn", {"cell": "gru", "dropout": 0.0}), "second": second(), "tie": "none"}
+    given: dict[str, Any] = {
+        "encoder": Part("rnn", {"cell": "gru", "dropout": 0.0}),
+        "second_source": second(),
+        "tie": "none",
+    }
     return Seq2Seq(11, 9, 13, width=D, decoder=decoder, **(given | options)).eval()
 
 
@@ -39,8 +43,8 @@ def batch() -> Batch:
     ids, lengths, targets = torch.randint(4, 9, (3, 5)), torch.tensor([2, 5, 3]), torch.randint(4, 9, (3, 4))
     targets[:, 0] = BOS
     found = Batch(ids, lengths, targets, torch.tensor([4, 4, 4]))
-    found.second, found.second_lengths = torch.randint(4, 9, (3, 6)), torch.tensor([6, 1, 3])
-    for side, length in ((found.source, lengths), (found.second, found.second_lengths)):
+    found.second_source, found.second_source_lengths = torch.randint(4, 9, (3, 6)), torch.tensor([6, 1, 3])
+    for side, length in ((found.source, lengths), (found.second_source, found.second_source_lengths)):
         side[torch.arange(side.shape[1]) >= length[:, None]] = PAD
     return found
 
@@ -50,14 +54,14 @@ def test_the_states_of_both_stand_one_behind_the_other_and_the_summary_is_of_bot
     given = batch()
     first = Memory(torch.randn(3, 5, D), given.source_lengths, torch.randn(3, D))
     found = source(first, *given.given[2:])
-    cells = source.frontend(given.second)
+    cells = source.frontend(given.second_source)
     for row, (n, m) in enumerate(zip([2, 5, 3], [6, 1, 3], strict=True)):
         expected = [*first.states[row, :n], *cells[row, :m]]
         assert_close(found.states[row, : n + m], torch.stack(expected))
         both = torch.cat([first.summary[row], cells[row, :m].mean(0)])
         assert_close(found.summary[row], source.W.weight @ both + source.W.bias)
     assert found.lengths.tolist() == [8, 6, 6]
-    assert found.second.tolist() == [2, 5, 3]
+    assert found.second_source.tolist() == [2, 5, 3]
 
 
 def test_a_second_encoder_of_another_width_is_brought_to_the_first_ones() -> None:
@@ -65,7 +69,7 @@ def test_a_second_encoder_of_another_width_is_brought_to_the_first_ones() -> Non
     given = batch()
     first = Memory(torch.randn(3, 5, D), given.source_lengths, torch.randn(3, D))
     found = source(first, *given.given[2:])
-    h = source.encoder(*source.frontend.read(given.second[:1], Segments(given.second_lengths[:1]))).states
+    h = source.encoder(*source.frontend.read(given.second_source[:1], Segments(given.second_source_lengths[:1]))).states
     assert_close(found.states[0, 2:8], h[0] @ source.A.weight.T + source.A.bias)
 
 
@@ -75,8 +79,8 @@ def test_a_batch_equals_its_rows_and_padding_changes_nothing(decoder: Part) -> N
     together = whole.token_log_probs(given)
     for row in range(3):
         alone = given.rows(row, row + 1)
-        assert alone.second is not None
-        assert alone.second.shape[1] == int(given.second_lengths[row])
+        assert alone.second_source is not None
+        assert alone.second_source.shape[1] == int(given.second_source_lengths[row])
         assert_close(whole.token_log_probs(alone)[0], together[row], atol=1e-5, rtol=0.0)
     more = batch_with_more_padding(given)
     assert_close(whole.token_log_probs(more), together, atol=1e-5, rtol=0.0)
@@ -85,7 +89,7 @@ def test_a_batch_equals_its_rows_and_padding_changes_nothing(decoder: Part) -> N
 def batch_with_more_padding(given: Batch) -> Batch:
     pad = torch.nn.functional.pad
     found = Batch(pad(given.source, (0, 2)), given.source_lengths, given.target, given.target_lengths)
-    found.second, found.second_lengths = pad(given.second, (0, 3)), given.second_lengths
+    found.second_source, found.second_source_lengths = pad(given.second_source, (0, 3)), given.second_source_lengths
     return found
 
 
@@ -104,15 +108,15 @@ def test_step_by_step_equals_all_at_once(decoder: Part) -> None:
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda part: part.name)
 def test_both_sources_are_looked_at_and_matter(decoder: Part) -> None:
     whole, given = model(decoder), batch()
-    with watching(), torch.no_grad():
+    with record_attention(), torch.no_grad():
         output = whole.decode(given.target[:, :-1], whole.encode(*given.given))
     assert output.attention is not None
     assert output.attention.shape[-1] == 11
     for row, n in enumerate([8, 6, 6]):
         assert_close(output.attention[row, :, :n].sum(-1), torch.ones(3), atol=1e-5, rtol=0.0)
     before = whole.token_log_probs(given)
-    assert given.second is not None
-    given.second[0, 0] = 4 if given.second[0, 0] != 4 else 5
+    assert given.second_source is not None
+    given.second_source[0, 0] = 4 if given.second_source[0, 0] != 4 else 5
     after = whole.token_log_probs(given)
     assert (before[0] - after[0]).abs().max() > 1e-6
     assert_close(before[1:], after[1:])
@@ -141,7 +145,9 @@ def test_a_classifier_answers_from_both() -> None:
 )
 def test_what_needs_one_source_says_so(options: dict[str, Any], says: str) -> None:
     with pytest.raises(PartError, match=says):
-        Seq2Seq(9, 9, 13, width=D, encoder=Part("rnn"), decoder=DECODERS[0], second=second(), tie="none", **options)
+        Seq2Seq(
+            9, 9, 13, width=D, encoder=Part("rnn"), decoder=DECODERS[0], second_source=second(), tie="none", **options
+        )
 
 
 def test_rows_end_to_end_are_declined() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dragoman.core import tree
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Batch, Capacity, Memory, Segments
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
@@ -253,7 +253,7 @@ def name_of(part: Part, option: str) -> str:
     return str(value.name if isinstance(value, Part) else value)
 
 
-def one_sequence(part: Part) -> bool:
+def is_decoder_only(part: Part) -> bool:
     """Whether a decoder reads the source as the beginning of its own sequence."""
     return name_of(part, "source") in PREFIXES
 
@@ -268,7 +268,7 @@ def sees_a_set(part: Part) -> bool:
     ordered = name_of(part, "normalizer").startswith("local") or name_of(part, "score") == "location"
     # From a state of zeros a dot finds all keys alike, and the first of them is the one looked at.
     tied = name_of(part, "normalizer") == "hard" and part.options.get("bridge") == "zero"
-    return not ordered and not tied and not one_sequence(part)
+    return not ordered and not tied and not is_decoder_only(part)
 
 
 def settled(module: Any) -> Any:
@@ -288,7 +288,7 @@ def decoder_of(part: Part) -> Any:
 
 
 def d_memory(part: Part) -> int:
-    return D_IN if one_sequence(part) else D_MEMORY
+    return D_IN if is_decoder_only(part) else D_MEMORY
 
 
 @pytest.fixture(autouse=True)
@@ -456,7 +456,7 @@ def test_a_saved_encoder_loads_equal(part: Part) -> None:
 def test_watching_changes_nothing_for_an_encoder(part: Part) -> None:
     encoder, (x, lengths) = encoder_of(part), a_source()
     expected = encoder(x, Segments(lengths))
-    with watching():
+    with record_attention():
         same_memory(expected, encoder(x, Segments(lengths)))
 
 
@@ -467,7 +467,7 @@ def narrow(part: Part) -> bool:
 
 def decoder_forgets(part: Part) -> bool:
     """Whether part of the source is out of a decoder's sight: in one sequence, kernels reach only so far."""
-    return part.name == "conv" and one_sequence(part)
+    return part.name == "conv" and is_decoder_only(part)
 
 
 # -- decoders ------------------------------------------------------------------------------------------------------
@@ -600,7 +600,7 @@ def test_a_saved_decoder_loads_equal(part: Part) -> None:
 def test_watching_changes_nothing_and_weights_are_weights(part: Part) -> None:
     decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, T, D_IN)
     expected = decoder(y, memory)
-    with watching():
+    with record_attention():
         found = decoder(y, memory)
     close(found.o, expected.o)
     for a in (expected.attention, found.attention):

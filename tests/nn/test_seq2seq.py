@@ -161,7 +161,7 @@ def test_parts_that_make_no_model_are_refused(options: dict[str, Any], sentence:
 
 def test_only_one_network_over_source_and_target_can_predict_the_source() -> None:
     batch = a_batch()
-    batch.marks = batch.source
+    batch.token_labels = batch.source
     with pytest.raises(PartError, match="reads the source as a prefix"):
         tiny()(batch)
 
@@ -176,7 +176,7 @@ def test_the_reach_of_a_model_is_that_of_its_positions() -> None:
     model = Seq2Seq(
         SIZE, SIZE, width=4, encoder=Part("transformer", TINY["transformer"]), decoder=Part("transformer", learned)
     )
-    assert (model.longest_source, model.longest_target) == (None, 9)
+    assert (model.max_source_positions, model.longest_target) == (None, 9)
     assert tiny().longest_target is None
 
 
@@ -231,7 +231,7 @@ def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) 
         target_loss -= sum(log_p[len(x) :])
     assert model.loss(batch).item() == pytest.approx(target_loss + source_loss, rel=1e-5)
     assert batch.tokens == 5 + 6
-    batch.marks = None
+    batch.token_labels = None
     assert model.loss(batch).item() == pytest.approx(target_loss, rel=1e-5)
 
 

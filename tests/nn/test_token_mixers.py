@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from dragoman.core import tree
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Heads, Places, watching
+from dragoman.nn.attention import Heads, Places, record_attention
 from dragoman.nn.positions import Inside, positions
 from dragoman.nn.token_mixers import Mixing, mixers
 
@@ -79,7 +79,7 @@ def test_parameter_free_attention_cannot_favor_an_orthogonal_word_but_some_weigh
         heads.Wq.weight.copy_(4 * torch.eye(D))
         heads.Wk.weight.zero_()
         heads.Wk.weight[0, 1] = 4.0  # river answers to what bank asks
-    with watching() as seen:
+    with record_attention() as seen:
         free(x, everything(x), None)
         heads(x, everything(x), None)
     of_bank, of_bank_in_head = seen[free][0][0, 0, 0], seen[heads][0][0, 0, 0]

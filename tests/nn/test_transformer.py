@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Capacity, Memory
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.nn.decoders import decoders
 
 D, HEADS, INNER, B, K, S, T = 8, 2, 12, 3, 2, 4, 3
@@ -185,7 +185,7 @@ def test_learned_positions_reach_the_end_of_the_longest_row_and_padding_may_go_f
 
 
 def test_a_decoder_that_looks_at_no_memory_says_nothing_of_alignment() -> None:
-    with watching():
+    with record_attention():
         assert decoder_of(source="prefix")(torch.randn(B, T, D), memory_of(LENGTHS)).attention is None
 
 

@@ -23,8 +23,8 @@ from dragoman.config import compatibility
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
 from dragoman.data.samples import scenes
-from dragoman.modalities.audio import AudioMedium
-from dragoman.modalities.features import ArrayMedium
+from dragoman.modalities.audio import AudioModality
+from dragoman.modalities.features import FeatureModality
 from dragoman.recipes.captioning import prepare as captioning
 from dragoman.recipes.speech_digits import prepare as digits
 from dragoman.recipes.speech_iban import prepare as iban
@@ -80,15 +80,15 @@ def test_every_source_can_be_read_and_none_is_too_long(name: str, places: Places
     folder = places[name][1]
     tests = recipes.open_recipe(name).recipe.tests
     for config in configs_of(name, folder):
-        medium = configs.medium(config) or configs.second(config)
+        medium = configs.modality(config) or configs.second_source(config)
         assert medium is not None
         assert not isinstance(medium, str)
         for side in ("train", "valid", *tests):
             examples = list(read_pairs(str(folder / f"{side}.tsv"), columns=config.columns, extra_targets=True))
             for one in examples[:20]:
                 assert one.target
-                x = medium.read(Example(one.second or one.source, file=one.file))
-                assert 0 < len(x) <= compatibility.longest_source(config)
+                x = medium.read(Example(one.second_source or one.source, file=one.file))
+                assert 0 < len(x) <= compatibility.max_source_length(config)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "visual-questions"])
@@ -169,7 +169,7 @@ def test_a_name_stands_for_the_frames_of_its_line(places: Places) -> None:
         arrays = np.load(root / f"{split}.npz")
         given = rows(root / f"{split}.tsv")
         for i, ((name, text), line) in enumerate(zip(rows(folder / f"{side}.tsv"), given, strict=True)):
-            x = ArrayMedium(normalize=False).read(Example(name))
+            x = FeatureModality(normalize=False).read(Example(name))
             assert (x == arrays["feats"][arrays["offsets"][i] : arrays["offsets"][i + 1]]).all()
             assert (str(len(x)), text) == (line[2], line[3])
 
@@ -184,7 +184,7 @@ def test_an4_has_the_utterances_and_words_its_page_says(data: Path, tmp_path: Pa
     for config in configs_of("speech-an4", tmp_path):
         assert max(lengths) <= config.data.max_source
         assert longest + 1 <= config.data.max_target
-    assert len(ArrayMedium().read(Example(found["test"][-1][0]))) == lengths[-1]
+    assert len(FeatureModality().read(Example(found["test"][-1][0]))) == lengths[-1]
 
 
 # -- digits ------------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_no_recording_of_fsdd_is_in_two_parts_and_strings_are_composed(data: Pat
     assert all(not a & b for a, b in itertools.combinations(used, 2))
     with zipfile.ZipFile(place / "recordings.zip") as recordings:
         pairs = digits.composed(itertools.islice(parts["test"], 20), recordings, tmp_path / "test.zip")
-    seconds = [len(AudioMedium(8000, 40).read(Example(str(tmp_path / name)))) / 100 for name, _ in pairs]
+    seconds = [len(AudioModality(8000, 40).read(Example(str(tmp_path / name)))) / 100 for name, _ in pairs]
     assert all(0.1 < second / len(words.split()) < 1.5 for second, (_, words) in zip(seconds, pairs, strict=True))
 
 
@@ -271,7 +271,7 @@ def test_iban_has_the_utterances_its_page_says_and_all_of_them_fit(data: Path) -
     for config in configs_of("speech-iban", place):
         assert 100 * max(seconds) <= config.data.max_source
         assert max(map(len, texts)) + 1 <= config.data.max_target
-    assert len(AudioMedium().read(Example(iban.named(found["test"], place / "test.zip")[5][0]))) > 10
+    assert len(AudioModality().read(Example(iban.named(found["test"], place / "test.zip")[5][0]))) > 10
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------------

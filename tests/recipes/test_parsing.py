@@ -97,7 +97,7 @@ def limits(name: str) -> configs.Config:
 def lost(name: str, folder: Path) -> int:
     """Training pairs that are too long to be read."""
     config = limits(name)
-    longest, most = compatibility.longest_source(config), config.data.max_target
+    longest, most = compatibility.max_source_length(config), config.data.max_target
     pairs = [[len(text.split()) for text in row] for row in rows(folder / "train.tsv")]
     return sum(source >= longest or target >= most for source, target in pairs)
 

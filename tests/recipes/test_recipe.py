@@ -388,7 +388,7 @@ def free(lock: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, token_labels=pytest.mark.long), signal.SIGINT])
 def test_trainings_side_by_side_end_with_the_command_that_began_them(tmp_path: Path, number: signal.Signals):
     (tmp_path / "scan").mkdir()
     recipes.open_recipe("scan").code.example({"scan": tmp_path / "scan"}, random.Random(1))

@@ -18,7 +18,7 @@ from torch import Tensor
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Limits, Search, searches
 from dragoman.search.force_phrases import Required
@@ -90,7 +90,7 @@ def plain_beam(
 
 
 def assert_found(found: list[Hypothesis], expected: Found) -> None:
-    assert [(tuple(h.tokens), h.ended) for h in found] == [one[:2] for one in expected]
+    assert [(tuple(h.tokens), h.finish_reason) for h in found] == [one[:2] for one in expected]
     assert [h.score for h in found] == pytest.approx([score for *_, score in expected], rel=1e-9, abs=1e-9)
 
 
@@ -129,7 +129,7 @@ def test_a_beam_wide_enough_finds_everything_in_order(
     results = beam(size=size, length=part, stop="exact")(tables.step, tables.start, limits)
     for i, found in enumerate(results):
         least = shortest[i] if isinstance(shortest, list) else shortest
-        told = [(tuple(h.tokens), h.ended, h.log_probs, h.score) for h in found]
+        told = [(tuple(h.tokens), h.finish_reason, h.log_probs, h.score) for h in found]
         assert_same(told, everything(tables, i, formula, least))
 
 
@@ -138,7 +138,7 @@ def test_a_beam_wide_enough_finds_everything_in_order(
 def test_a_wide_beam_finds_everything_that_begins_as_it_must(seed: int, prefixes: list[list[int]]) -> None:
     tables = random_tables(seed, 3, 5, [4, 3, 2])
     for i, found in enumerate(tables.run(beam(size=80, stop="exact"), (Prefix(prefixes),))):
-        told = [(tuple(h.tokens), h.ended, h.log_probs, h.score) for h in found]
+        told = [(tuple(h.tokens), h.finish_reason, h.log_probs, h.score) for h in found]
 
         def may(y: Tokens, forced: tuple[int, ...] = tuple(prefixes[i])) -> bool:
             return all(a == b for a, b in zip(y, forced, strict=False))
@@ -287,7 +287,7 @@ def test_coverage_counts_what_was_looked_at_and_padding_counts_for_nothing(
         expected = plain_beam(
             tables, i, size, formula, stop="never", shrink=shrink, bonus=lambda y, i=i: 0.7 * tables.covered(i, y)
         )
-        assert [(tuple(h.tokens), h.ended) for h in found] == [one[:2] for one in expected]
+        assert [(tuple(h.tokens), h.finish_reason) for h in found] == [one[:2] for one in expected]
         assert [h.score for h in found] == pytest.approx([score for *_, score in expected], abs=1e-5)
 
 
@@ -311,7 +311,7 @@ def test_the_weights_of_each_step_are_those_of_a_watched_pass_and_a_score_counts
         _, state = model.step(targets[:, :, t], state)
         steps.append(state.attention)
     for k in range(3):
-        with watching():
+        with record_attention():
             whole = model.decode(targets[:, k], memory).attention
         assert whole is not None
         for i, n in enumerate(lengths):  # behind a source nothing is missed
@@ -323,7 +323,7 @@ def test_the_weights_of_each_step_are_those_of_a_watched_pass_and_a_score_counts
     results = search(model.step, lambda room: model.start(memory, room, looks=True), Limits(torch.tensor([5, 3])))
     for i, n in enumerate(lengths):
         for h in results[i]:
-            with watching():
+            with record_attention():
                 alone = model.encode(source[i : i + 1, :n], lengths[i : i + 1])
                 a = model.decode(torch.tensor([[BOS, *h.tokens]]), alone).attention
             assert a is not None
@@ -501,7 +501,7 @@ def test_a_wide_beam_finds_everything_that_holds_the_required_phrases(
     results = tables.run(beam(size=160, stop="exact"), (Required(phrases, ordered),))
     for i, found in enumerate(results):
         truth = [one for one in everything(tables, i, RULES["mean"][1], 0) if holds(one[0], phrases[i], ordered)]
-        assert_found([h for h in found if h.ended == "end"], [(y, end, score) for y, end, _, score in truth])
+        assert_found([h for h in found if h.finish_reason == "eos"], [(y, end, score) for y, end, _, score in truth])
 
 
 @given(
@@ -520,7 +520,7 @@ def test_a_narrow_beam_still_says_what_is_required_where_there_is_room(
     tables.longest = longest  # beyond the table's depth every beginning has the same next tokens
     for i, found in enumerate(tables.run(beam(size=size), (Required(phrases, ordered),))):
         assert holds(tuple(found[0].tokens), phrases[i], ordered)
-        assert all(holds(tuple(h.tokens), phrases[i], ordered) for h in found if h.ended == "end")
+        assert all(holds(tuple(h.tokens), phrases[i], ordered) for h in found if h.finish_reason == "eos")
 
 
 @given(seed=SEEDS, ordered=st.booleans())

@@ -68,7 +68,7 @@ def plain_diverse(tables: Tables, i: int, size: int, groups: int, strength: floa
             group.advance(t, lambda v, said=said: strength * said[v])  # type: ignore[misc]
             said.update(y[-1] for y in group.live)
     every = [one for group in all_groups for one in group.found()]
-    return sorted(every, key=lambda one: (one[1] != "end", -one[2]))
+    return sorted(every, key=lambda one: (one[1] != "eos", -one[2]))
 
 
 SHAPES = st.sampled_from([(2, 1), (3, 3), (4, 2), (6, 3), (6, 2)])
@@ -103,7 +103,7 @@ def test_with_great_strength_the_groups_begin_with_different_tokens_and_scores_s
     for i, found in enumerate(tables.run(diverse(size=4, groups=4, strength=1000.0))):
         assert len({h.tokens[0] for h in found}) == 4
         for h in found:
-            ended = [EOS] if h.ended == "end" else []
+            ended = [EOS] if h.finish_reason == "eos" else []
             assert h.log_probs == pytest.approx(tables.log_probs(i, (*h.tokens, *ended)))
             assert h.score == pytest.approx(sum(h.log_probs) / len(h.log_probs))
 

@@ -28,7 +28,7 @@ def exhaustive(**options: Any) -> Search:
 
 def run(tables: Tables, search: Search, rules: tuple[Rule, ...] = (), shortest: Tensor | int = 0) -> list[Any]:
     found = search(tables.step, tables.start, Limits(torch.tensor(tables.longest), shortest, rules=rules))
-    return [[(tuple(h.tokens), h.ended, h.log_probs, h.score) for h in best] for best in found]
+    return [[(tuple(h.tokens), h.finish_reason, h.log_probs, h.score) for h in best] for best in found]
 
 
 def everything(
@@ -98,7 +98,7 @@ def test_it_keeps_to_the_rules(seed: int) -> None:
     found = run(tables, exhaustive(size=99), (rule,))
     assert_same(found[0], everything(tables, 0, RULES["mean"][1], 0, may))
     assert_same(found[1], everything(tables, 1, RULES["mean"][1], 0, lambda y: may(y) and 4 not in y))
-    assert {ended for _, ended, *_ in found[0]} == {"end", "length"}
+    assert {ended for _, ended, *_ in found[0]} == {"eos", "length"}
 
 
 def test_it_avoids_the_classic_trap() -> None:

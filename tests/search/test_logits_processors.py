@@ -152,7 +152,7 @@ def test_a_beam_wide_enough_finds_exactly_the_results_that_keep_to_a_rule(
             for y in itertools.product(WORDS, repeat=n)
             if predicate((*y, EOS)) and all(predicate(y[:i]) for i in range(n + 1))
         ]
-        ended = [h for h in found[row] if h.ended == "end"]
+        ended = [h for h in found[row] if h.finish_reason == "eos"]
         assert {tuple(h.tokens) for h in ended} == {y for _, y in right}
         assert [h.score for h in ended] == pytest.approx(sorted((total for total, _ in right), reverse=True))
 

@@ -59,7 +59,7 @@ def found(step: Any, start: Start, size: int) -> list[list[Hypothesis]]:
 
 def same(ones: list[list[Hypothesis]], others: list[list[Hypothesis]]) -> None:
     for one, other in zip(ones, others, strict=True):
-        assert [(h.tokens, h.ended) for h in one] == [(h.tokens, h.ended) for h in other]
+        assert [(h.tokens, h.finish_reason) for h in one] == [(h.tokens, h.finish_reason) for h in other]
         for a, b in zip(one, other, strict=True):
             assert a.log_probs == pytest.approx(b.log_probs, rel=1e-9)
             assert a.score == pytest.approx(b.score, rel=1e-9)

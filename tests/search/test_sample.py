@@ -150,7 +150,7 @@ def test_results_are_as_frequent_as_the_table_says(options: dict[str, Any]) -> N
     count, seed = sentences * size, int(torch.randint(2**31, ()))
     drawn = sample(list(range(sentences)), 3, size=size, seed=seed, **options)
     assert [len(found) for found in drawn] == [size] * sentences
-    found = Counter((tuple(h.tokens), h.ended) for best in drawn for h in best)
+    found = Counter((tuple(h.tokens), h.finish_reason) for best in drawn for h in best)
     expected = {result: count * p for result, p in distribution(3, options).items() if p > 1e-12}
     assert found.keys() <= expected.keys()
     often = [result for result, n in expected.items() if n >= 5]  # the others are one cell, if there is enough of them
@@ -164,7 +164,7 @@ def test_results_are_as_frequent_as_the_table_says(options: dict[str, Any]) -> N
 def test_scores_are_log_p_of_the_model_whatever_was_sharpened_or_cut_and_the_best_comes_first() -> None:
     for best in sample(list(range(20)), 3, size=4, temperature=3.0, top_k=3):
         for h in best:
-            said = [BOS, *h.tokens, *([EOS] if h.ended == "end" else [])]
+            said = [BOS, *h.tokens, *([EOS] if h.finish_reason == "eos" else [])]
             wanted = [math.log(TABLE[a][b]) for a, b in itertools.pairwise(said)]
             assert h.log_probs == pytest.approx(wanted)
             assert h.score == pytest.approx(sum(wanted))
@@ -177,7 +177,7 @@ def test_a_temperature_near_zero_and_a_filter_that_leaves_one_token_are_greedy(o
     found = tables.run(searches.build(Part("sample", {**options, "size": 2})))
     for [best], draws in zip(tables.run(greedy()), found, strict=True):
         for h in draws:
-            assert (h.tokens, h.ended) == (best.tokens, best.ended)
+            assert (h.tokens, h.finish_reason) == (best.tokens, best.finish_reason)
             assert h.log_probs == pytest.approx(best.log_probs)
 
 
@@ -224,9 +224,9 @@ def test_a_rule_sees_what_each_draw_has_said_and_what_it_forbids_is_never_drawn(
             assert len(set(h.tokens)) == len(h.tokens)
             assert i != 19 or B not in h.tokens
             # After B and A, or A alone where B is forbidden, nothing is left: the draw is cut there.
-            assert (h.ended == "stuck") == (h.tokens[-1:] == [A])
-            assert len(h.log_probs) == len(h.tokens) + (h.ended == "end")
-    assert {h.ended for draws in found for h in draws} == {"end", "stuck"}
+            assert (h.finish_reason == "no_valid_token") == (h.tokens[-1:] == [A])
+            assert len(h.log_probs) == len(h.tokens) + (h.finish_reason == "eos")
+    assert {h.finish_reason for draws in found for h in draws} == {"eos", "no_valid_token"}
 
 
 @pytest.mark.parametrize("decoder", ["rnn", "transformer"])

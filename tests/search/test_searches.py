@@ -105,7 +105,7 @@ def random_tables(seed: int, B: int, V: int, longest: list[int], shortest: int =
 
 
 def told(results: list[list[Hypothesis]]) -> list[list[tuple[Any, ...]]]:
-    return [[(tuple(h.tokens), h.ended, tuple(h.log_probs), h.score) for h in best] for best in results]
+    return [[(tuple(h.tokens), h.finish_reason, tuple(h.log_probs), h.score) for h in best] for best in results]
 
 
 SEEDS = st.integers(0, 2**32)
@@ -123,15 +123,15 @@ def test_a_narrow_beam_finds_no_more_than_there_is_and_scores_it_right(seed: int
     tables = random_tables(seed, 2, 6, [3, 2])
     for rule, formula in RULES.values():
         for i, found in enumerate(tables.run(beam(size, rule))):
-            everything = tables.ended(i)
+            everything = tables.finish_reason(i)
             assert 1 <= len(found) <= size
-            assert len({(tuple(h.tokens), h.ended) for h in found}) == len(found)
+            assert len({(tuple(h.tokens), h.finish_reason) for h in found}) == len(found)
             for h in found:
                 tokens = tuple(h.tokens)
-                logs = everything[tokens] if h.ended == "end" else tables.log_probs(i, tokens)
+                logs = everything[tokens] if h.finish_reason == "eos" else tables.log_probs(i, tokens)
                 assert h.log_probs == pytest.approx(logs)
                 assert h.score == pytest.approx(formula(sum(h.log_probs), max(len(h.log_probs), 1)))
-            ended = [h.score for h in found if h.ended == "end"]
+            ended = [h.score for h in found if h.finish_reason == "eos"]
             assert ended == sorted(ended, reverse=True)
 
 
@@ -173,7 +173,7 @@ def test_a_beam_of_two_avoids_the_classic_trap(size: int, rule: str) -> None:
     [[best, *_]] = trap().run(beam(size, RULES[rule][0]))
     assert best.tokens == [OK, OK]
     assert best.total == pytest.approx(math.log(0.28))
-    assert best.ended == "end"
+    assert best.finish_reason == "eos"
 
 
 # -- greedy and beam -----------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_greedy_takes_the_best_token_at_each_step(seed: int) -> None:
             break
         tokens = (*tokens, best)
     assert tuple(found.tokens) == tokens
-    assert found.ended == ("end" if best == EOS else "length")
+    assert found.finish_reason == ("end" if best == EOS else "length")
     assert found.log_probs == pytest.approx(tables.log_probs(0, (*tokens, EOS) if best == EOS else tokens))
     assert found.score == pytest.approx(sum(found.log_probs))
 
@@ -201,7 +201,7 @@ def test_a_beam_of_one_is_greedy(seed: int, shortest: int) -> None:
     tables = random_tables(seed, 5, 7, [3, 1, 2, 3, 2], shortest)
     for rule, _ in RULES.values():
         for [one], [other] in zip(tables.run(greedy()), tables.run(beam(1, rule)), strict=True):
-            assert (one.tokens, one.ended) == (other.tokens, other.ended)
+            assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
             assert one.log_probs == pytest.approx(other.log_probs)
 
 
@@ -211,8 +211,10 @@ def test_where_nothing_may_come_next_greedy_is_stuck_and_a_beam_of_one_has_no_re
     gone = torch.rand(tables.log_p.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
     tables.log_p[gone] = -math.inf
     for i, ([one], others) in enumerate(zip(tables.run(greedy()), tables.run(beam(1)), strict=True)):
-        if one.ended != "stuck":
-            assert [(h.tokens, h.ended, h.log_probs) for h in others] == [(one.tokens, one.ended, one.log_probs)]
+        if one.finish_reason != "no_valid_token":
+            assert [(h.tokens, h.finish_reason, h.log_probs) for h in others] == [
+                (one.tokens, one.finish_reason, one.log_probs)
+            ]
             continue
         assert others == []
         assert len(one.log_probs) == len(one.tokens) < tables.longest[i]
@@ -231,11 +233,13 @@ def test_what_finished_before_nothing_was_allowed_stays() -> None:
     table[:, [EOS, UNK, 4]] = torch.tensor([0.2, 0.3, 0.5]).log()
     tables = Tables(table.expand(2, -1, -1), [3, 3])
     stuck, free = tables.run(beam(3, Part("none")), (nothing_after_one,))
-    assert [(h.tokens, h.ended) for h in stuck] == [([], "end")]  # .2 was the third best; all other ways end nowhere
+    assert [(h.tokens, h.finish_reason) for h in stuck] == [
+        ([], "end")
+    ]  # .2 was the third best; all other ways end nowhere
     assert told([free]) == told(tables.rows([1]).run(beam(3, Part("none"))))
     [[greedy_stuck], [greedy_free]] = tables.run(greedy(), (nothing_after_one,))
-    assert (greedy_stuck.tokens, greedy_stuck.ended) == ([4, 4], "stuck")
-    assert (greedy_free.tokens, greedy_free.ended) == ([4, 4, 4], "length")
+    assert (greedy_stuck.tokens, greedy_stuck.finish_reason) == ([4, 4], "no_valid_token")
+    assert (greedy_free.tokens, greedy_free.finish_reason) == ([4, 4, 4], "length")
 
 
 # -- independence --------------------------------------------------------------------------------------------------
@@ -287,7 +291,7 @@ def test_what_does_not_end_is_cut_at_its_limit_and_says_so(search: Search) -> No
         assert found
         for h in found:
             assert len(h.tokens) == tables.longest[i] == len(h.log_probs)
-            assert h.ended == "length"
+            assert h.finish_reason == "length"
             assert h.log_probs == pytest.approx(tables.log_probs(i, tuple(h.tokens)))
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
 
@@ -308,8 +312,8 @@ def test_lengths_stay_within_the_limits_and_padding_never_comes_out(
         for h in found:
             assert not {PAD, BOS, EOS} & set(h.tokens)
             assert len(h.tokens) <= longest[i]
-            assert h.ended in ("end", "length")
-            if h.ended == "end":
+            assert h.finish_reason in ("end", "length")
+            if h.finish_reason == "eos":
                 assert len(h.tokens) >= shortest
                 assert len(h.log_probs) == len(h.tokens) + 1
             else:
@@ -327,7 +331,7 @@ def test_the_end_may_come_exactly_at_the_limit() -> None:
     tables = Tables(table.log_softmax(-1)[None], [2])
     for search in (greedy(), beam(1), beam(3)):
         [[best, *_]] = tables.run(search)
-        assert (best.tokens, best.ended) == ([UNK, UNK], "end")
+        assert (best.tokens, best.finish_reason) == ([UNK, UNK], "end")
 
 
 def test_what_ended_comes_before_what_was_cut() -> None:
@@ -337,7 +341,7 @@ def test_what_ended_comes_before_what_was_cut() -> None:
     table[4 + 1, EOS] = 0.0
     table[5 + 1, 5] = 0.0
     [found] = Tables(table[None], [1]).run(beam(2))
-    assert [(h.tokens, h.ended) for h in found] == [([4], "end"), ([5], "length")]
+    assert [(h.tokens, h.finish_reason) for h in found] == [([4], "end"), ([5], "length")]
     assert found[0].score == pytest.approx(math.log(0.1) / 2)
     assert found[1].score == pytest.approx(math.log(0.9))
 

@@ -76,7 +76,7 @@ READER = {"name": "rnn", "cell": "gru"}
 QUIET = {"name": "identity"}
 MEDIA: dict[str, dict[str, Any]] = {
     "captions": {"frontend": IMAGE, "encoder": QUIET},
-    "questions": {"encoder": READER, "second": {"frontend": IMAGE, "encoder": QUIET}},
+    "questions": {"encoder": READER, "second_source": {"frontend": IMAGE, "encoder": QUIET}},
     "speech": {"frontend": {"name": "audio", "rate": 8000, "bins": 24, "channels": 8}, "encoder": READER},
     "features": {"frontend": {"name": "frames", "numbers": 5}, "encoder": READER},
     "clips": {
@@ -89,7 +89,7 @@ SAYS = ["a red square at the left", "is it blue ?"]
 
 def save_medium(folder: Path, model: dict[str, Any]) -> None:
     """A model of something else than text, with random weights."""
-    columns = ["source", "second", "target"] if "second" in model else ["source", "target"]
+    columns = ["source", "second_source", "target"] if "second_source" in model else ["source", "target"]
     value = {
         "data": {"train": "nowhere.tsv", "columns": columns, "max_source": 100},
         "tokenizer": {"source": "words"},
@@ -97,9 +97,9 @@ def save_medium(folder: Path, model: dict[str, Any]) -> None:
         "generation": {"ratio": 0.0, "extra": 6},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.medium(config), configs.second(config)
+    words, medium, second = config.tokenizer.source, configs.modality(config), configs.second_source(config)
     codec = codecs.learn(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
-    built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():
             p.mul_(1.5)

@@ -29,7 +29,7 @@ def here(models: Path) -> Pipeline:
 
 
 def same(result: dict[str, Any], prediction: Prediction) -> None:
-    for key in ("text", "tokens", "ended", "source_tokens", "cut"):
+    for key in ("text", "tokens", "finish_reason", "source_tokens", "source_truncated"):
         assert result[key] == getattr(prediction, key)
     for key in ("score", "log_prob", "log_probs"):
         assert result[key] == pytest.approx(getattr(prediction, key), abs=1e-4)

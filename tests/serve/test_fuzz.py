@@ -67,7 +67,7 @@ def has_medium(value: Any) -> bool:
             value["data"] = base64.b64encode(picture()).decode()
         return True
     if isinstance(value, dict):
-        value.pop("second", None)
+        value.pop("second_source", None)
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return any(list(map(has_medium, inside)))  # all of them, not until the first
 

@@ -40,8 +40,8 @@ class Loud:
 
     def one(self, source: str, nbest: int) -> dict[str, Any]:
         texts = [source[: self.reach].upper() + "'" * n for n in range(nbest)]
-        others = [{"text": text, "cut": False, "alternatives": []} for text in texts[1:]]
-        return {"text": texts[0], "cut": len(source) > self.reach, "alternatives": others}
+        others = [{"text": text, "source_truncated": False, "alternatives": []} for text in texts[1:]]
+        return {"text": texts[0], "source_truncated": len(source) > self.reach, "alternatives": others}
 
 
 def client(models: dict[str, Any], ask: Any = None, **serving: Any) -> TestClient:

@@ -133,7 +133,7 @@ def same(found: dict[str, Any], truth: Prediction) -> None:
 
 def test_every_model_says_what_it_reads(served: Any) -> None:
     models = {model["name"]: model for model in served.client.get("/v1/models").json()["models"]}
-    assert {name: (model["source"], model["second"]) for name, model in models.items()} == {
+    assert {name: (model["source"], model["second_source"]) for name, model in models.items()} == {
         "small": ("text", None),
         "captions": ("image", None),
         "questions": ("text", "image"),
@@ -161,10 +161,10 @@ def test_bytes_give_what_the_file_gives_in_python(served: Any, here: Any, tmp_pa
 def test_a_question_and_an_image_go_together(served: Any, here: Any, tmp_path: Path) -> None:
     path = on_disk(tmp_path, "a.png", picture(1))
     (truth,) = here["questions"].predict([f"is it red\t{path}"], beam=2)
-    item = {"source": "is it red", "second": b64(picture(1))}
+    item = {"source": "is it red", "second_source": b64(picture(1))}
     same(served.predict(item, model="questions", beam=2).json()["results"][0], truth)
     score = served.client.post("/v1/score", json={"model": "questions", "inputs": [item | {"target": "a red"}]})
-    (number,) = here["questions"].score([Example("is it red", "a red", second=path)])
+    (number,) = here["questions"].score([Example("is it red", "a red", second_source=path)])
     assert score.json()["results"][0]["log_prob"] == pytest.approx(number, abs=1e-4)
 
 
@@ -183,7 +183,7 @@ def test_a_file_may_be_the_whole_body(served: Any, name: str, file: str, kind: s
 
 
 def test_the_text_beside_a_file_that_is_the_body_stands_in_the_query(served: Any) -> None:
-    in_json = served.predict({"source": "is it", "second": b64(picture())}, model="questions", beam=1)
+    in_json = served.predict({"source": "is it", "second_source": b64(picture())}, model="questions", beam=1)
     path, headers = "/v1/models/questions/predict", {"Content-Type": "image/png"}
     bare = served.client.post(path, params={"text": "is it", "beam": 1}, content=picture(), headers=headers)
     assert bare.json() == in_json.json()
@@ -246,8 +246,8 @@ def test_no_request_opens_a_file_by_name(served: Any, media_models: Path) -> Non
     assert served.stderr().count("OPENED") == 2  # the hook is there, in the server and in its worker
     for name in names:
         encoded = b64(name.encode())  # a name where the bytes should be
-        bodies = [name, {"source": name, "second": name}, {"source": {"data": name}}, {"source": encoded}]
-        bodies += [{"source": "is it", "second": encoded}, {"source": b64(picture()), "second": name}]
+        bodies = [name, {"source": name, "second_source": name}, {"source": {"data": name}}, {"source": encoded}]
+        bodies += [{"source": "is it", "second_source": encoded}, {"source": b64(picture()), "second_source": name}]
         for model in NAMES:
             for body in bodies:
                 refusal(served.predict(body, model=model))
@@ -268,12 +268,12 @@ def test_no_request_opens_a_file_by_name(served: Any, media_models: Path) -> Non
     ("model", "item", "says"),
     [
         ("captions", "photo.png", 'send {"data"'),
-        ("captions", {"source": b64(b"x"), "second": "why"}, "leave it out"),
+        ("captions", {"source": b64(b"x"), "second_source": "why"}, "leave it out"),
         ("small", b64(b"x"), "send a string"),
-        ("small", {"source": "abc", "second": "abc"}, "leave it out"),
-        ("questions", "is it", "second is missing"),
-        ("questions", {"source": "is it", "second": ""}, "second is missing"),
-        ("questions", {"source": b64(b"x"), "second": "is it"}, "send a string"),
+        ("small", {"source": "abc", "second_source": "abc"}, "leave it out"),
+        ("questions", "is it", "second_source is missing"),
+        ("questions", {"source": "is it", "second_source": ""}, "second_source is missing"),
+        ("questions", {"source": b64(b"x"), "second_source": "is it"}, "send a string"),
         ("captions", {"data": "not base64!"}, "is not base64"),
         ("captions", {"data": ""}, "at least 1"),
         ("captions", {"source": {}}, "data is missing"),
@@ -367,7 +367,9 @@ def test_more_bytes_than_a_server_takes_are_refused_before_they_are_sent(served:
     assert served.client.post("/v1/models/captions/predict", content=large, headers=headers).status_code == 200
     assert served.predict(b64(large), model="captions").status_code == 200
     assert "bytes" in refusal(served.predict(b64(large), b64(large), model="captions"), 413)
-    assert "bytes" in refusal(served.predict({"source": "abc", "second": b64(bytes(BYTES + 9))}, model="small"), 413)
+    assert "bytes" in refusal(
+        served.predict({"source": "abc", "second_source": b64(bytes(BYTES + 9))}, model="small"), 413
+    )
 
 
 def test_there_is_room_for_so_many_large_bodies_and_then_for_small_ones_only(served: Any, until: Any) -> None:
@@ -451,8 +453,8 @@ def test_an_image_of_too_many_pixels_is_told_so_however_many(side: int) -> None:
 
 def test_a_sound_that_is_longer_than_the_model_reads_is_cut_and_says_so(served: Any) -> None:
     short, long = (served.predict(b64(tones(s, 8000, "wav")), model="speech").json()["results"][0] for s in (1, 9))
-    assert not short["cut"]
-    assert long["cut"]  # after 4 × max_source frames of 10 ms
+    assert not short["source_truncated"]
+    assert long["source_truncated"]  # after 4 × max_source frames of 10 ms
     assert len(long["source_tokens"]) == 100  # 4 frames each
 
 
@@ -464,5 +466,5 @@ def test_media_count_by_their_bytes_but_never_more_than_is_read(here: Any) -> No
     assert count({"source": {"data": "A"} | of["sound"]}) == 1
     both = uploads.counter(here["questions"].codec, 400)
     image = {"data": "A" * 1_000_000} | of["image"]
-    assert both({"source": "is it", "second": image}) == len("is it") + 32  # rows of pixels
+    assert both({"source": "is it", "second_source": image}) == len("is it") + 32  # rows of pixels
     assert both({"source": image}) == 32

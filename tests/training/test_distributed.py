@@ -327,8 +327,8 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step_and_the_same_command
     ("lost", "number"),
     [
         pytest.param(1, signal.SIGSTOP, id="frozen"),
-        pytest.param(1, signal.SIGKILL, id="killed", marks=pytest.mark.long),
-        pytest.param(0, signal.SIGSTOP, id="the first frozen", marks=pytest.mark.long),
+        pytest.param(1, signal.SIGKILL, id="killed", token_labels=pytest.mark.long),
+        pytest.param(0, signal.SIGSTOP, id="the first frozen", token_labels=pytest.mark.long),
     ],
 )
 def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny, world, tmp_path):

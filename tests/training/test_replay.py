@@ -67,7 +67,7 @@ def test_every_frame_is_what_its_checkpoint_says(family, tiny, tmp_path):
         expected = model.predict(first, search=Part("greedy"), attention=True)
         assert [entry["source"] for entry in frame["sources"]] == first
         for entry, found in zip(frame["sources"], expected, strict=True):
-            tokens = [*found.tokens, *["</s>"] * (found.ended == "end")]
+            tokens = [*found.tokens, *["</s>"] * (found.finish_reason == "eos")]
             assert (entry["output"], entry["tokens"]) == (found.text, tokens)
             assert entry["source_tokens"] == [*entry["source"], "</s>"]
             assert entry["log_prob"] == pytest.approx(found.log_prob, abs=1e-5)
@@ -104,7 +104,7 @@ def test_a_run_from_before_there_were_replays_goes_on(tiny, tmp_path):
     assert any("replay: 3" in line for line in lines)
     (run / "config.yaml").write_text("\n".join(line for line in lines if "replay" not in line))
     (run / "replay.jsonl").unlink()
-    assert list(training.run(config, run))[-1].kind == "end"
+    assert list(training.run(config, run))[-1].kind == "eos"
     assert [frame["step"] for frame in frames(run)] == [*range(10, 41, 5)]
 
 

@@ -25,7 +25,7 @@ QUESTIONS: dict[str, Any] = {
     "width": 64,
     "tie": "none",
     "encoder": READER,
-    "second": {"frontend": IMAGE, "encoder": QUIET},
+    "second_source": {"frontend": IMAGE, "encoder": QUIET},
     "decoder": DECODER,
 }
 CLIPS = {"name": "clips", "frames": 6, "pixels": 24, "channels": 16, "stages": [1, 1], "augment": False}
@@ -76,7 +76,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Pipe
     """Questions about pictures, and a model that answers them."""
     folder = tmp_path_factory.mktemp("questions")
     scenes.write(folder, "questions", {"train": 800, "test": 60}, seed=1)
-    found = config(folder, ["source", "second", "target"], QUESTIONS, steps=650, batch_tokens=2048)
+    found = config(folder, ["source", "second_source", "target"], QUESTIONS, steps=650, batch_tokens=2048)
     return folder, taught(found, folder / "run")
 
 
@@ -88,7 +88,9 @@ def test_questions_about_combinations_never_seen_are_answered(asked: tuple[Path,
 def test_alone_and_in_a_batch_the_answer_is_the_same(asked: tuple[Path, pipeline.Pipeline]) -> None:
     folder, model = asked
     examples = list(read_pairs(folder / "test.tsv", columns=model.config.columns))[:6]
-    examples.append(Example("what color is the square bar pole square thing ?", "red", second=examples[0].second))
+    examples.append(
+        Example("what color is the square bar pole square thing ?", "red", second_source=examples[0].second_source)
+    )
     together = model.predict(examples, beam=3, nbest=2)
     for example, found in zip(examples, together, strict=True):
         alone = model.predict([example], beam=3, nbest=2)[0]
@@ -116,7 +118,7 @@ def test_attention_has_labels_of_both_sources(asked: tuple[Path, pipeline.Pipeli
 def test_a_line_with_a_tab_is_both_sources_and_one_without_is_an_error(asked: tuple[Path, pipeline.Pipeline]) -> None:
     folder, model = asked
     example = next(read_pairs(folder / "test.tsv", columns=model.config.columns))
-    line = f"{example.source}\t{example.second}"
+    line = f"{example.source}\t{example.second_source}"
     assert model.predict([line])[0].text == model.predict([example])[0].text
     assert [p.text for p in model.predict(["", line])] == ["", model.predict([line])[0].text]
     with pytest.raises(DataError, match="put both on one line, with a tab"):
@@ -130,7 +132,7 @@ def test_the_command_line_answers_pairs_of_sources(asked: tuple[Path, pipeline.P
 
     folder, model = asked
     examples = list(read_pairs(folder / "test.tsv", columns=model.config.columns))[:3]
-    (folder / "asked.txt").write_text("".join(f"{e.source}\t{e.second}\n" for e in examples))
+    (folder / "asked.txt").write_text("".join(f"{e.source}\t{e.second_source}\n" for e in examples))
     done = CliRunner().invoke(app, ["predict", str(folder / "run"), str(folder / "asked.txt"), "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [p.text for p in model.predict(examples)]

@@ -119,8 +119,8 @@ def test_the_encoder_alone_hears_almost_as_well(heard: Heard) -> None:
     model, folder, pairs = heard
     right = []
     for name, word in pairs:
-        assert model.codec.medium is not None
-        frames = torch.from_numpy(model.codec.medium.read(Example(str(folder / name))))
+        assert model.codec.modality is not None
+        frames = torch.from_numpy(model.codec.modality.read(Example(str(folder / name))))
         with torch.no_grad():
             memory = model.model.encode(frames[None], torch.tensor([len(frames)]))
             path = model.model.hear(memory)[0][0].argmax(-1).tolist()
@@ -159,12 +159,12 @@ def test_a_language_model_joins_what_is_heard(heard: Heard, spelled: Path) -> No
     lm, weight, ctc = pipeline.load(spelled, "cpu"), 0.4, model.config.generation.ctc
     fused = pipeline.load_fused(folder / "run", spelled, weight, "cpu")
     sources = [str(folder / name) for name, _ in pairs[:6]]
-    assert lm.codec.medium is None
+    assert lm.codec.modality is None
     for source, found in zip(sources, fused.predict(sources, beam=4), strict=True):
-        assert found.ended == "end"
+        assert found.finish_reason == "eos"
         said, spoken = model.score([(source, found.text)])[0], lm.score([found.text])[0]
-        assert model.codec.medium is not None
-        frames = torch.from_numpy(model.codec.medium.read(Example(source)))
+        assert model.codec.modality is not None
+        frames = torch.from_numpy(model.codec.modality.read(Example(source)))
         with torch.no_grad():
             log_p, lengths = model.model.hear(model.model.encode(frames[None], torch.tensor([len(frames)])))
         target = torch.tensor([found.ids])
@@ -196,9 +196,9 @@ def untaught(**changes: Any) -> Pipeline:
     for key, change in changes.items():
         value[key] = value.get(key, {}) | change
     config = configs.validate(value, "untaught")
-    medium = configs.medium(config)
+    modality = configs.modality(config)
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", [], ["abc"], [], medium)
+    codec = codecs.learn(part, part, False, "nfc", [], ["abc"], [], modality)
     torch.manual_seed(0)
     model = configs.build_model(config, codec.source_size, len(codec.target))
     return Pipeline(model.eval(), codec, config, torch.device("cpu"))
@@ -231,14 +231,14 @@ def test_the_length_of_a_result_goes_by_the_states_and_not_by_the_frames(
         states = -(-frames // (4 if encoder["name"] == "rnn" else 8))
         assert model.reading.counted(frames) == states
         found = model.predict([clip(tmp_path, frames)], beam=1)[0]
-        assert (found.ended, len(found.tokens)) == ("length", int(0.5 * states) + 1)
+        assert (found.finish_reason, len(found.tokens)) == ("length", int(0.5 * states) + 1)
 
 
 def test_positions_of_the_encoder_are_counted_behind_the_frontend(tmp_path: Path) -> None:
     model = untaught(model=positions(10, augment=False), data={"train": "nowhere.tsv", "max_source": 40})
     assert model.reading.longest == 40
     fits, longer = clip(tmp_path, 40), clip(tmp_path, 41)
-    assert [p.cut for p in model.predict([fits, longer])] == [False, True]
+    assert [p.source_truncated for p in model.predict([fits, longer])] == [False, True]
     assert len(model.score([(fits, "ab")])) == 1
     with pytest.raises(DataError, match="the source has 41"):
         model.score([(longer, "ab")])
@@ -263,15 +263,18 @@ def test_positions_must_reach_as_far_as_the_longest_look(frontend: dict[str, Any
 
 def test_half_a_minute_of_sound_is_kept_where_nobody_says_how_long_a_source_may_be(tmp_path: Path) -> None:
     open_end, said = untaught().config, untaught(data={"train": "nowhere.tsv", "max_source": 256}).config
-    assert (compatibility.longest_source(open_end), compatibility.longest_source(said)) == (3000, 256)
+    assert (compatibility.max_source_length(open_end), compatibility.max_source_length(said)) == (3000, 256)
     kept = prepare.settled(open_end)
     saved = [configs.validate(yaml.parse(one.text(), "saved"), "saved") for one in (open_end, kept)]
-    assert [(one.data.max_source, compatibility.longest_source(one)) for one in saved] == [(None, 3000), (3000, 3000)]
+    assert [(one.data.max_source, compatibility.max_source_length(one)) for one in saved] == [
+        (None, 3000),
+        (3000, 3000),
+    ]
     text = configs.validate({"data": {"train": "nowhere.tsv"}}, "text")
     assert (text.data.max_source, prepare.settled(text).data.max_source) == (None, 256)
     image = {"frontend": {"name": "image", "pixels": 320}, "encoder": "identity", "decoder": "rnn"}
     assert (
-        compatibility.longest_source(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image"))
+        compatibility.max_source_length(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image"))
         == 320
     )
 

@@ -99,7 +99,7 @@ def load(path: str | Path) -> Model:
     """Open a model folder, or the best model of a run folder."""
     folder = resolve(Path(path))
     config, codec = open_codec(folder)
-    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_size)
+    model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     fill(model, tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
     return Model(folder, config, model.eval(), codec)
 
@@ -112,7 +112,7 @@ def open_codec(path: str | Path) -> tuple[Config, Codec]:
     tokenizing = config.tokenizer
     source, target = tokenizing.source, tokenizing.target or tokenizing.source
     try:
-        media = configs.medium(config), configs.second(config)
+        media = configs.modality(config), configs.second_source(config)
         return config, codecs.restore(source, target, tokenizing.joint, config.data.normalization, contents, *media)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None

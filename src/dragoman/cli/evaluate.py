@@ -58,7 +58,7 @@ def evaluate(
 
     opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
     choice(on_error, ("stop", "skip"), "--on-error")
-    if opened.goes_on:
+    if opened.continues_text:
         raise UserError("a language model has no targets to compare with; `dragoman score` gives its perplexity")
     named = columns_of(columns, opened)
     found_pairs = read_pairs(pairs, columns=named, extra_targets=True, on_error=on_error)  # type: ignore[arg-type]

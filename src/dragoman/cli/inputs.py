@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 LISTS = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
 OTHER_LISTS = (".csv", ".json", ".lst", ".list")  # which are nobody's images or sounds
 
-Second = Annotated[
+SecondSource = Annotated[
     str, typer.Option(help="The other source, for a model of two: what is asked about the media files, say.")
 ]
 
 
-def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Example] | None:
+def media_inputs(opened: Pipeline, files: Sequence[str], second_source: str) -> list[Example] | None:
     """The inputs that media files are, one each; None where the one file given holds lines."""
     from dragoman.core.errors import UserError
 
@@ -44,39 +44,41 @@ def media_inputs(opened: Pipeline, files: Sequence[str], second: str) -> list[Ex
     if not named:
         if len(files) > 1:
             raise UserError(f"there are {len(files)} files, and only media files are several inputs; give one of lines")
-        if second:
-            raise UserError("--second goes with a media file; in a file of lines both sources stand on one, with a tab")
+        if second_source:
+            raise UserError(
+                "--second-source goes with a media file; in a file of lines both sources stand on one, with a tab"
+            )
         return None
     if len(named) < len(files):
         raise UserError("some files are media and some hold lines; give one of lines, or media files alone")
-    return asked_about(opened, named, second)
+    return asked_about(opened, named, second_source)
 
 
-def asked_about(opened: Pipeline, named: Sequence[str], second: str) -> list[Example]:
-    """Sources given one by one, each with the one that --second gives; media are what a text asks about."""
+def asked_about(opened: Pipeline, named: Sequence[str], second_source: str) -> list[Example]:
+    """Sources given one by one, each with the one that --second-source gives; media are what a text asks about."""
     from dragoman.core.errors import UserError
     from dragoman.core.types import Example
 
-    if opened.codec.second is None:
-        if second:
-            raise UserError("--second is given, and the model reads one source; leave it out")
+    if opened.codec.second_source is None:
+        if second_source:
+            raise UserError("--second-source is given, and the model reads one source; leave it out")
         return [Example(file) for file in named]
-    if not second.strip():
-        raise UserError("the model reads two sources, and found one; give the other with --second")
-    if opened.codec.medium is None and opened.codec.second != "text":
-        return [Example(second, second=file) for file in named]
-    return [Example(file, second=second) for file in named]
+    if not second_source.strip():
+        raise UserError("the model reads two sources, and found one; give the other with --second-source")
+    if opened.codec.modality is None and opened.codec.second_source != "text":
+        return [Example(second_source, second_source=file) for file in named]
+    return [Example(file, second_source=second_source) for file in named]
 
 
 def reads_media(opened: Pipeline) -> bool:
-    return opened.codec.medium is not None or (opened.codec.second or "text") != "text"
+    return opened.codec.modality is not None or (opened.codec.second_source or "text") != "text"
 
 
 def without_targets(sources: Iterable[Example], columns: Sequence[str]) -> Iterator[Example]:
     """The same; of lines with more columns than there are sources, those that training read sources from."""
     from dataclasses import replace
 
-    own, more = [columns.index(name) for name in ("source", "second") if name in columns], 0
+    own, more = [columns.index(name) for name in ("source", "second_source") if name in columns], 0
     for source in sources:
         cells = source.source.split("\t")
         if len(own) < len(cells) > max(own):

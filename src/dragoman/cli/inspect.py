@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.inputs import Second, asked_about, tagged_with
+from dragoman.cli.inputs import SecondSource, asked_about, tagged_with
 from dragoman.cli.options import (
     Beam,
     Device,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OF_TEXTS = ("alignment", "beam", "steps", "why")  # one for each source
 OF_MODELS = ("space", "positions", "sequential", "replay")  # one for all
-MAPS = ("soft", "cross", "encoder", "second", "decoder")
+MAPS = ("soft", "cross", "encoder", "second_source", "decoder")
 
 Views = Annotated[
     str,
@@ -69,10 +69,10 @@ def inspect(
     svg: Picture = None,
     pdf: Picture = None,
     maps: Annotated[
-        str, typer.Option(help="What a picture shows: soft, or every head of cross, encoder, second or decoder.")
+        str, typer.Option(help="What a picture shows: soft, or every head of cross, encoder, second_source or decoder.")
     ] = "soft",
     files: Places = [],
-    second: Second = "",
+    second_source: SecondSource = "",
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     device: Device = "auto",
@@ -87,7 +87,7 @@ def inspect(
     names = [model] if beside is None or beside == model else [model, beside]
     opened = {name: pipeline.load(name, device, plain=True).with_files(files) for name in names}
     wants_texts = not views or any(name in (*OF_TEXTS, "space") for name in views)
-    given = sources(opened[model], texts or [], second) if texts or second or wants_texts else []
+    given = sources(opened[model], texts or [], second_source) if texts or second_source or wants_texts else []
     asked = with_targets(list(warn_untagged(opened[model], tagged_with(given, source_lang, target_lang))), target)
     pictures = [path for path in (png, svg, pdf) if path is not None]
     if html is not None:
@@ -100,25 +100,25 @@ def inspect(
         draw([data for _, data in every(opened, asked, ["alignment"], beam, skip=True)], pictures, maps)
 
 
-def sources(opened: Pipeline, texts: Sequence[str], second: str) -> Iterable[Example]:
+def sources(opened: Pipeline, texts: Sequence[str], second_source: str) -> Iterable[Example]:
     """What to look at: what was given as arguments, or the lines of the standard input."""
     from dragoman.core.errors import UserError
     from dragoman.core.types import Example
     from dragoman.data.readers import read_sources
 
-    if second:
+    if second_source:
         if not texts:
             raise UserError(
-                "--second goes with sources given as arguments; on a line both stand with a tab between them"
+                "--second-source goes with sources given as arguments; on a line both stand with a tab between them"
             )
-        return asked_about(opened, texts, second)
-    if opened.codec.second is None:
+        return asked_about(opened, texts, second_source)
+    if opened.codec.second_source is None:
         return map(Example, texts) if texts else read_sources("-")
     for text in texts:
         if text.strip() and "\t" not in text:
             raise UserError(
-                f"the model reads two sources, and '{text}' is one; give the other with --second, or both as one "
-                f"argument with a tab between them: {opened.reading.order}"
+                f"the model reads two sources, and '{text}' is one; give the other with --second-source, or both as "
+                f"one argument with a tab between them: {opened.reading.order}"
             )
     return map(opened.reading.example, map(Example, texts) if texts else read_sources("-"))
 
@@ -201,7 +201,7 @@ def writes_alone(pipeline: Pipeline) -> bool:
     """Whether this is one model that writes targets, so that its layers can be looked into."""
     from dragoman.nn.seq2seq import Seq2Seq
 
-    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.goes_on
+    return isinstance(pipeline.model, Seq2Seq) and pipeline.model.head is None and not pipeline.continues_text
 
 
 def of_model(pipeline: Pipeline, name: str, sources: Sequence[Example]) -> dict[str, Any]:
@@ -274,16 +274,16 @@ def show_looks(
     from dragoman.inspection import media_layout
     from dragoman.inspection.render.terminal import EACH, grid_maps
 
-    medium, source = data["medium"], data["source"]
-    if medium is None:
+    modality, source = data["medium"], data["source"]
+    if modality is None:
         show_map(out, weights, source, target)
         return
-    if medium["kind"] == "sound" or medium.get("per_frame") == 1:  # whose states stand in a row already
+    if modality["kind"] == "sound" or modality.get("per_frame") == 1:  # whose states stand in a row already
         names = [label.removesuffix(" s") for label in source]
         show_map(out, [media_layout.scaled(row) for row in weights], names, target, EACH)
         return
-    out.print(grid_maps(medium, weights, target, color=out.color_system is not None, width=out.width))
-    others = media_layout.outside(medium, len(source))
+    out.print(grid_maps(modality, weights, target, color=out.color_system is not None, width=out.width))
+    others = media_layout.outside(modality, len(source))
     if others:
         show_map(out, [[row[j] for j in others] for row in weights], [source[j] for j in others], target)
 

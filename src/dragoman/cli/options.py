@@ -89,7 +89,7 @@ def readable(pipeline: Pipeline, examples: Iterable[Example], on_error: str, eac
     from dragoman.core.errors import DataError
     from dragoman.core.types import Example
 
-    if on_error != "skip" or (pipeline.codec.medium is None and pipeline.codec.second in (None, "text")):
+    if on_error != "skip" or (pipeline.codec.modality is None and pipeline.codec.second_source in (None, "text")):
         yield from examples
         return
     count, first = 0, ""

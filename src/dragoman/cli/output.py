@@ -22,9 +22,14 @@ def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
         for rank, p in enumerate(ranked, 1):
             yield f"{line}\t{rank}\t{p.score:.6f}\t{escape(p.text)}"
     else:
-        fields = ("text", "score", "log_prob", "tokens", "log_probs", "ended")
+        fields = ("text", "score", "log_prob", "tokens", "log_probs", "finish_reason")
         results = [{name: getattr(p, name) for name in fields} for p in ranked]
-        value = {"line": line, "source_tokens": prediction.source_tokens, "cut": prediction.cut, **results[0]}
+        value = {
+            "line": line,
+            "source_tokens": prediction.source_tokens,
+            "source_truncated": prediction.source_truncated,
+            **results[0],
+        }
         if prediction.attention is not None:
             value["attention"] = [[round(float(a), 4) for a in row] for row in prediction.attention]
         if prediction.trace is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli import generation
-from dragoman.cli.inputs import Input, Media, Second, media_inputs, reads_media, tagged_with, without_targets
+from dragoman.cli.inputs import Input, Media, SecondSource, media_inputs, reads_media, tagged_with, without_targets
 from dragoman.cli.options import (
     Beam,
     Device,
@@ -97,7 +97,7 @@ def predict(
     trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
     attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
     places: Places = [],
-    second: Second = "",
+    second_source: SecondSource = "",
 ) -> None:
     """Turn every source into its best result. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError
@@ -137,11 +137,13 @@ def predict(
         "attention": attention,
     }
     tally, out = Tally(), console(error=True)
-    media = media_inputs(opened, files, second)
+    media = media_inputs(opened, files, second_source)
     given = Input(files[0], on_error, tally) if media is None else Media(media)
     listed = given if media is not None or not reads_media(opened) else without_targets(given, opened.config.columns)
     sources = readable(opened, listed, on_error, each=True)
-    tagged = warn_untagged(opened, tagged_with(sources, source_lang, target_lang, opened.codec.second is not None))
+    tagged = warn_untagged(
+        opened, tagged_with(sources, source_lang, target_lang, opened.codec.second_source is not None)
+    )
     shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
     count = 0 if given.interactive else streaming.how_many(opened, workers)
     with (
@@ -166,9 +168,9 @@ def _predictions(
     cut = 0
     with closing(results):
         for prediction in results:
-            cut += prediction.cut
+            cut += prediction.source_truncated
             yield prediction
     if cut:
-        what = "tokens" if opened.codec.medium is None else "positions"
+        what = "tokens" if opened.codec.modality is None else "positions"
         text = f"too long, so only the first {opened.reading.longest:,} {what} were read: {cut:,} of the sources"
         console(error=True).print(text, markup=False)

@@ -32,7 +32,7 @@ WIDEST = 100  # characters of a text in an example
 Data = Annotated[
     str | None, typer.Option(help="Pairs to take sources from; their targets say where copying is right, and lengths.")
 ]
-Count = Annotated[int, typer.Option(help="Sources: the first of --data, or made of the model's vocabulary.", min=1)]
+Sources = Annotated[int, typer.Option(help="Sources: the first of --data, or made of the model's vocabulary.", min=1)]
 Pairs = Annotated[
     str | None, typer.Option(help="Sources that differ in one word: a TAB b [TAB part of a's output TAB of b's].")
 ]
@@ -63,7 +63,7 @@ def probe(
     items: Items = None,
     pronouns: Pronouns = None,
     limit: Limit = [],
-    count: Count = 200,
+    count: Sources = 200,
     beam: Beam = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the same as a page into this file.")] = None,

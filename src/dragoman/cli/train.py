@@ -50,7 +50,7 @@ def train(
     if last is not None:
         folder = run or Path("runs") / loaded.config.name
         model: Any = loaded.config.model
-        one_text = model.frontend.name == "tokens" and model.second is None
+        one_text = model.frontend.name == "tokens" and model.second_source is None
         begin, end = ('echo "some source" | ', "") if one_text else ("", " FILE")
         console(error=True).print(f"try it: {begin}{program()} predict {folder}{end}", markup=False, soft_wrap=True)
 

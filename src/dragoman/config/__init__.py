@@ -5,7 +5,7 @@
 What is written here is all that others need of it: `from dragoman import config as configs`.
 """
 
-from dragoman.config.building import build_model, medium, rehearse, second
+from dragoman.config.building import build_model, modality, rehearse, second_source
 from dragoman.config.checks import validate, validated_generation
 from dragoman.config.loading import Loaded, explain, load, presets
 from dragoman.config.schema import Backbone, Config, Tokenizing, Training
@@ -19,10 +19,10 @@ __all__ = [
     "build_model",
     "explain",
     "load",
-    "medium",
+    "modality",
     "presets",
     "rehearse",
-    "second",
+    "second_source",
     "validate",
     "validated_generation",
 ]

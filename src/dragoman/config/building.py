@@ -1,6 +1,6 @@
 """What a config stands for: the readers of its sources, its model, and a rehearsal of both.
 
-    medium(config), second(config)   what reads its sources, where they are files
+    modality(config), second_source(config)   what reads its sources, where they are files
     build_model(config, sizes)       its model, freshly initialized
     rehearse(config)                 one tiny batch through that model
 
@@ -15,34 +15,34 @@ from dragoman.config import compatibility
 from dragoman.config.schema import Config
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import Medium
+from dragoman.core.types import Modality
 from dragoman.nn.frontends import frontends
 from dragoman.nn.multi_source import Second
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text.codec import Reader
 
 
-def medium(config: Config) -> Medium | None:
+def modality(config: Config) -> Modality | None:
     """What reads the sources of a config, where they are files and no texts."""
     return _reader(config.model.frontend, config)  # type: ignore[attr-defined]
 
 
-def second(config: Config) -> Reader | None:
+def second_source(config: Config) -> Reader | None:
     """What reads the second sources of a config, where there are any."""
-    parts: Second | None = config.model.second  # type: ignore[attr-defined]
+    parts: Second | None = config.model.second_source  # type: ignore[attr-defined]
     return None if parts is None else _reader(parts.frontend, config) or "text"
 
 
-def _reader(frontend: Part, config: Config) -> Medium | None:
+def _reader(frontend: Part, config: Config) -> Modality | None:
     kind: Any = frontends[frontend.name]
-    found: Medium | None = kind.reader(frontend.options, config.data.files)
+    found: Modality | None = kind.reader(frontend.options, config.data.files)
     return found
 
 
-def build_model(config: Config, source_size: int, target_size: int, second_size: int = 0) -> Seq2Seq:
+def build_model(config: Config, source_size: int, target_size: int, second_source_size: int = 0) -> Seq2Seq:
     """The model of a config, freshly initialized."""
     options = {key: getattr(config.model, key) for key in type(config.model).model_fields}
-    return Seq2Seq(source_size, target_size, second_size, **options)
+    return Seq2Seq(source_size, target_size, second_source_size, **options)
 
 
 def rehearse(config: Config) -> list[str]:
@@ -53,7 +53,7 @@ def rehearse(config: Config) -> list[str]:
 
     state = torch.random.get_rng_state()
     try:
-        readers = medium(config), second(config)
+        readers = modality(config), second_source(config)
         sizes = [8 if reader is None or isinstance(reader, str) else reader.width for reader in readers]
         model, batch = build_model(config, sizes[0], 8, sizes[1]).eval(), compatibility.rehearsal(config, *readers)
         with torch.no_grad():

@@ -9,7 +9,7 @@ classifier              any             head: classifier                   label
 tagger                  any             head: tagger                       tags
 masked language model   any             head: tagger                       masked
 
-With two sources (model.second) it is an encoder-decoder whose decoder attends to the source, or a classifier.
+With two sources (model.second_source) it is an encoder-decoder whose decoder attends to the source, or a classifier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import PAD, Batch, Medium
+from dragoman.core.types import PAD, Batch, Modality
 from dragoman.data.objectives import Objective, objectives
 from dragoman.nn.frontends import frontends
 
@@ -46,7 +46,7 @@ def problems(config: Any) -> Iterator[str]:
         yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
     yield from _vocabulary(config, name, objective.joint or not objective.paired)
     yield from _head(model, name, objective)
-    if objective.goes_on and model.pointer is not None:
+    if objective.continues_text and model.pointer is not None:
         yield f"model.pointer copies from the source, but training.objective is {name}: set model.pointer to null"
     yield from _one_network(config.training.objective, objective.decoder_source, source)
     if source in PREFIXES and model.encoder.name != "none":
@@ -74,18 +74,18 @@ def _one_network(part: Part, needed: str | None, source: str) -> Iterator[str]:
 
 def _two_sources(config: Any, objective: Objective, source: str) -> Iterator[str]:
     """What reads two sources, and what cannot."""
-    if config.model.second is None:
-        if "second" in config.data.columns:
-            yield "data.columns names 'second', but model.second is null: set it, or write '-' for that column"
+    if config.model.second_source is None:
+        if "second_source" in config.data.columns:
+            yield "data.columns names 'second_source', but model.second_source is null: set it, or write '-' there"
         return
-    if "second" not in config.data.columns:
-        yield f"model.second reads a second source, but data.columns does not name 'second': {config.data.columns}"
-    if not objective.paired or objective.marks:
-        yield "model.second needs an objective that predicts a target alone: set training.objective to pairs or labels"
+    if "second_source" not in config.data.columns:
+        yield f"model.second_source is set, but data.columns does not name 'second_source': {config.data.columns}"
+    if not objective.paired or objective.token_labels:
+        yield "model.second_source needs an objective with a target alone: set training.objective to pairs or labels"
     if source in PREFIXES:
-        yield f"model.second cannot be read as a prefix: set model.decoder.source to attention, not {source}"
-    if config.model.second.encoder.name == "none":
-        yield "model.second.encoder is none, and no decoder reads a second source itself: set it to identity"
+        yield f"model.second_source cannot be read as a prefix: set model.decoder.source to attention, not {source}"
+    if config.model.second_source.encoder.name == "none":
+        yield "model.second_source.encoder is none, and no decoder reads a second source itself: set it to identity"
 
 
 def how_the_source_is_read(model: Any) -> str:
@@ -123,8 +123,8 @@ def _head(model: Any, name: str, objective: Objective) -> Iterator[str]:
 def _reach(config: Any, objective: Objective, source: str) -> Iterator[str]:
     """Positions that end must reach as far as the data does."""
     model: Any = config.model
-    together = source in PREFIXES and not objective.goes_on  # whose text is all target
-    sizes, most = config.data.max_target, longest_source(config)
+    together = source in PREFIXES and not objective.continues_text  # whose text is all target
+    sizes, most = config.data.max_target, max_source_length(config)
     first = vectors(model.frontend, most)
     limits = {
         "encoder": (f"data.max_source is {most}", first),
@@ -133,9 +133,9 @@ def _reach(config: Any, objective: Objective, source: str) -> Iterator[str]:
         else (f"data.max_target is {sizes}", sizes),
     }
     parts = {side: getattr(model, side) for side in limits}
-    if model.second is not None:
-        parts["second.encoder"] = model.second.encoder
-        limits["second.encoder"] = limits["encoder"][0], vectors(model.second.frontend, most)
+    if model.second_source is not None:
+        parts["second_source.encoder"] = model.second_source.encoder
+        limits["second_source.encoder"] = limits["encoder"][0], vectors(model.second_source.frontend, most)
     for side, (found, limit) in limits.items():
         part = parts[side]
         position = part.options.get("position") if part is not None else None
@@ -144,7 +144,7 @@ def _reach(config: Any, objective: Objective, source: str) -> Iterator[str]:
             yield f"{found}, but model.{side}.position reaches only {reach} tokens: raise its length to {limit}"
 
 
-def longest_source(config: Any) -> int:
+def max_source_length(config: Any) -> int:
     """The most positions that a source may have in training: data.max_source, where the config says it.
 
     Else TOKENS, or what is usual for the files that are read, whichever is more. With 256 for all, a set of read
@@ -153,7 +153,7 @@ def longest_source(config: Any) -> int:
     given: int | None = config.data.max_source
     if given is not None:
         return given
-    second = [] if config.model.second is None else [config.model.second.frontend]
+    second = [] if config.model.second_source is None else [config.model.second_source.frontend]
     kinds: list[tuple[Any, Part]] = [(frontends[part.name], part) for part in (config.model.frontend, *second)]
     return max([TOKENS, *(int(kind.longest(part.options)) for kind, part in kinds)])
 
@@ -164,26 +164,28 @@ def vectors(frontend: Part, length: int) -> int:
     return int(kind.most(frontend.options, length))
 
 
-def rehearsal(config: Any, medium: Medium | None = None, second: Medium | str | None = None) -> Batch:
+def rehearsal(config: Any, modality: Modality | None = None, second_source: Modality | str | None = None) -> Batch:
     """A tiny batch of the kind a config trains on."""
     import torch
 
     objective = objectives.build(config.training.objective)
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
-    source, sizes, asked = ids, lengths, objective.marks
+    source, sizes, asked = ids, lengths, objective.token_labels
     if objective.empty_source:
         source, sizes = ids[:, :0], lengths * 0
-    if medium is not None:
-        source, sizes, asked = *blanks(medium), False
-    batch = Batch(source, sizes, ids, lengths, marks=ids if asked else None)
-    if second is not None:
-        batch.second, batch.second_lengths = (ids, lengths) if isinstance(second, str) else blanks(second)
+    if modality is not None:
+        source, sizes, asked = *blanks(modality), False
+    batch = Batch(source, sizes, ids, lengths, token_labels=ids if asked else None)
+    if second_source is not None:
+        batch.second_source, batch.second_source_lengths = (
+            (ids, lengths) if isinstance(second_source, str) else blanks(second_source)
+        )
     return batch
 
 
-def blanks(medium: Medium) -> tuple[Tensor, Tensor]:
+def blanks(modality: Modality) -> tuple[Tensor, Tensor]:
     """Two sources with nothing in them, and their lengths."""
     import torch
 
-    blank = torch.from_numpy(medium.blank())
+    blank = torch.from_numpy(modality.blank())
     return torch.stack([blank, blank]), torch.tensor([len(blank)] * 2)

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from dragoman.config import compatibility
 from dragoman.core import yaml
 from dragoman.core.errors import nearest
-from dragoman.core.registry import Count, Options, Part, Positive, Rate, Share, options_of
+from dragoman.core.registry import NonNegativeInt, Options, Part, PositiveFloat, PositiveInt, UnitInterval, options_of
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.seq2seq import Seq2Seq
@@ -29,14 +29,14 @@ from dragoman.search import searches
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
 
-Column = Literal["source", "second", "target", "source_lang", "target_lang", "-"]
+Column = Literal["source", "second_source", "target", "source_lang", "target_lang", "-"]
 
 
 class Corpus(Options):
     """One set of pairs; `weight` is how often each of its lines is seen in an epoch."""
 
     path: str
-    weight: Rate = 1.0
+    weight: PositiveFloat = 1.0
 
 
 def _corpora(value: Any) -> Any:
@@ -55,11 +55,11 @@ class Data(Options):
     valid: str | None = None
     columns: Annotated[list[Column], Field(min_length=1)] = ["source", "target"]
     normalization: Form = "nfc"
-    max_source: Positive | None = None  # tokens of each source; null: 256, or what is usual for the files it names
-    max_target: Positive = 256  # tokens; limits count </s> and tags, and longer pairs are left out and counted
+    max_source: PositiveInt | None = None  # tokens of each source; null: 256, or what is usual for the files it names
+    max_target: PositiveInt = 256  # tokens; limits count </s> and tags, and longer pairs are left out and counted
     files: list[str] = []  # folders and archives with the images or sounds that sources name
     on_error: Literal["stop", "skip"] = "stop"  # what to do with a line that cannot be read
-    workers: Count = 0  # processes that prepare batches ahead
+    workers: NonNegativeInt = 0  # processes that prepare batches ahead
     cache: str | None = None  # where token stores are kept; default: beside the run folder
 
     def problems(self) -> Iterator[str]:
@@ -67,8 +67,8 @@ class Data(Options):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
         if self.columns.count("source") != 1:
             yield f"columns must name 'source' exactly once, found {self.columns}"
-        if self.columns.count("second") > 1:
-            yield f"columns must name 'second' once at most, found {self.columns}"
+        if self.columns.count("second_source") > 1:
+            yield f"columns must name 'second_source' once at most, found {self.columns}"
 
 
 class Tokenizing(Options):
@@ -77,7 +77,9 @@ class Tokenizing(Options):
     source: Annotated[Part, tokenizers] = Part("characters")
     target: Annotated[Part, tokenizers] | None = None
     joint: bool = False  # one vocabulary for both sides
-    copies: Count | None = None  # unknown words of a source that can be told apart; null: 16 with model.pointer, else 0
+    copies: NonNegativeInt | None = (
+        None  # unknown words of a source that can be told apart; null: 16 with model.pointer, else 0
+    )
     load: str | None = None  # take the tokenizers of this model instead of learning them
 
     def problems(self) -> Iterator[str]:
@@ -98,38 +100,40 @@ class Backbone(Options):
 class Training(Options):
     """How weights are found."""
 
-    steps: Positive = 10_000  # updates; training also ends after `epochs`, whichever comes first
-    epochs: Positive | None = None
-    batch_tokens: Positive = 4096  # padded tokens of the longer side in a batch
-    batch_sentences: Positive | None = None
-    accumulate: Positive = 1  # batches for each update
+    steps: PositiveInt = 10_000  # updates; training also ends after `epochs`, whichever comes first
+    epochs: PositiveInt | None = None
+    batch_tokens: PositiveInt = 4096  # padded tokens of the longer side in a batch
+    batch_sentences: PositiveInt | None = None
+    accumulate: PositiveInt = 1  # batches for each update
     objective: Annotated[Part, objectives] = Part("pairs")  # what is predicted from what
     teacher: Annotated[Part, teachers] = Part("gold")  # whose tokens the decoder reads in training
     r_drop: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # weight of the disagreement of two passes
-    ctc: Share = 0.0  # share of the encoder's own loss, with model.ctc
+    ctc: UnitInterval = 0.0  # share of the encoder's own loss, with model.ctc
     optimizer: Annotated[Part, optimizers] = Part("adamw")
     schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
-    clip: Rate | None = 1.0  # the largest norm of a gradient
-    label_smoothing: Share = 0.1
+    clip: PositiveFloat | None = 1.0  # the largest norm of a gradient
+    label_smoothing: UnitInterval = 0.1
     loss_per: Literal["token", "sentence"] = "token"  # what the gradient is a mean over; the RNN papers: sentences
     precision: Literal["float32", "bfloat16"] = "float32"
-    validate_every: Positive = 500  # steps
+    validate_every: PositiveInt = 500  # steps
     validate_metrics: list[Annotated[Part, metrics]] = []  # decoded, besides the loss
-    validate_examples: Positive = 500  # how many are decoded: a fixed sample of a larger set
+    validate_examples: PositiveInt = 500  # how many are decoded: a fixed sample of a larger set
     validate_search: Annotated[Part, searches] = Part("greedy")
     best: str = "loss"  # what decides which checkpoint is best: loss, or one of validate_metrics
-    patience: Positive | None = None  # stop after so many validations without a better one
-    save_every: Positive = 500  # steps
-    keep: Positive = 3  # checkpoints, besides the best
-    average: Positive = 1  # average the last so many checkpoints at the end
-    ema: Share = 0.0  # decay of a moving average of the weights, which then is the model
+    patience: PositiveInt | None = None  # stop after so many validations without a better one
+    save_every: PositiveInt = 500  # steps
+    keep: PositiveInt = 3  # checkpoints, besides the best
+    average: PositiveInt = 1  # average the last so many checkpoints at the end
+    ema: UnitInterval = 0.0  # decay of a moving average of the weights, which then is the model
     start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
     start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
     backbone: Backbone | None = None  # pretrained weights to begin a part of the model with
     freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
-    replay: Count = 3  # of the first validation sources, what the model says at every checkpoint is kept; 0: none
-    log_every: Positive = 20  # steps
-    rank_timeout: Positive = 600  # seconds without a sign of life after which a rank is given up, and the run ends
+    replay: NonNegativeInt = (
+        3  # of the first validation sources, what the model says at every checkpoint is kept; 0: none
+    )
+    log_every: PositiveInt = 20  # steps
+    rank_timeout: PositiveInt = 600  # seconds without a sign of life after which a rank is given up, and the run ends
 
     def problems(self) -> Iterator[str]:
         warmup = self.schedule.options.get("warmup", 0)
@@ -153,25 +157,25 @@ class Generation(Options):
 
     search: Annotated[Part, searches] = Part("beam")
     ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 2.0
-    extra: Count = 20
-    shortest: Count = 0  # tokens
+    extra: NonNegativeInt = 20
+    shortest: NonNegativeInt = 0  # tokens
     shortest_ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0  # and so many for each source token
-    no_repeat: Count = 0  # no run of so many tokens twice in a result; 0: they may repeat
+    no_repeat: NonNegativeInt = 0  # no run of so many tokens twice in a result; 0: they may repeat
     repetition: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0  # log p of tokens said before, times this
     unknown: bool = True  # whether <unk> may be a result's token
     replace_unknown: bool = False  # write the source word that was looked at most in place of <unk>
     mbr: Annotated[Part, metrics] | None = None  # choose the result that agrees most with the others, by this metric
-    ctc: Share = 0.0  # share of what the encoder alone hears in the score of a token, with model.ctc
+    ctc: UnitInterval = 0.0  # share of what the encoder alone hears in the score of a token, with model.ctc
 
 
 class Runtime(Options):
     """The machine's side of things. `runtime: plain` is short for `{path: plain}`."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    threads: Positive | None = None  # CPU threads; chosen once and kept with the run
+    threads: PositiveInt | None = None  # CPU threads; chosen once and kept with the run
     path: Literal["fast", "plain"] = "fast"  # plain: the model's own equations, nothing packed, compiled or captured
     precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of searching; training has its own
-    workers: Positive | None = None  # processes that search on a CPU; null: as many as pay
+    workers: PositiveInt | None = None  # processes that search on a CPU; null: as many as pay
     tensorboard: bool = False  # event files beside metrics.jsonl
 
     @model_validator(mode="before")

@@ -47,10 +47,10 @@ from dragoman.core.errors import nearest
 
 T = TypeVar("T")
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]  # a probability or proportion below 1
-Rate = Annotated[float, Field(gt=0.0, le=1e38)]  # what a float32 can hold
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+UnitInterval = Annotated[float, Field(ge=0.0, lt=1.0)]  # a probability or proportion below 1
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e38)]  # what a float32 can hold
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ class Example:
     target_lang: str | None = None
     file: str = ""
     line: int = 0
-    cut: bool = False  # the line was longer than a line may be, and only its beginning is here
+    source_truncated: bool = False  # the line was longer than a line may be, and only its beginning is here
     references: tuple[str, ...] = ()  # every accepted target, the first included, where several may be given
-    second: str = ""  # the second source of a model that reads two
+    second_source: str = ""  # the second source of a model that reads two
     content: bytes | None = None  # of the file that the source stands for, where nobody may name one (a server)
-    second_content: bytes | None = None
+    second_source_content: bytes | None = None
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Example:
         return self.references or (self.target or "",)
 
 
-class Medium(Protocol):
+class Modality(Protocol):
     """A kind of source that is no text: a file → F numbers at each of S positions (frames, rows of pixels).
 
     Its repr names all that its numbers depend on.
@@ -143,10 +143,10 @@ class Batch:
     target: Tensor  # (B, T + 1)
     target_lengths: Tensor  # (B,) including <s> and </s>
     lines: list[int] = field(default_factory=list)
-    marks: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
+    token_labels: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
     packed: PackedBatch | None = None  # the same without padding, where someone has made it already
-    second: Tensor | None = None  # a second source, as the first
-    second_lengths: Tensor | None = None  # (B,)
+    second_source: Tensor | None = None  # a second source, as the first
+    second_source_lengths: Tensor | None = None  # (B,)
 
     def __len__(self) -> int:
         return int(self.source.shape[0])
@@ -154,32 +154,34 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens to predict, </s> included: what a loss is divided by."""
-        marked = 0 if self.marks is None else int((self.marks != PAD).sum())
+        marked = 0 if self.token_labels is None else int((self.token_labels != PAD).sum())
         return int(self.target_lengths.sum()) - len(self) + marked
 
     @property
     def area(self) -> int:
         """Padded positions of the longest side: what memory grows with."""
-        sides = [self.source, self.target] if self.second is None else [self.source, self.target, self.second]
+        sides = (
+            [self.source, self.target] if self.second_source is None else [self.source, self.target, self.second_source]
+        )
         return len(self) * max(int(side.shape[1]) for side in sides)
 
     @property
     def given(self) -> tuple[Tensor, ...]:
         """What an encoder reads: the source and its lengths, and those of a second where there is one."""
-        if self.second is None or self.second_lengths is None:
+        if self.second_source is None or self.second_source_lengths is None:
             return self.source, self.source_lengths
-        return self.source, self.source_lengths, self.second, self.second_lengths
+        return self.source, self.source_lengths, self.second_source, self.second_source_lengths
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of the rows, with the padding they do not need cut off."""
         source_lengths, target_lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
         source = self.source[start:stop, : int(source_lengths.max())]
         target = self.target[start:stop, : int(target_lengths.max())]
-        marks = None if self.marks is None else self.marks[start:stop, : source.shape[1]]
-        found = Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], marks)
-        if self.second is not None and self.second_lengths is not None:
-            found.second_lengths = self.second_lengths[start:stop]
-            found.second = self.second[start:stop, : int(found.second_lengths.max())]
+        token_labels = None if self.token_labels is None else self.token_labels[start:stop, : source.shape[1]]
+        found = Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], token_labels)
+        if self.second_source is not None and self.second_source_lengths is not None:
+            found.second_source_lengths = self.second_source_lengths[start:stop]
+            found.second_source = self.second_source[start:stop, : int(found.second_source_lengths.max())]
         return found
 
     def to(self, device: Any) -> Batch:
@@ -192,9 +194,9 @@ class Batch:
             move(self.target),
             move(self.target_lengths),
             self.lines,
-            None if self.marks is None else move(self.marks),
-            second=None if self.second is None else move(self.second),
-            second_lengths=None if self.second_lengths is None else move(self.second_lengths),
+            None if self.token_labels is None else move(self.token_labels),
+            second_source=None if self.second_source is None else move(self.second_source),
+            second_source_lengths=None if self.second_source_lengths is None else move(self.second_source_lengths),
         )
 
 
@@ -209,7 +211,9 @@ class Memory:
     source: Tensor | None = None  # (B, S): the source's ids, for copying
     values: Tensor | None = None  # (B, S, D): what attention averages, where that is not the states (ConvS2S)
     packed: Segments | None = None  # where the states lie end to end, (1, N, D); there is no summary then
-    second: Tensor | None = None  # (B,): where the states of a second source begin, right behind those of the first
+    second_source_start: Tensor | None = (
+        None  # (B,): where the states of a second source begin, right behind those of the first
+    )
 
     @property
     def mask(self) -> Tensor:
@@ -268,7 +272,7 @@ class Hypothesis:
     tokens: list[int]  # without <s> and </s>
     log_probs: list[float]  # one for each token, and one for </s> where it ended by itself
     score: float  # their sum under the length rule
-    ended: str  # "end": </s> was chosen; "length": the limit was reached; "stuck": nothing more was allowed
+    finish_reason: str  # "eos": </s> was chosen; "length": the limit was reached; "no_valid_token": nothing was allowed
 
     @property
     def total(self) -> float:

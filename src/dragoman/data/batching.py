@@ -45,20 +45,20 @@ class Arrays(NamedTuple):
     target: Integers  # (B, T + 1)
     target_lengths: Integers  # (B,)
     lines: list[int]
-    marks: Integers | None = None  # (B, S)
-    second: Integers | None = None  # a second source, as the first
-    second_lengths: Integers | None = None  # (B,)
+    token_labels: Integers | None = None  # (B, S)
+    second_source: Integers | None = None  # a second source, as the first
+    second_source_lengths: Integers | None = None  # (B,)
 
     def tensors(self) -> Batch:
         import torch
 
         source, source_lengths, target, target_lengths = (torch.from_numpy(array) for array in self[:4])
-        marks, second, second_lengths = (
+        token_labels, second, second_source_lengths = (
             None if array is None else torch.from_numpy(array)
-            for array in (self.marks, self.second, self.second_lengths)
+            for array in (self.token_labels, self.second_source, self.second_source_lengths)
         )
-        found = Batch(source, source_lengths, target, target_lengths, self.lines, marks)
-        found.second, found.second_lengths = second, second_lengths
+        found = Batch(source, source_lengths, target, target_lengths, self.lines, token_labels)
+        found.second_source, found.second_source_lengths = second, second_source_lengths
         return found
 
 
@@ -67,11 +67,11 @@ def pad(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Arrays:
     source, source_lengths = _rectangle([row[0] for row in rows])
     ids, lengths = _rectangle([row[1] for row in rows])
     target = np.concatenate([np.full((len(rows), 1), BOS), ids], axis=1)
-    marks = [row.marks if isinstance(row, Row) and row.marks is not None else [] for row in rows]
-    filled = np.full_like(source, PAD) if any(marks) else None
-    for i, row in enumerate(marks if filled is not None else []):
+    token_labels = [row.token_labels if isinstance(row, Row) and row.token_labels is not None else [] for row in rows]
+    filled = np.full_like(source, PAD) if any(token_labels) else None
+    for i, row in enumerate(token_labels if filled is not None else []):
         filled[i, : len(row)] = row  # type: ignore[index]
-    seconds = [row.second for row in rows if isinstance(row, Row) and row.second is not None]
+    seconds = [row.second_source for row in rows if isinstance(row, Row) and row.second_source is not None]
     second = _rectangle(seconds) if seconds else (None, None)
     return Arrays(source, source_lengths, target, lengths + 1, list(lines), filled, *second)
 
@@ -88,12 +88,12 @@ def _rectangle(rows: Sequence[Ids]) -> tuple[Integers, Integers]:
     return filled, lengths
 
 
-def _with_second(row: tuple[Ids, Ids] | Row, second: Ids | None) -> tuple[Ids, Ids] | Row:
+def _with_second_source(row: tuple[Ids, Ids] | Row, second: Ids | None) -> tuple[Ids, Ids] | Row:
     """A pair, or a row, with a second source where there is one."""
     if second is None:
         return row
     made = row if isinstance(row, Row) else Row(plain(row[0]), plain(row[1]))
-    return made._replace(second=second)
+    return made._replace(second_source=second)
 
 
 def collate(rows: Sequence[tuple[Ids, Ids] | Row], lines: Sequence[int]) -> Batch:
@@ -252,9 +252,9 @@ class Batches:
         if codec.samples and not all(store.keeps_text for store in self.stores):
             raise ValueError("to sample subwords, stores must be built with keep_text=True")
         self.codec = codec if codec.samples else None  # else it need not travel to the workers
-        self.medium = codec.medium if codec.medium is not None and codec.medium.augments else None
-        second = None if isinstance(codec.second, str) else codec.second
-        self.second = second if second is not None and second.augments else None
+        self.modality = codec.modality if codec.modality is not None and codec.modality.augments else None
+        second = None if isinstance(codec.second_source, str) else codec.second_source
+        self.second_source = second if second is not None and second.augments else None
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self.objective = None if objective is None or objective.trivial else objective
         self.rank, self.ranks, self.block = rank, ranks, block
@@ -286,7 +286,7 @@ class Batches:
     @property
     def as_stored(self) -> bool:
         """Whether rows are learned from as they are stored."""
-        return self.codec is None and self.objective is None and self.medium is None and self.second is None
+        return self.codec is None and self.objective is None and self.modality is None and self.second_source is None
 
     def _gathered(self, items: Integers) -> Arrays:
         """The same where rows are learned from as they are stored: one gather for each side instead of a look at each
@@ -298,7 +298,7 @@ class Batches:
         parts = []
         for corpus, store in enumerate(self.stores):
             mine = corpora == corpus
-            found = [gather(rows[mine]) for gather in (store.sources, store.targets, store.seconds)[:count]]
+            found = [gather(rows[mine]) for gather in (store.sources, store.targets, store.second_sources)[:count]]
             for side, (_, own) in zip(lengths, found, strict=True):
                 side[mine] = own
             lines[mine] = store.lines[rows[mine]]
@@ -348,20 +348,20 @@ class Batches:
         store = self.stores[corpus]
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
         source, target = self._sampled(store, row, rng) if self.codec else (store.source(row), store.target(row))
-        if self.medium is not None:
-            source = self.medium.augment(np.asarray(source), rng)
+        if self.modality is not None:
+            source = self.modality.augment(np.asarray(source), rng)
         made = (source, target) if self.objective is None else self.objective(source, target, rng)
-        return _with_second(made, self._second(store, row, rng))
+        return _with_second_source(made, self._second_source(store, row, rng))
 
-    def _second(self, store: Store, row: int, rng: np.random.Generator) -> Ids | None:
+    def _second_source(self, store: Store, row: int, rng: np.random.Generator) -> Ids | None:
         """The second source of a row, looked at or split in a new way where the first would be."""
-        second: Ids | None = store.second(row)
+        second: Ids | None = store.second_source(row)
         if second is None:
             return None
-        if self.second is not None:
-            return self.second.augment(np.asarray(second), rng)
-        if self.codec is not None and isinstance(self.codec.second, str) and self.codec.source.samples:
-            sampled = self.codec.encode_second(store.example(row), rng)
+        if self.second_source is not None:
+            return self.second_source.augment(np.asarray(second), rng)
+        if self.codec is not None and isinstance(self.codec.second_source, str) and self.codec.source.samples:
+            sampled = self.codec.encode_second_source(store.example(row), rng)
             return sampled if len(sampled) <= store.max_source else second
         return second
 
@@ -370,7 +370,7 @@ class Batches:
         assert self.codec is not None
         example = store.example(row)
         source: Ids = [] if not store.paired else store.source(row)
-        if store.paired and self.codec.medium is None:
+        if store.paired and self.codec.modality is None:
             source = self.codec.encode_source(example, rng)
         target: Ids = self.codec.encode_target(example.target or "", rng, example.source)
         # A sampled split is longer than the plain one; a model's positions end at the limit all the same.
@@ -398,7 +398,7 @@ def in_order(store: Store, tokens: int, objective: Objective | None = None) -> I
     def ids(row: int) -> tuple[Ids, Ids] | Row:
         pair = store.source(row), store.target(row)
         made = pair if objective is None else objective(*pair, np.random.default_rng(row))
-        return _with_second(made, store.second(row))
+        return _with_second_source(made, store.second_source(row))
 
     for rows in np.split(by_length, cuts):
         numbers: list[int] = rows.tolist()

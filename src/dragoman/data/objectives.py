@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dragoman.core.errors import ModelError, PartError
-from dragoman.core.registry import Registry, Share
+from dragoman.core.registry import Registry, UnitInterval
 from dragoman.core.types import EOS, PAD, SPECIALS
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Row(NamedTuple):
 
     source: list[int]
     target: list[int]
-    marks: list[int] | None = None
-    second: Ids | None = None  # a second source, as it is stored
+    token_labels: list[int] | None = None
+    second_source: Ids | None = None  # a second source, as it is stored
 
 
 class Objective:
@@ -62,10 +62,10 @@ class Objective:
     paired = False  # made from pairs; else from single texts, which come as targets with an empty source
     joint = False  # whether source ids and target ids must mean the same
     trivial = False  # whether rows are the stored pairs themselves
-    goes_on = False  # whether what it teaches is a language model, which goes on with a text it is given
+    continues_text = False  # whether what it teaches is a language model, which goes on with a text it is given
     ends_source = True  # whether a source ends with </s>
     empty_source = False  # whether no row has a source
-    marks = False  # whether rows have marks
+    token_labels = False  # whether rows have marks
     symbols: Sequence[str] = ()  # extra symbols that the vocabulary needs
     # What config/compatibility.py holds a config to:
     head: str | None = None  # the model.head that answers; None: a decoder does
@@ -75,7 +75,7 @@ class Objective:
     @property
     def packs(self) -> bool:
         """Whether a row is a source, never an empty one, and a target to write, and nothing else."""
-        return self.head is None and self.ends_source and not (self.empty_source or self.marks)
+        return self.head is None and self.ends_source and not (self.empty_source or self.token_labels)
 
     def prepare(self, codec: Codec) -> None:
         """Look up ids, once; afterwards the objective can travel to other processes."""
@@ -134,7 +134,7 @@ class Pairs(Objective):
     paired = True
 
     def __init__(self, *, source_loss: bool = False) -> None:
-        self.source_loss = self.joint = self.marks = source_loss
+        self.source_loss = self.joint = self.token_labels = source_loss
         self.trivial = not source_loss
         self.decoder_source = "prefix" if source_loss else None  # left to right: else it would see what it predicts
 
@@ -167,7 +167,7 @@ class Labels(Objective):
 class Tags(Objective):
     """Predict one tag at each token of the source: the target has as many tokens as the source."""
 
-    paired = marks = True
+    paired = token_labels = True
     head = "tagger"
 
     def prepare(self, codec: Codec) -> None:
@@ -184,11 +184,11 @@ class Tags(Objective):
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
         x = plain(source)
-        marks = [PAD] * len(x)
+        token_labels = [PAD] * len(x)
         tokens = [i for i, id in enumerate(x) if id not in self.bare]
         for i, tag in zip(tokens, plain(target)[:-1], strict=True):
-            marks[i] = tag
-        return Row(x, [], marks)
+            token_labels[i] = tag
+        return Row(x, [], token_labels)
 
 
 # -- from texts --------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Tags(Objective):
 class LanguageModel(Objective):
     """Predict every token of a text from those before it."""
 
-    goes_on = empty_source = one_table = True
+    continues_text = empty_source = one_table = True
     decoder_source = "prefix"
 
     def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
@@ -215,11 +215,11 @@ class Masked(Objective):
     Of the chosen tokens a share `mask` becomes <mask>, a share `random` another token, and the rest stay as they are.
     """
 
-    joint = marks = True
+    joint = token_labels = True
     head = "tagger"
     symbols = (MASK,)
 
-    def __init__(self, *, share: Share = 0.15, mask: Proportion = 0.8, random: Proportion = 0.1) -> None:
+    def __init__(self, *, share: UnitInterval = 0.15, mask: Proportion = 0.8, random: Proportion = 0.1) -> None:
         if mask + random > 1:
             raise PartError(f"mask is {mask} and random is {random}; together they must not exceed 1")
         self.share, self.mask, self.random = share, mask, random
@@ -232,12 +232,12 @@ class Masked(Objective):
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
         x = plain(target)
-        marks = [PAD] * len(x)
+        token_labels = [PAD] * len(x)
         tokens = [i for i, id in enumerate(x) if id >= self.first]
         for i in rng.permutation(tokens)[: max(1, some(self.share, len(tokens), rng))].tolist():
-            marks[i] = x[i]
+            token_labels[i] = x[i]
             x[i] = self._replaced(x[i], rng)
-        return Row(x, [], marks)
+        return Row(x, [], token_labels)
 
     def _replaced(self, id: int, rng: np.random.Generator) -> int:
         draw = rng.random()
@@ -264,7 +264,7 @@ class Denoising(Objective):
         infill: Proportion = 0.3,
         span: Mean = 3.0,
         mask: Proportion = 0.0,
-        delete: Share = 0.0,
+        delete: UnitInterval = 0.0,
         permute: bool = False,
         rotate: bool = False,
     ) -> None:
@@ -345,7 +345,7 @@ class SpanCorruption(Objective):
     joint = True
 
     def __init__(
-        self, *, share: Share = 0.15, span: Mean = 3.0, sentinels: Annotated[int, Field(ge=2, le=10_000)] = 100
+        self, *, share: UnitInterval = 0.15, span: Mean = 3.0, sentinels: Annotated[int, Field(ge=2, le=10_000)] = 100
     ) -> None:
         self.share, self.span, self.sentinels = share, span, sentinels
         self.symbols = tuple(f"<extra_{i}>" for i in range(sentinels))
@@ -414,12 +414,12 @@ class UniLM(Objective):
     The three options weigh the tasks against each other; `share` is the share of tokens chosen in the masked one.
     """
 
-    joint = goes_on = marks = one_table = True
+    joint = continues_text = token_labels = one_table = True
     decoder_source = "full_prefix"
     symbols = Masked.symbols
 
     def __init__(
-        self, *, left_to_right: Weight = 1.0, both_ways: Weight = 1.0, prefix: Weight = 1.0, share: Share = 0.15
+        self, *, left_to_right: Weight = 1.0, both_ways: Weight = 1.0, prefix: Weight = 1.0, share: UnitInterval = 0.15
     ) -> None:
         self.weights = np.array([left_to_right, both_ways, prefix])
         if not self.weights.sum():

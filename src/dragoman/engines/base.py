@@ -37,6 +37,6 @@ def engine(model: Any, device: torch.device, precision: str) -> Engine | None:
 
     if not isinstance(getattr(model, "frontend", None), Tokens):  # an ensemble, or sources that are no ids
         return None
-    if model.second is not None:
+    if model.second_source is not None:
         return None
     return cuda.open(model, precision) if device.type == "cuda" else cpu.open(model, precision)

@@ -19,7 +19,7 @@ from dragoman.core.types import EOS, UNK, Batch
 from dragoman.data.batching import collate
 from dragoman.engines.length_batches import batches
 from dragoman.inference.inputs import Given, Reading
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 
 Weights = np.ndarray | None  # (T, S); None: nothing looks
 
@@ -28,7 +28,7 @@ Weights = np.ndarray | None  # (T, S); None: nothing looks
 def attend(reading: Reading, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[Weights]:
     """Where the decoder looked for each token of given targets, and for </s>."""
     forced = collate([([], [*target, EOS]) for target in targets], list(range(len(targets)))).to(batch.target.device)
-    with watching():
+    with record_attention():
         memory = reading.model.encode(*batch.given)
         output = reading.model.decode(forced.target[:, :-1], memory)
     if output.attention is None:
@@ -54,7 +54,7 @@ def pooled(reading: Reading, batch: Batch) -> list[Weights]:
 
 def check_replaces(reading: Reading) -> None:
     """Refuse to look for words of the source where no state stands for one."""
-    text = reading.codec.medium is None and not reading.objective.goes_on
+    text = reading.codec.modality is None and not reading.objective.continues_text
     if not text or reading.model.head is not None or reading.model.stride != 1:
         raise UserError(
             "generation.replace_unknown puts words of the source in place of <unk>, so it needs a model that looks at "

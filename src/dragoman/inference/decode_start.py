@@ -38,9 +38,9 @@ class Prompted:
     fresh: Tensor  # (B, 1): whether it is still to be read
 
 
-def begin(model: Any, batch: Batch, goes_on: bool, ctc: float, looks: bool = False) -> Beginning:
+def begin(model: Any, batch: Batch, continues_text: bool, ctc: float, looks: bool = False) -> Beginning:
     """After a source, or, where the model goes on, after the beginning of a text; `ctc` is the encoder's say."""
-    if goes_on and not model.sees_whole_prefix:
+    if continues_text and not model.has_bidirectional_prefix:
         return _after_text(model, batch)
     memory = model.encode(*batch.given)
     return Beginning(model.step, lambda room: model.start(memory, room, looks), _heard(model, memory, ctc))
@@ -49,7 +49,7 @@ def begin(model: Any, batch: Batch, goes_on: bool, ctc: float, looks: bool = Fal
 def _heard(model: Any, memory: Any, ctc: float) -> list[Rule]:
     if not ctc:
         return []
-    log_p, lengths = model.hear(memory)
+    log_p, lengths = model.ctc_log_probs(memory)
     return [CTCPrefix(log_p, lengths, ctc)]
 
 

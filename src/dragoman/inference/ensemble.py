@@ -40,17 +40,17 @@ class Ensemble(nn.Module):
     # -- what its positions allow ------------------------------------------------------------------------------------
 
     @property
-    def one_sequence(self) -> bool:
+    def is_decoder_only(self) -> bool:
         """Whether source and target share the positions of some member, and these end."""
-        return any(member.one_sequence and member.longest_target is not None for member in self.members)
+        return any(member.is_decoder_only and member.longest_target is not None for member in self.members)
 
     @property
-    def sees_whole_prefix(self) -> bool:
-        return any(member.sees_whole_prefix for member in self.members)
+    def has_bidirectional_prefix(self) -> bool:
+        return any(member.has_bidirectional_prefix for member in self.members)
 
     @property
-    def longest_source(self) -> int | None:
-        return smallest(member.longest_source for member in self.members)
+    def max_source_positions(self) -> int | None:
+        return smallest(member.max_source_positions for member in self.members)
 
     @property
     def longest_target(self) -> int | None:
@@ -73,9 +73,9 @@ class Ensemble(nn.Module):
         found: list[str] = self.members[0].labels(length)
         return found
 
-    def hear(self, memory: tuple[Memory, ...]) -> tuple[Tensor, Tensor]:
+    def ctc_log_probs(self, memory: tuple[Memory, ...]) -> tuple[Tensor, Tensor]:
         """The mean of what the members' encoders hear, if they hear at the same positions."""
-        found = [member.hear(h) for member, h in zip(self.members, memory, strict=True)]
+        found = [member.ctc_log_probs(h) for member, h in zip(self.members, memory, strict=True)]
         if len({log_p.shape for log_p, _ in found}) > 1:
             raise UserError("these models hear at different positions, so they cannot be averaged; use one of them")
         return log_mean([log_p for log_p, _ in found], self.weights), found[0][1]
@@ -150,16 +150,16 @@ class Fused(nn.Module):
         self.head = None
 
     @property
-    def one_sequence(self) -> bool:
-        return bool(self.model.one_sequence and self.model.longest_target is not None)
+    def is_decoder_only(self) -> bool:
+        return bool(self.model.is_decoder_only and self.model.longest_target is not None)
 
     @property
-    def sees_whole_prefix(self) -> bool:
-        return bool(self.model.sees_whole_prefix)
+    def has_bidirectional_prefix(self) -> bool:
+        return bool(self.model.has_bidirectional_prefix)
 
     @property
-    def longest_source(self) -> int | None:
-        return smallest([self.model.longest_source])
+    def max_source_positions(self) -> int | None:
+        return smallest([self.model.max_source_positions])
 
     @property
     def longest_target(self) -> int | None:
@@ -174,12 +174,12 @@ class Fused(nn.Module):
         return memory, self.language_model.encode(nothing, torch.zeros_like(lengths))
 
     @property
-    def second(self) -> Any:
-        return getattr(self.model, "second", None)
+    def second_source(self) -> Any:
+        return getattr(self.model, "second_source", None)
 
     @property
-    def longest_second(self) -> int | None:
-        reach: int | None = self.model.longest_second
+    def max_second_source_positions(self) -> int | None:
+        reach: int | None = self.model.max_second_source_positions
         return reach
 
     @property
@@ -190,8 +190,8 @@ class Fused(nn.Module):
         found: list[str] = self.model.labels(length)
         return found
 
-    def hear(self, memory: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
-        log_p, lengths = self.model.hear(memory[0])
+    def ctc_log_probs(self, memory: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+        log_p, lengths = self.model.ctc_log_probs(memory[0])
         return log_p, lengths
 
     def decode(self, target: Tensor, memory: tuple[Any, Any]) -> Output:
@@ -236,7 +236,7 @@ def open_models(path: str | Path) -> list[Model]:
 def check_compatible(models: Sequence[Model]) -> None:
     """Token v must be the same to all members, and all must have learned the same kind of task."""
     first = models[0]
-    if first.codec.second is not None:
+    if first.codec.second_source is not None:
         raise ModelError(f"{first.path} reads two sources, and an ensemble reads one; use the model alone")
     for other in models[1:]:
         if first.codec.fingerprint != other.codec.fingerprint:
@@ -255,12 +255,12 @@ def check_compatible(models: Sequence[Model]) -> None:
 def check_language_model(model: Model, other: Model) -> None:
     """What joins a search must be a language model over the same target tokens as the model that is searched."""
     task, joining = (objectives.build(m.config.training.objective) for m in (model, other))
-    if not (joining.goes_on and joining.empty_source):
+    if not (joining.continues_text and joining.empty_source):
         raise ModelError(
             f"{other.path} was trained for the objective {other.config.training.objective.name}; "
             "fusion needs a language model (objective lm)"
         )
-    if model.model.head is not None or task.goes_on:
+    if model.model.head is not None or task.continues_text:
         raise ModelError(
             f"{model.path} does not write a target for a source, so no language model can join it; "
             "to combine models of one kind, name them as MODEL+MODEL"

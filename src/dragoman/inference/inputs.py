@@ -34,16 +34,20 @@ class Given(NamedTuple):
     """What a model reads of an input."""
 
     source: Source
-    second: Source | None  # where it reads two
-    cut: bool
+    second_source: Source | None  # where it reads two
+    source_truncated: bool
 
     @property
     def row(self) -> Row:
-        return Row(self.source, [EOS], second=self.second)
+        return Row(self.source, [EOS], second_source=self.second_source)
 
     @property
     def longer(self) -> Source:
-        return self.source if self.second is None or len(self.source) > len(self.second) else self.second
+        return (
+            self.source
+            if self.second_source is None or len(self.source) > len(self.second_source)
+            else self.second_source
+        )
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ class Reading:
     def example(self, source: str | Example) -> Example:
         """An input with its second source, where the model reads two and both stand in one line."""
         example = source if isinstance(source, Example) else Example(source)
-        both = bool(example.second) or example.second_content is not None
-        if self.codec.second is None or both or blank(example):
+        both = bool(example.second_source) or example.second_source_content is not None
+        if self.codec.second_source is None or both or blank(example):
             return example
         first, _, second = example.source.partition("\t")
         if not second.strip():
@@ -78,33 +82,33 @@ class Reading:
                 example.file or None,
                 example.line or None,
             )
-        return replace(example, source=first, second=second)
+        return replace(example, source=first, second_source=second)
 
     @property
     def order(self) -> str:
         """Which of two sources stands first in one line."""
         first, second = (
-            "text" if medium is None or isinstance(medium, str) else medium.kind
-            for medium in (self.codec.medium, self.codec.second)
+            "text" if modality is None or isinstance(modality, str) else modality.kind
+            for modality in (self.codec.modality, self.codec.second_source)
         )
         return f"the {first}, then the {'other ' if first == second else ''}{second}"
 
     def given(self, example: Example) -> Given:
         """What the model reads of an input, as far as it reads."""
         nothing = blank(example)  # which names no file
-        source = [] if nothing and self.codec.medium is not None else self.encode(example)
-        second = None if nothing or self.codec.second is None else self.codec.encode_second(example)
-        cut = example.cut or len(source) > self.longest
+        source = [] if nothing and self.codec.modality is not None else self.encode(example)
+        second = None if nothing or self.codec.second_source is None else self.codec.encode_second_source(example)
+        cut = example.source_truncated or len(source) > self.longest
         if second is not None:
-            cut = cut or len(second) > self.longest_second
-            second = shortened(second, self.longest_second)
+            cut = cut or len(second) > self.max_second_source_positions
+            second = shortened(second, self.max_second_source_positions)
         return Given(shortened(source, self.longest), second, cut)
 
     def encode(self, example: Example) -> Source:
         """All that the model would read of a source before it says anything, however long."""
-        if self.codec.medium is not None:
-            return self.codec.medium.read(example)
-        if self.objective.goes_on:
+        if self.codec.modality is not None:
+            return self.codec.modality.read(example)
+        if self.objective.continues_text:
             return self.codec.encode_target(example.source)[:-1]
         ids = self.codec.encode_source(example)
         return ids if self.objective.ends_source else ids[:-1]
@@ -112,17 +116,19 @@ class Reading:
     @cached_property
     def longest(self) -> int:
         """The most source positions that are read; what is longer is cut and flagged."""
-        return self._positions(self.model, self.model.longest_source, self.codec.medium is None)
+        return self._positions(self.model, self.model.max_source_positions, self.codec.modality is None)
 
     @cached_property
-    def longest_second(self) -> int:
+    def max_second_source_positions(self) -> int:
         """The same of a second source."""
-        return self._positions(self.model.second, self.model.longest_second, self.codec.second == "text")
+        return self._positions(
+            self.model.second_source, self.model.max_second_source_positions, self.codec.second_source == "text"
+        )
 
     def _positions(self, part: Any, reach: int | None, text: bool) -> int:
         """How much of a source is read where the encoder's own positions reach so far; of sounds, several frames make
         one of these."""
-        most = PATIENCE * compatibility.longest_source(self.config)
+        most = PATIENCE * compatibility.max_source_length(self.config)
         if reach is None or text:
             return most if reach is None else reach
         return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.labels(n)))
@@ -132,22 +138,25 @@ class Reading:
         reach: int | None = self.model.longest_target
         if reach is None:
             return PATIENCE * self.config.data.max_target if self.bounded else None
-        return reach - (states if self.model.one_sequence else 0)
+        return reach - (states if self.model.is_decoder_only else 0)
 
     # -- the states that stand for it ----------------------------------------------------------------------------------
 
     def pieces(self, given: Given) -> list[str]:
         """What stands at the positions that attention looks at."""
-        first = self._labels(given.source, self.model, self.codec.medium is None)
-        if given.second is None:
+        first = self._labels(given.source, self.model, self.codec.modality is None)
+        if given.second_source is None:
             return first
-        return [*first, *self._labels(given.second, self.model.second, self.codec.second == "text")]
+        return [
+            *first,
+            *self._labels(given.second_source, self.model.second_source, self.codec.second_source == "text"),
+        ]
 
     def _labels(self, source: Source, part: Any, text: bool) -> list[str]:
         if not text:
             labels: list[str] = part.labels(len(source)) if len(source) else []
             return labels
-        pieces = self.codec.target_pieces(source) if self.objective.goes_on else self.codec.source_pieces(source)
+        pieces = self.codec.target_pieces(source) if self.objective.continues_text else self.codec.source_pieces(source)
         return pieces if part.stride == 1 else grouped(pieces, part.stride)
 
     def states(self, batch: Batch) -> list[int]:
@@ -156,16 +165,16 @@ class Reading:
         def states(part: Any, text: bool, n: int) -> int:
             return -(-n // part.stride) if text else len(part.labels(n))
 
-        first = [states(self.model, self.codec.medium is None, n) for n in batch.source_lengths.tolist()]
-        if batch.second_lengths is None:
+        first = [states(self.model, self.codec.modality is None, n) for n in batch.source_lengths.tolist()]
+        if batch.second_source_lengths is None:
             return first
-        text = self.codec.second == "text"
-        seconds = [states(self.model.second, text, n) for n in batch.second_lengths.tolist()]
+        text = self.codec.second_source == "text"
+        seconds = [states(self.model.second_source, text, n) for n in batch.second_source_lengths.tolist()]
         return [n + m for n, m in zip(first, seconds, strict=True)]
 
     def counted(self, length: int) -> int:
         """What `generation.ratio` counts of a source of so many positions: tokens, or the states made of a medium's."""
-        return length if self.codec.medium is None else len(self.model.labels(length))
+        return length if self.codec.modality is None else len(self.model.labels(length))
 
     # -- a pair --------------------------------------------------------------------------------------------------------
 
@@ -173,7 +182,7 @@ class Reading:
         """A pair, or a text, as the model would have learned from it: whole or not at all."""
         if self.model.head is not None and not self.objective.paired:
             raise UserError("a masked language model gives no probability of a whole text; score with another model")
-        if self.objective.goes_on:
+        if self.objective.continues_text:
             text = example.source if example.target is None else example.target
             row = Row([], self.codec.encode_target(text))
         else:
@@ -185,11 +194,17 @@ class Reading:
                     f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
                 )
             row = self.objective(row.source, row.target, np.random.default_rng(0))
-        if self.codec.second is not None:
-            row = row._replace(second=self.codec.encode_second(example))
-            self._fits("second source", row.second, self.model.longest_second, self.longest_second, example)
-        self._fits("source", row.source, self.model.longest_source, self.longest, example)
-        longest = self.longest_target(self.counted(len(row.source)) if self.model.one_sequence else 0)
+        if self.codec.second_source is not None:
+            row = row._replace(second_source=self.codec.encode_second_source(example))
+            self._fits(
+                "second source",
+                row.second_source,
+                self.model.max_second_source_positions,
+                self.max_second_source_positions,
+                example,
+            )
+        self._fits("source", row.source, self.model.max_source_positions, self.longest, example)
+        longest = self.longest_target(self.counted(len(row.source)) if self.model.is_decoder_only else 0)
         self._fits("target", row.target, longest, longest, example)
         return row
 
@@ -223,13 +238,13 @@ def grouped(pieces: Sequence[str], count: int) -> list[str]:
 def looking_in(codec: Codec, places: Sequence[str]) -> Codec:
     """A codec that looks for the files which sources name in these folders and archives first."""
 
-    def also(medium: Any) -> Any:
-        if medium is None or isinstance(medium, str):  # a text's
-            return medium
-        return replace(medium, files=(*places, *medium.files))
+    def also(modality: Any) -> Any:
+        if modality is None or isinstance(modality, str):  # a text's
+            return modality
+        return replace(modality, files=(*places, *modality.files))
 
-    found = replace(codec, medium=also(codec.medium), second=also(codec.second))
-    if (found.medium, found.second) == (codec.medium, codec.second):
+    found = replace(codec, modality=also(codec.modality), second_source=also(codec.second_source))
+    if (found.modality, found.second_source) == (codec.modality, codec.second_source):
         raise UserError("the model reads texts, so there are no files to look for; leave --files out")
     check_places(places)
     return found

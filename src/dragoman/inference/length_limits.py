@@ -32,7 +32,7 @@ def limits_for(
 ) -> Limits:
     """The limits of some sources of these lengths, as the config and the wishes have it."""
     options, codec, model = reading.config.generation, reading.codec, reading.model
-    if codec.medium is not None:
+    if codec.modality is not None:
         lengths = torch.tensor([reading.counted(n) for n in lengths.tolist()], device=lengths.device)
     longest = (lengths * options.ratio).long() + options.extra
     shortest = (lengths * options.shortest_ratio).long().clamp(min=options.shortest)
@@ -46,7 +46,7 @@ def limits_for(
     longest = torch.maximum(longest, shortest.clamp(min=1))
     reach = model.longest_target
     if reach is not None:
-        longest = torch.minimum(longest, reach - 1 - (lengths if model.one_sequence else 0 * lengths))
+        longest = torch.minimum(longest, reach - 1 - (lengths if model.is_decoder_only else 0 * lengths))
         longest = longest.clamp(min=1)
     shortest = torch.minimum(shortest, longest)
     found = rules(wishes, sources, codec, options.no_repeat, options.repetition, options.unknown)

@@ -67,12 +67,14 @@ class Prediction:
     log_prob: float  # of the whole sequence; what joins in a search (a language model, CTC) is part of it
     tokens: list[str]
     log_probs: list[float]  # of each token, and of </s> where the result ended by itself
-    ended: str  # "end", "length", "stuck" where nothing was allowed, or "blank" for a blank source
+    finish_reason: str  # "eos"; "length", the limit; "no_valid_token", constraints allow nothing; "empty_source"
     source_tokens: list[str]
-    cut: bool = False  # the source was too long and only its beginning was read
+    source_truncated: bool = False  # the source was too long and only its beginning was read
     alternatives: list[Prediction] = field(default_factory=list)
     attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
-    medium: dict[str, Any] | None = field(default=None, repr=False)  # with it, the picture of a source that is no text
+    media_preview: dict[str, Any] | None = field(
+        default=None, repr=False
+    )  # with it, the picture of a source that is no text
     trace: list[dict[str, Any]] | None = None  # what the beam kept and dropped at each step, on request
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens as numbers
 
@@ -110,15 +112,15 @@ class Pipeline:
         return Reading(self.model, self.codec, self.config)
 
     @property
-    def goes_on(self) -> bool:
+    def continues_text(self) -> bool:
         """Whether this is a language model: what it is given is the beginning of a text."""
-        return self.reading.objective.goes_on
+        return self.reading.objective.continues_text
 
     @cached_property
     def engine(self) -> Engine | None:
         """The faster way to search on this device, if there is one for this model."""
         found = None
-        if self.fast and self.model.head is None and not self.goes_on:
+        if self.fast and self.model.head is None and not self.continues_text:
             found = base.engine(self.model.eval(), self.device, self.precision)
         if found is None and self.precision == "int8":
             logger.warning("this model is not served in int8 here; its results are computed in float32")
@@ -190,7 +192,7 @@ class Pipeline:
     @property
     def _held(self) -> int:
         """How many inputs are sorted together."""
-        return WINDOW if self.codec.medium is None and self.codec.second in (None, "text") else FILES
+        return WINDOW if self.codec.modality is None and self.codec.second_source in (None, "text") else FILES
 
     @property
     def _tokens(self) -> int:
@@ -252,8 +254,8 @@ class Pipeline:
     def _window(self, window: list[Example], sources: list[Given], asked: Asked) -> Iterator[Prediction]:
         results: list[Prediction | None] = [None] * len(window)
         for i, example in enumerate(window):
-            if blank(example) and not self.goes_on:
-                results[i] = Prediction("", 0.0, 0.0, [], [], "blank", self.reading.pieces(sources[i]))
+            if blank(example) and not self.continues_text:
+                results[i] = Prediction("", 0.0, 0.0, [], [], "empty_source", self.reading.pieces(sources[i]))
         waiting = [i for i in range(len(window)) if results[i] is None]
         for rows, batch, found, traces in self._searched(window, sources, waiting, asked):
             if not self._agrees:  # nobody looks at more than was asked for
@@ -268,7 +270,11 @@ class Pipeline:
                 best = self._agreed(every, asked)[: asked.nbest]
                 if not best:  # nothing keeps to all that was asked
                     pieces = self.reading.pieces(sources[i])
-                    best = [Prediction("", -math.inf, -math.inf, [], [], "stuck", pieces, sources[i].cut)]
+                    best = [
+                        Prediction(
+                            "", -math.inf, -math.inf, [], [], "no_valid_token", pieces, sources[i].source_truncated
+                        )
+                    ]
                 results[i] = replace(best[0], alternatives=best[1:], trace=self._named(traces.get(n), asked))
             if asked.attention and batch is not None:
                 self._look(batch, results, rows, sources)
@@ -321,7 +327,7 @@ class Pipeline:
 
     def begin(self, batch: Batch, looks: bool = False) -> Beginning:
         """How a search of the batch begins; one that `looks` has a state that says where the model does."""
-        return begin(self.model.eval(), batch, self.goes_on, self.config.generation.ctc, looks)
+        return begin(self.model.eval(), batch, self.continues_text, self.config.generation.ctc, looks)
 
     @property
     def _agrees(self) -> bool:
@@ -350,16 +356,16 @@ class Pipeline:
         return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
 
     def _prediction(self, hypothesis: Hypothesis, example: Example, given: Given) -> Prediction:
-        said = [*given.source, *hypothesis.tokens] if self.goes_on else hypothesis.tokens
+        said = [*given.source, *hypothesis.tokens] if self.continues_text else hypothesis.tokens
         return Prediction(
             self.codec.decode(said, example.source),
             hypothesis.score,
             hypothesis.total,
             self.codec.target_pieces(hypothesis.tokens),
             hypothesis.log_probs,
-            hypothesis.ended,
+            hypothesis.finish_reason,
             self.reading.pieces(given),
-            given.cut,
+            given.source_truncated,
             ids=hypothesis.tokens,
         )
 
@@ -380,7 +386,7 @@ class Pipeline:
         """Add to the results of a batch where the model looked for each of their tokens."""
         if self.model.head is not None:
             maps: Iterable[looking.Weights] = looking.pooled(self.reading, batch)
-        elif self.goes_on:
+        elif self.continues_text:
             return
         else:
             targets = [found.ids for i in rows if (found := results[i]) is not None]
@@ -389,7 +395,7 @@ class Pipeline:
             found = results[i]
             assert found is not None
             picture = None if self.draws is None else self.draws(sources[i])
-            results[i] = replace(found, attention=weights, medium=picture)
+            results[i] = replace(found, attention=weights, media_preview=picture)
 
     # -- pairs → scores ----------------------------------------------------------------------------------------------
 
@@ -426,7 +432,9 @@ class Pipeline:
     def _scored(self, every: list[Row]) -> list[list[float]]:
         self.model.eval()
         results: list[list[float]] = [[] for _ in every]
-        lengths = [max(len(side) for side in (row.source, row.target, row.second) if side is not None) for row in every]
+        lengths = [
+            max(len(side) for side in (row.source, row.target, row.second_source) if side is not None) for row in every
+        ]
         for rows in batches(lengths, self._tokens):
             batch = collate([every[i] for i in rows], rows).to(self.device)
             _, gold, _ = found = self.model(batch)
@@ -456,11 +464,11 @@ def windows(inputs: Iterator[Input], size: int, read: Callable[[Input], Read]) -
 def by_place(tell: Tell, places: Sequence[int]) -> Callable[[Tensor, Tensor], None]:
     """What a search of the sources at some places tells, token by token."""
 
-    def hear(rows: Tensor, tokens: Tensor) -> None:
+    def ctc_log_probs(rows: Tensor, tokens: Tensor) -> None:
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             tell(places[row], token)
 
-    return hear
+    return ctc_log_probs
 
 
 def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:

@@ -21,9 +21,9 @@ TOKENS, FRAMES = "tokens", "frames"
 def unit_of(pipeline: Pipeline) -> str:
     """What lengths are counted in; '' where they say nothing."""
     codec = pipeline.codec
-    if reads_text(codec.medium, codec.second):
+    if reads_text(codec.modality, codec.second_source):
         return TOKENS
-    if codec.second is not None:
+    if codec.second_source is not None:
         return ""
     model = first_of(pipeline.model)
     frontend: Any = model.frontend
@@ -34,10 +34,10 @@ def unit_of(pipeline: Pipeline) -> str:
 def pieces_of(pipeline: Pipeline, example: Example, prediction: Prediction) -> Sequence[str]:
     """As many pieces as a source is long."""
     codec, tokens = pipeline.codec, prediction.source_tokens
-    if codec.second is not None:
+    if codec.second_source is not None:
         example = pipeline.reading.example(example)
-        first = codec.encode_source(example) if codec.medium is None else []
-        second = codec.encode_second(example) if codec.second == "text" else []
+        first = codec.encode_source(example) if codec.modality is None else []
+        second = codec.encode_second_source(example) if codec.second_source == "text" else []
         return [*words(codec.source_pieces(list(first))), *words(codec.source_pieces(list(second)))]
     if unit_of(pipeline) == FRAMES:
         frontend: Any = first_of(pipeline.model).frontend

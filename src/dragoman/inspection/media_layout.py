@@ -26,15 +26,15 @@ VEIL, THICKEST = "#6b7280", 0.82  # over what was not looked at; static/medium.j
 SIGNAL, AROUND = "#ff2d95", "#ffffff"  # of the strongest cell: a color that few pictures have, within a light line
 
 Array = NDArray[np.float64]
-Medium = Mapping[str, Any]
+Modality = Mapping[str, Any]
 
 
-def pictures(medium: Medium) -> list[str]:
+def pictures(medium: Modality) -> list[str]:
     """The data URLs of an image, a sound, or the frames of a clip."""
     return list(medium["frames"]) if medium["kind"] == "clip" else [medium["src"]]
 
 
-def states(medium: Medium) -> slice:
+def states(medium: Modality) -> slice:
     """Which of a source's states lie on the picture."""
     if medium["kind"] == "image":
         count = medium["rows"] * medium["columns"]
@@ -45,7 +45,7 @@ def states(medium: Medium) -> slice:
     return slice(medium["first"], medium["first"] + count)
 
 
-def grids(medium: Medium, weights: ArrayLike) -> Array:
+def grids(medium: Modality, weights: ArrayLike) -> Array:
     """A word's weights over an image or the frames of a clip, (n, rows, columns), from 0 to 1."""
     a = scaled(np.asarray(weights, dtype=float)[states(medium)])
     if medium["kind"] == "image":
@@ -69,7 +69,7 @@ def strongest(a: Array) -> tuple[int, int, int] | None:
     return frame, row, column
 
 
-def titles(medium: Medium, target: Sequence[str], weights: ArrayLike) -> list[str]:
+def titles(medium: Modality, target: Sequence[str], weights: ArrayLike) -> list[str]:
     """Each word without the mark of the space before it; where its attention may lie elsewhere, with its share here."""
     words = [word.removeprefix(MARK) or word for word in target]
     a = np.asarray(weights, dtype=float)  # (T, S)
@@ -79,13 +79,13 @@ def titles(medium: Medium, target: Sequence[str], weights: ArrayLike) -> list[st
     return [f"{word} {share:.0%}" for word, share in zip(words, shares, strict=True)]
 
 
-def outside(medium: Medium, count: int) -> list[int]:
+def outside(medium: Modality, count: int) -> list[int]:
     """Which of so many states are another source's."""
     inside = states(medium)
     return [j for j in range(count) if not inside.start <= j < inside.stop]
 
 
-def spoken(medium: Medium, weights: ArrayLike) -> str:
+def spoken(medium: Modality, weights: ArrayLike) -> str:
     """Where a word looked, in words."""
     if medium["kind"] == "sound":
         start, end = span(medium, weights)
@@ -99,7 +99,7 @@ def spoken(medium: Medium, weights: ArrayLike) -> str:
     return f"looks mostly at {', '.join(part for part in (shown, place) if part)}"
 
 
-def span(medium: Medium, weights: ArrayLike) -> tuple[float, float]:
+def span(medium: Modality, weights: ArrayLike) -> tuple[float, float]:
     """From where to where a word looked at a sound, as shares of its length."""
     a = scaled(np.asarray(weights, dtype=float)[states(medium)])
     low = high = int(a.argmax())

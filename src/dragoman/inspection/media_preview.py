@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.core.types import Medium
+from dragoman.core.types import Modality
 from dragoman.inference.ensemble import Ensemble
 from dragoman.inference.inputs import Given
 from dragoman.inference.pipeline import Pipeline
@@ -60,12 +60,16 @@ def labels(pipeline: Pipeline, read: Given) -> list[str]:
     return found
 
 
-def _sides(pipeline: Pipeline, read: Given) -> Iterator[tuple[Medium | None, Any, Any]]:
+def _sides(pipeline: Pipeline, read: Given) -> Iterator[tuple[Modality | None, Any, Any]]:
     """Each source: what reads it, where it is no text; what was read; the frontend and encoder that get it."""
     model, codec = first_of(pipeline.model), pipeline.codec
-    yield codec.medium, read.source, model
-    if read.second is not None:
-        yield None if isinstance(codec.second, str) else codec.second, read.second, model.second
+    yield codec.modality, read.source, model
+    if read.second_source is not None:
+        yield (
+            None if isinstance(codec.second_source, str) else codec.second_source,
+            read.second_source,
+            model.second_source,
+        )
 
 
 def first_of(model: Any) -> Seq2Seq:

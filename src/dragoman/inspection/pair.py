@@ -63,7 +63,7 @@ def check(pipeline: Pipeline) -> None:
         raise UserError("several models work here as one; load one of them alone to look inside")
     if pipeline.model.head is not None:
         raise UserError("this model answers with labels and writes no target; look at a model with a decoder")
-    if pipeline.goes_on:
+    if pipeline.continues_text:
         raise UserError("a language model goes on with a text and has no source beside it; look at its steps instead")
 
 
@@ -71,16 +71,16 @@ def read(pipeline: Pipeline, example: Example) -> Given:
     """What the model reads of a source, all of it or an error."""
     source = pipeline.reading.encode(example)
     reach("source", source, pipeline.reading.longest)
-    if pipeline.codec.second is None:
+    if pipeline.codec.second_source is None:
         return Given(source, None, False)
-    second = pipeline.codec.encode_second(example)
-    reach("second source", second, pipeline.reading.longest_second)
+    second = pipeline.codec.encode_second_source(example)
+    reach("second source", second, pipeline.reading.max_second_source_positions)
     return Given(source, second, False)
 
 
 def line(example: Example) -> str:
     """A source as it is given on one line."""
-    return f"{example.source}\t{example.second}" if example.second else example.source
+    return f"{example.source}\t{example.second_source}" if example.second_source else example.source
 
 
 def reach(side: str, read: Any, longest: int | None) -> None:

@@ -36,7 +36,7 @@ SHIFT = 0.01  # seconds from frame to frame
 
 
 @dataclass(frozen=True)
-class AudioMedium:
+class AudioModality:
     """Log-mel frames of sound files."""
 
     rate: int = 16_000  # samples a second; what has another rate is resampled

@@ -32,7 +32,7 @@ FRAMES, OFFSETS = "feats", "offsets"  # the members of an .npz with all frames e
 
 
 @dataclass(frozen=True)
-class ArrayMedium:
+class FeatureModality:
     """Arrays of frames, read from files."""
 
     numbers: int = 13  # of each frame, as the files have them

@@ -33,7 +33,7 @@ LEAST = 7 / 8  # of each side in a random crop
 
 
 @dataclass(frozen=True)
-class ImageMedium:
+class ImageModality:
     """Images of one size, read from files."""
 
     size: int = 128

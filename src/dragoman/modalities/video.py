@@ -27,7 +27,7 @@ import numpy as np
 from dragoman.core.types import Example
 from dragoman.modalities.archives import Archive, Zip, archive, content, inside_of, is_archive, where
 from dragoman.modalities.features import opened, wrong
-from dragoman.modalities.image import FORMATS, PIXELS, ImageMedium, pillow, upright
+from dragoman.modalities.image import FORMATS, PIXELS, ImageModality, pillow, upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ ARRAY, ARCHIVE = b"\x93NUMPY", b"PK\x03\x04"  # how the files begin
 
 
 @dataclass(frozen=True)
-class ClipMedium:
+class VideoModality:
     """Clips whose frames have one size, read from files."""
 
     size: int = 64
@@ -57,9 +57,9 @@ class ClipMedium:
         return 3 * self.size**2
 
     @property
-    def image(self) -> ImageMedium:
+    def image(self) -> ImageModality:
         """What reads a single frame."""
-        return ImageMedium(self.size, self.crop, self.augments, self.flip, self.files)
+        return ImageModality(self.size, self.crop, self.augments, self.flip, self.files)
 
     def read(self, example: Example) -> NDArray[Any]:
         """(n, H · W · 3)"""

@@ -43,7 +43,7 @@ _counted: ContextVar[Collection[nn.Module]] = ContextVar("counted", default=())
 
 
 @contextmanager
-def watching(counted: Collection[nn.Module] = ()) -> Iterator[Seen]:
+def record_attention(counted: Collection[nn.Module] = ()) -> Iterator[Seen]:
     """Collect the weights of every attention that runs inside: module → its weights in the order of calls.
 
     Those of `counted` have no columns: how many heads and queries there were is all that is noted of them.

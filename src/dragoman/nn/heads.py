@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.registry import Registry, Share
+from dragoman.core.registry import Registry, UnitInterval
 from dragoman.core.types import SPECIALS, Batch, Hypothesis, Memory, Output, Segments
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
         *,
         pool: Literal["summary", "mean", "first", "attention"] = "summary",
         hidden: bool = True,
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
         self.d, self.pool = d, pool
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
         labels = without_specials(log_p)[:, 0]
         best, ids = labels.topk(min(count, labels.shape[-1] - len(SPECIALS)), -1)
         return [
-            [Hypothesis([i], [p], p, "end") for i, p in zip(row_ids, row, strict=True)]
+            [Hypothesis([i], [p], p, "eos") for i, p in zip(row_ids, row, strict=True)]
             for row_ids, row in zip(ids.tolist(), best.double().tolist(), strict=True)
         ]
 
@@ -91,7 +91,7 @@ class Classifier(nn.Module):
 class Tagger(nn.Module):
     """One label for each position: f = h_j, or norm(gelu(W h_j)) as BERT's masked language model has it."""
 
-    def __init__(self, d: int, *, hidden: bool = False, dropout: Share = 0.1) -> None:
+    def __init__(self, d: int, *, hidden: bool = False, dropout: UnitInterval = 0.1) -> None:
         super().__init__()
         self.d = d
         self.transform: Any = nn.Sequential(linear(d, d), nn.GELU(), nn.LayerNorm(d)) if hidden else nn.Identity()
@@ -101,13 +101,13 @@ class Tagger(nn.Module):
         return Output(self.dropout(self.transform(memory.states)))
 
     def gold(self, batch: Batch) -> Tensor:
-        return batch.marks if batch.marks is not None else torch.zeros_like(batch.source)
+        return batch.token_labels if batch.token_labels is not None else torch.zeros_like(batch.source)
 
     def choose(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
         """The most probable label of every position but the source's </s>, log_p (B, S, V)."""
         best, ids = without_specials(log_p).max(-1)
         rows = zip(ids.tolist(), best.double().tolist(), lengths.tolist(), strict=True)
-        return [[Hypothesis(i[: n - 1], p[: n - 1], sum(p[: n - 1]), "end")] for i, p, n in rows]
+        return [[Hypothesis(i[: n - 1], p[: n - 1], sum(p[: n - 1]), "eos")] for i, p, n in rows]
 
 
 def without_specials(log_p: Tensor) -> Tensor:

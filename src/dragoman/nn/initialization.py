@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dragoman.core.registry import Rate, Registry
+from dragoman.core.registry import PositiveFloat, Registry
 
 initializers: Registry[Callable[[nn.Module], None]] = Registry("initializer")
 
@@ -35,7 +35,7 @@ class Parts:
 class Uniform:
     """Every weight and bias from U(−range, range), as in Sutskever et al. 2014."""
 
-    def __init__(self, *, range: Rate = 0.08) -> None:
+    def __init__(self, *, range: PositiveFloat = 0.08) -> None:
         self.range = range
 
     def __call__(self, model: nn.Module) -> None:
@@ -49,7 +49,7 @@ class Uniform:
 class Normal:
     """Matrices from N(0, std²), biases 0; `orthogonal` for the recurrent ones, each gate by itself (Bahdanau 2015)."""
 
-    def __init__(self, *, std: Rate = 0.02, orthogonal: bool = False) -> None:
+    def __init__(self, *, std: PositiveFloat = 0.02, orthogonal: bool = False) -> None:
         self.std, self.orthogonal = std, orthogonal
 
     def __call__(self, model: nn.Module) -> None:

@@ -68,7 +68,7 @@ class SecondSource(nn.Module):
             self.W(torch.cat([first.summary, second.summary], -1)),
             first.final,
             values=values,
-            second=first.lengths,
+            second_source_start=first.lengths,
         )
 
     def _behind(self, first: Memory, h: Tensor, other: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.registry import Positive, Rate, Registry, Share
+from dragoman.core.registry import PositiveFloat, PositiveInt, Registry, UnitInterval
 from dragoman.nn.layers import linear
 
 Extras = dict[str, Tensor]
@@ -189,10 +189,10 @@ class Hard(nn.Module):
         self,
         d_q: int,
         *,
-        reward: Rate = 1.0,
+        reward: PositiveFloat = 1.0,
         discount: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5,
         entropy: Annotated[float, Field(ge=0.0)] = 0.0,
-        soft: Share = 0.0,
+        soft: UnitInterval = 0.0,
     ) -> None:
         super().__init__()
         self.reward, self.discount, self.entropy, self.soft = reward, discount, entropy, soft
@@ -231,7 +231,7 @@ class LocalMonotonic(nn.Module):
 
     samples, ordered = False, True
 
-    def __init__(self, d_q: int, *, window: Positive = 10) -> None:
+    def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
         super().__init__()
         self.window = window
 
@@ -252,7 +252,7 @@ class LocalPredictive(nn.Module):
 
     samples, ordered = False, True
 
-    def __init__(self, d_q: int, *, window: Positive = 10) -> None:
+    def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
         super().__init__()
         self.window = window
         self.W, self.v = linear(d_q, d_q, bias=False), linear(d_q, 1, bias=False)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Positive, Rate, Registry
+from dragoman.core.registry import PositiveFloat, PositiveInt, Registry
 
 Layout = Literal["interleaved", "halves"]
 
@@ -116,7 +116,7 @@ class Sinusoidal(Nowhere):
 class Learned(Nowhere):
     """x + P[t], one trained vector for each place up to `length`."""
 
-    def __init__(self, d: int, inside: Inside | None, *, length: Positive = 1024) -> None:
+    def __init__(self, d: int, inside: Inside | None, *, length: PositiveInt = 1024) -> None:
         super().__init__()
         self.length = length
         self.table = nn.Embedding(length, d)
@@ -138,7 +138,7 @@ class Shaw(Nowhere):
 
     each_layer = True
 
-    def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 16, values: bool = False) -> None:
+    def __init__(self, d: int, inside: Inside | None, *, distance: PositiveInt = 16, values: bool = False) -> None:
         super().__init__()
         inside = _needed(inside, "shaw")
         self.distance, self.scale, self.sees_weights = distance, inside.d_head**-0.5, values
@@ -169,7 +169,7 @@ class XL(Nowhere):
 
     each_layer = True
 
-    def __init__(self, d: int, inside: Inside | None, *, distance: Positive = 128) -> None:
+    def __init__(self, d: int, inside: Inside | None, *, distance: PositiveInt = 128) -> None:
         super().__init__()
         self.inside, self.distance = _needed(inside, "xl"), distance
         if d % 2:
@@ -194,7 +194,9 @@ class T5(Nowhere):
     takes all that is farther. Unless attention is causal, half of the buckets is for keys that come later.
     """
 
-    def __init__(self, d: int, inside: Inside | None, *, buckets: Positive = 32, distance: Positive = 128) -> None:
+    def __init__(
+        self, d: int, inside: Inside | None, *, buckets: PositiveInt = 32, distance: PositiveInt = 128
+    ) -> None:
         super().__init__()
         inside = _needed(inside, "t5")
         self.later = 0 if inside.causal else buckets // 2  # the bucket where later keys begin
@@ -271,7 +273,9 @@ def _slopes(heads: int) -> list[float]:
 class Rotary(Nowhere):
     """Queries and keys turned by t / base^(2i/d), so that q·k depends on t − s alone (Su et al. 2021)."""
 
-    def __init__(self, d: int, inside: Inside | None, *, base: Rate = 10000.0, layout: Layout = "interleaved") -> None:
+    def __init__(
+        self, d: int, inside: Inside | None, *, base: PositiveFloat = 10000.0, layout: Layout = "interleaved"
+    ) -> None:
         super().__init__()
         d_head = _needed(inside, "rotary").d_head
         if d_head % 2:

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Positive, Registry
+from dragoman.core.registry import PositiveInt, Registry
 from dragoman.nn.kernels.additive import additive_score, pairs
 from dragoman.nn.layers import linear
 
@@ -100,7 +100,7 @@ class Concat(nn.Module):
 
     remembers = False
 
-    def __init__(self, d_q: int, d_k: int, *, width: Positive | None = None) -> None:
+    def __init__(self, d_q: int, d_k: int, *, width: PositiveInt | None = None) -> None:
         super().__init__()
         width = width or d_k
         self.d_q = d_q
@@ -120,7 +120,7 @@ class Additive(nn.Module):
 
     remembers = False
 
-    def __init__(self, d_q: int, d_k: int, *, width: Positive | None = None) -> None:
+    def __init__(self, d_q: int, d_k: int, *, width: PositiveInt | None = None) -> None:
         super().__init__()
         width = width or d_k
         self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
@@ -148,9 +148,9 @@ class Location(nn.Module):
         d_q: int,
         d_k: int,
         *,
-        width: Positive | None = None,
-        filters: Positive = 10,
-        kernel: Positive = 31,
+        width: PositiveInt | None = None,
+        filters: PositiveInt = 10,
+        kernel: PositiveInt = 31,
         cumulative: bool = False,
     ) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Coverage(nn.Module):
     remembers = True
 
     def __init__(
-        self, d_q: int, d_k: int, *, width: Positive | None = None, penalty: Annotated[float, Field(ge=0.0)] = 0.0
+        self, d_q: int, d_k: int, *, width: PositiveInt | None = None, penalty: Annotated[float, Field(ge=0.0)] = 0.0
     ) -> None:
         super().__init__()
         width = width or d_k

@@ -2,7 +2,7 @@
 
     source ─frontend→ x ─encoder→ memory ─decoder(embedded target)→ o ─output layer→ logits over the vocabulary
 
-A second source is read by parts of its own, and its states join those of the first in the memory (joining.py).
+A second source is read by parts of its own, and its states join those of the first in the memory (multi_source.py).
 
 With a head instead of a decoder, the encoder alone answers: labels for the source or its positions. With encoder `none`
 and a decoder that reads the source as a prefix, it is one network over one sequence; without any source, a language
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive
+from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import PAD, Batch, Capacity, Memory, Output, PackedBatch, Segments
-from dragoman.nn.attention import watching
+from dragoman.nn.attention import record_attention
 from dragoman.nn.ctc import CTC
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
@@ -72,12 +72,12 @@ class Seq2Seq(nn.Module):
         self,
         source_size: int,
         target_size: int,
-        second_size: int = 0,
+        second_source_size: int = 0,
         *,
-        width: Positive = 256,  # of embeddings, and of every part that does not say otherwise
+        width: PositiveInt = 256,  # of embeddings, and of every part that does not say otherwise
         frontend: Annotated[Part, frontends] = Part("tokens"),
         encoder: Annotated[Part, encoders] = Part("transformer"),
-        second: Second | None = None,  # the frontend and encoder of a second source
+        second_source: Second | None = None,  # the frontend and encoder of a second source
         decoder: Annotated[Part, decoders] | None = Part("transformer"),
         head: Annotated[Part, heads] | None = None,  # instead of a decoder
         tie: Literal["none", "output", "embeddings", "all"] = "output",  # which of the three tables are one
@@ -92,7 +92,9 @@ class Seq2Seq(nn.Module):
             raise PartError("give a decoder or a head, one of the two (with a head, write decoder: null)")
         self.frontend: Any = frontends.build(frontend, source_size, width)
         self.encoder: Any = encoders.build(encoder, self.frontend.d)
-        self.second = None if second is None else SecondSource(second_size, width, self.encoder.d, second)
+        self.second_source = (
+            None if second_source is None else SecondSource(second_source_size, width, self.encoder.d, second_source)
+        )
         self.decoder: Any = None
         self.head: Any = None
         if decoder is not None:
@@ -108,7 +110,7 @@ class Seq2Seq(nn.Module):
         self.pointer = self._pointer(pointer, width, source_size == target_size)
         if ctc and decoder is None:
             raise PartError("ctc reads the target from the encoder's states, and a head says labels: set it to false")
-        if ctc and self.second is not None:
+        if ctc and self.second_source is not None:
             raise PartError("ctc reads the target from the states of one source, and there are two: set it to false")
         self.ctc = CTC(self.encoder.d, target_size) if ctc else None
         initializers.build(initializer)(self)
@@ -125,7 +127,7 @@ class Seq2Seq(nn.Module):
             return None
         if self.decoder is None:
             raise PartError("pointer needs a decoder; a head says labels, not words of the source")
-        if self.second is not None:
+        if self.second_source is not None:
             raise PartError("pointer copies from one source, and there are two: set it to null")
         if not joint or not isinstance(self.frontend, Tokens):
             raise PartError("pointer needs one joint vocabulary for source and target (tokenizer.joint: true)")
@@ -152,19 +154,19 @@ class Seq2Seq(nn.Module):
     # -- what its positions allow ------------------------------------------------------------------------------------
 
     @property
-    def one_sequence(self) -> bool:
+    def is_decoder_only(self) -> bool:
         """Whether source and target stand in one sequence, so that they share its positions."""
         return getattr(self.decoder, "source", "") in ("prefix", "full_prefix")
 
     @property
-    def sees_whole_prefix(self) -> bool:
+    def has_bidirectional_prefix(self) -> bool:
         """Whether the source stands before the target in one sequence and is seen in both directions."""
         return getattr(self.decoder, "source", "") == "full_prefix"
 
     @property
-    def longest_source(self) -> int | None:
+    def max_source_positions(self) -> int | None:
         reach: int | None = getattr(self.encoder, "length", None)
-        if reach is None and self.one_sequence and self.longest_target is not None:
+        if reach is None and self.is_decoder_only and self.longest_target is not None:
             return self.longest_target // 2  # the target must have room, too
         return reach
 
@@ -175,11 +177,15 @@ class Seq2Seq(nn.Module):
     # -- all at once -------------------------------------------------------------------------------------------------
 
     def encode(
-        self, source: Tensor, lengths: Tensor, second: Tensor | None = None, second_lengths: Tensor | None = None
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        second_source: Tensor | None = None,
+        second_source_lengths: Tensor | None = None,
     ) -> Memory:
         memory: Memory = self.encoder(*self.frontend.read(source, Segments(lengths)))
-        if self.second is not None:
-            joined: Memory = self.second(memory, second, second_lengths)
+        if self.second_source is not None:
+            joined: Memory = self.second_source(memory, second_source, second_source_lengths)
             return joined
         memory.source = source
         return memory
@@ -190,15 +196,15 @@ class Seq2Seq(nn.Module):
         return int(getattr(self.encoder, "stride", 1))
 
     @property
-    def longest_second(self) -> int | None:
-        return None if self.second is None else self.second.length
+    def max_second_source_positions(self) -> int | None:
+        return None if self.second_source is None else self.second_source.length
 
     def labels(self, length: int) -> list[str]:
         """What to call the states made of a source of so many positions, where it is no text."""
         every: list[str] = self.frontend.labels(length)
         return every[:: self.stride]
 
-    def hear(self, memory: Memory) -> tuple[Tensor, Tensor]:
+    def ctc_log_probs(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """What the encoder alone hears: log p (B, S, V) at each state, and how many of these are real."""
         if self.ctc is None:
             raise PartError("this model was trained without ctc, so generation.ctc must be 0")
@@ -229,11 +235,11 @@ class Seq2Seq(nn.Module):
         output, logits = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
         self._listen(output, memory, batch)
         gold = batch.target[:, 1:]
-        if batch.marks is not None:
+        if batch.token_labels is not None:
             if "prefix" not in output.extras:
                 raise PartError(ONLY_PREFIX)
             logits = torch.cat([self.logits(output.extras["prefix"]), logits], 1)
-            gold = torch.cat([batch.marks, gold], 1)
+            gold = torch.cat([batch.token_labels, gold], 1)
         return Predicted(logits, gold, output)
 
     def _hidden(self, batch: Batch, inputs: Tensor | None) -> tuple[Tensor, Tensor, Output]:
@@ -245,11 +251,11 @@ class Seq2Seq(nn.Module):
         output = self.decoder(self.embedding(batch.target[:, :-1] if inputs is None else inputs), memory)
         self._listen(output, memory, batch)
         o, gold = output.o, batch.target[:, 1:]
-        if batch.marks is not None:
+        if batch.token_labels is not None:
             if "prefix" not in output.extras:
                 raise PartError(ONLY_PREFIX)
             # One sequence: what is asked at the source's positions comes first.
-            o, gold = torch.cat([output.extras["prefix"], o], 1), torch.cat([batch.marks, gold], 1)
+            o, gold = torch.cat([output.extras["prefix"], o], 1), torch.cat([batch.token_labels, gold], 1)
         return o, gold, output
 
     def _listen(self, output: Output, memory: Memory, batch: Batch) -> None:
@@ -316,7 +322,7 @@ class Seq2Seq(nn.Module):
             return "a head, a pointer or a CTC layer needs padded rows"
         if not isinstance(self.frontend, Tokens):
             return "a source that is no text is padded"
-        if self.second is not None:
+        if self.second_source is not None:
             return "two sources are padded"
         for name, part in {"encoder": self.encoder, "decoder": self.decoder}.items():
             if not hasattr(part, "packs"):
@@ -358,7 +364,7 @@ class Seq2Seq(nn.Module):
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """tokens (B, K) → log p (B, K, V) of what comes next, and the state after them."""
         if isinstance(state, Looking):
-            with watching():
+            with record_attention():
                 log_p, inside, attention = self._step(tokens, state.inside)
             if attention is not None and state.padding is not None:
                 attention = attention.masked_fill(state.padding, 1.0)

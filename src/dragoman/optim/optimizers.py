@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Rate, Registry, Share
+from dragoman.core.registry import PositiveFloat, Registry, UnitInterval
 
 optimizers: Registry[torch.optim.Optimizer] = Registry("optimizer")
 
@@ -35,10 +35,10 @@ def groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict
 def adam(
     parameters: Iterable[nn.Parameter],
     *,
-    rate: Rate = 1e-3,
-    beta1: Share = 0.9,
-    beta2: Share = 0.98,
-    eps: Rate = 1e-9,
+    rate: PositiveFloat = 1e-3,
+    beta1: UnitInterval = 0.9,
+    beta2: UnitInterval = 0.98,
+    eps: PositiveFloat = 1e-9,
 ) -> torch.optim.Optimizer:
     """Adam (Kingma and Ba 2015); β₂ = 0.98 and ε = 1e-9 as in the Transformer paper."""
     return torch.optim.Adam(list(parameters), lr=rate, betas=(beta1, beta2), eps=eps, fused=True)
@@ -48,10 +48,10 @@ def adam(
 def adamw(
     parameters: Iterable[nn.Parameter],
     *,
-    rate: Rate = 1e-3,
-    beta1: Share = 0.9,
-    beta2: Share = 0.98,
-    eps: Rate = 1e-8,
+    rate: PositiveFloat = 1e-3,
+    beta1: UnitInterval = 0.9,
+    beta2: UnitInterval = 0.98,
+    eps: PositiveFloat = 1e-8,
     weight_decay: float = 0.01,
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
@@ -62,8 +62,8 @@ def adamw(
 def sgd(
     parameters: Iterable[nn.Parameter],
     *,
-    rate: Rate = 1.0,
-    momentum: Share = 0.0,
+    rate: PositiveFloat = 1.0,
+    momentum: UnitInterval = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
@@ -75,7 +75,11 @@ def sgd(
 
 @optimizers.register("rmsprop")
 def rmsprop(
-    parameters: Iterable[nn.Parameter], *, rate: Rate = 1e-3, rho: Share = 0.99, eps: Rate = 1e-8
+    parameters: Iterable[nn.Parameter],
+    *,
+    rate: PositiveFloat = 1e-3,
+    rho: UnitInterval = 0.99,
+    eps: PositiveFloat = 1e-8,
 ) -> torch.optim.Optimizer:
     """Steps divided by a running root mean square of the gradient (Tieleman and Hinton 2012)."""
     return torch.optim.RMSprop(list(parameters), lr=rate, alpha=rho, eps=eps)
@@ -83,7 +87,11 @@ def rmsprop(
 
 @optimizers.register("adadelta")
 def adadelta(
-    parameters: Iterable[nn.Parameter], *, rate: Rate = 1.0, rho: Share = 0.95, eps: Rate = 1e-6
+    parameters: Iterable[nn.Parameter],
+    *,
+    rate: PositiveFloat = 1.0,
+    rho: UnitInterval = 0.95,
+    eps: PositiveFloat = 1e-6,
 ) -> torch.optim.Optimizer:
     """Adadelta: steps in the units of earlier steps, without a rate to choose (Zeiler 2012; Bahdanau et al. 2015)."""
     return torch.optim.Adadelta(list(parameters), lr=rate, rho=rho, eps=eps)
@@ -91,7 +99,11 @@ def adadelta(
 
 @optimizers.register("adafactor")
 def adafactor(
-    parameters: Iterable[nn.Parameter], *, rate: Rate = 0.01, eps: Rate = 1e-3, weight_decay: float = 0.0
+    parameters: Iterable[nn.Parameter],
+    *,
+    rate: PositiveFloat = 0.01,
+    eps: PositiveFloat = 1e-3,
+    weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """Adafactor (Shazeer and Stern 2018), as in T5: memory of rows and columns only, steps relative to the weights."""
     # torch would not let mean R fall below 1e-7: all steps on gradients smaller than 3e-4 would be of one size. The

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from dragoman.core.registry import Positive, Registry, Share
+from dragoman.core.registry import PositiveInt, Registry, UnitInterval
 
 
 class Teacher(Protocol):
@@ -37,7 +37,7 @@ class Gold:
 class Linear:
     """A share of gold inputs that falls in a straight line to `floor`, where it would be 0 after `steps`."""
 
-    def __init__(self, *, steps: Positive = 10_000, floor: Share = 0.0) -> None:
+    def __init__(self, *, steps: PositiveInt = 10_000, floor: UnitInterval = 0.0) -> None:
         self.steps, self.floor = steps, floor
 
     def share(self, t: int) -> float:

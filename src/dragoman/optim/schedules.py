@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from dragoman.core.registry import Count, Positive, Registry, Share
+from dragoman.core.registry import NonNegativeInt, PositiveInt, Registry, UnitInterval
 
 
 class Schedule(Protocol):
@@ -58,7 +58,7 @@ def share(t: int, warmup: int, steps: int) -> float:
 class Constant(Stateless):
     """The peak, after a warm-up."""
 
-    def __init__(self, steps: int, *, warmup: Count = 0) -> None:
+    def __init__(self, steps: int, *, warmup: NonNegativeInt = 0) -> None:
         self.warmup = warmup
 
     def factor(self, t: int) -> float:
@@ -69,7 +69,7 @@ class Constant(Stateless):
 class InverseSqrt(Stateless):
     """Up in a straight line, or at the peak from the start (`flat`), then down with 1/√t."""
 
-    def __init__(self, steps: int, *, warmup: Positive = 4000, flat: bool = False) -> None:
+    def __init__(self, steps: int, *, warmup: PositiveInt = 4000, flat: bool = False) -> None:
         self.warmup, self.flat = warmup, flat
 
     def factor(self, t: int) -> float:
@@ -80,7 +80,7 @@ class InverseSqrt(Stateless):
 class Linear(Stateless):
     """Up, then down in a straight line to `floor` at the last step."""
 
-    def __init__(self, steps: int, *, warmup: Count = 0, floor: Share = 0.0) -> None:
+    def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
         self.steps, self.warmup, self.floor = steps, warmup, floor
 
     def factor(self, t: int) -> float:
@@ -92,7 +92,7 @@ class Linear(Stateless):
 class Cosine(Stateless):
     """Up, then down on half a cosine to `floor` at the last step."""
 
-    def __init__(self, steps: int, *, warmup: Count = 0, floor: Share = 0.0) -> None:
+    def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
         self.steps, self.warmup, self.floor = steps, warmup, floor
 
     def factor(self, t: int) -> float:
@@ -111,10 +111,10 @@ class Halving(Stateless):
         self,
         steps: int,
         *,
-        warmup: Count = 0,
-        start: Count | None = None,
-        every: Positive | None = None,
-        decay: Share = 0.5,
+        warmup: NonNegativeInt = 0,
+        start: NonNegativeInt | None = None,
+        every: PositiveInt | None = None,
+        decay: UnitInterval = 0.5,
     ) -> None:
         self.warmup, self.decay = warmup, decay
         self.start = steps * 2 // 3 if start is None else start
@@ -129,7 +129,9 @@ class Halving(Stateless):
 class Plateau:
     """The peak until validations stop improving, then × decay each time they do."""
 
-    def __init__(self, steps: int, *, warmup: Count = 0, decay: Share = 0.5, patience: Positive = 2) -> None:
+    def __init__(
+        self, steps: int, *, warmup: NonNegativeInt = 0, decay: UnitInterval = 0.5, patience: PositiveInt = 2
+    ) -> None:
         self.warmup, self.decay, self.patience = warmup, decay, patience
         self.level, self.waited = 1.0, 0
 

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, DataError, UserError, nearest
-from dragoman.core.registry import Options, Part, Positive
+from dragoman.core.registry import Options, Part, PositiveInt
 from dragoman.evaluation.metrics import metrics
 
 SURPRISE = "bits per character"  # the score of a language model
@@ -76,7 +76,7 @@ class Recipe(Options):
         "test"
     ]  # NAME.tsv, and NAME.groups, a word for each line, if any
     scores: dict[str, Annotated[Figure, BeforeValidator(_figure)]]  # the first is the one that matters
-    beam: Positive | None = None  # default: as the config has it
+    beam: PositiveInt | None = None  # default: as the config has it
     seeds: Annotated[list[int], Field(min_length=1)] = [1]
     together: dict[str, Annotated[list[str], Field(min_length=2)]] = {}  # systems that answer as one, by a name
     expect: dict[str, dict[str, Expected]] = {}

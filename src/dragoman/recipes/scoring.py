@@ -92,7 +92,7 @@ def _scored(setting: Setting, jobs: Sequence[Job], folder: Path, system: str) ->
     }
     for test in recipe.tests:
         path = setting.prepared(job.part) / f"{test}.tsv"
-        if model.goes_on:
+        if model.continues_text:
             result["tests"][test] = _surprise(model, path)
             continue
         examples = list(read_pairs(str(path), columns=config.columns, extra_targets=True))

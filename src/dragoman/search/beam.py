@@ -36,7 +36,7 @@ from torch import Tensor
 
 from dragoman.core import tree
 from dragoman.core.errors import UserError
-from dragoman.core.registry import Part, Positive
+from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
 from dragoman.search.force_phrases import Required, banks
@@ -76,7 +76,7 @@ class Beam:
     def __init__(
         self,
         *,
-        size: Positive = 5,
+        size: PositiveInt = 5,
         length: Annotated[Part, length_rules] = Part("mean"),
         ending: Literal["pool", "shrink"] = "pool",
         stop: Literal["usual", "exact"] = "usual",
@@ -286,7 +286,7 @@ def gather(results: list[list[Hypothesis]], pool: Prefixes, rows: Tensor, done: 
     for row, *values in zip(rows[finished].tolist(), *columns, strict=True):
         for tokens, log_probs, score, n, ended in zip(*values, strict=True):
             if score > -math.inf:
-                end = "end" if ended else "length"
+                end = "eos" if ended else "length"
                 results[row].append(Hypothesis(tokens[:n], log_probs[: n + ended], score, end))
 
 

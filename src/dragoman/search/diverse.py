@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive
+from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
 from dragoman.search.beam import Beam, Prefixes, empty, gather, keep_best, moved, rank, survivors
@@ -35,8 +35,8 @@ class Diverse:
     def __init__(
         self,
         *,
-        size: Positive = 6,
-        groups: Positive = 3,
+        size: PositiveInt = 6,
+        groups: PositiveInt = 3,
         strength: Annotated[float, Field(ge=0.0)] = 0.5,
         length: Annotated[Part, length_rules] = Part("mean"),
     ) -> None:
@@ -101,4 +101,4 @@ def merged(pools: list[Prefixes], rows: Tensor) -> list[list[Hypothesis]]:
     results: list[list[Hypothesis]] = [[] for _ in rows]
     for pool in pools:
         gather(results, pool, rows, torch.ones_like(rows, dtype=torch.bool))
-    return [sorted(found, key=lambda one: (one.ended != "end", -one.score)) for found in results]
+    return [sorted(found, key=lambda one: (one.finish_reason != "eos", -one.score)) for found in results]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dragoman.core import tree
 from dragoman.core.errors import UserError
-from dragoman.core.registry import Part, Positive
+from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
 from dragoman.search.logits_processors import constrained
@@ -49,9 +49,9 @@ class Exhaustive:
     def __init__(
         self,
         *,
-        size: Positive = 5,
+        size: PositiveInt = 5,
         length: Annotated[Part, length_rules] = Part("mean"),
-        most: Positive = 200_000,
+        most: PositiveInt = 200_000,
     ) -> None:
         self.size, self.rule, self.most = size, length_rules.build(length), most
 
@@ -74,7 +74,7 @@ class Exhaustive:
                 log_p, state = step(token, tree.select(block.state, block.parents))
                 log_p = constrained(log_p, block.tokens[:, None], place.expand(len(token)), limits)
                 log_p = log_p[:, 0].double()  # (N, V)
-                ended += self.best(block.tokens, torch.cat([block.log_probs, log_p[:, EOS, None]], 1), "end")
+                ended += self.best(block.tokens, torch.cat([block.log_probs, log_p[:, EOS, None]], 1), "eos")
                 if t == longest:
                     stuck = log_p[:, EOS] == -math.inf
                     cut += self.best(block.tokens[stuck], block.log_probs[stuck], "length")

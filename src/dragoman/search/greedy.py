@@ -51,6 +51,6 @@ class Greedy:
         for tokens, logs, end, limit, at in zip(*(x.tolist() for x in columns), strict=True):
             n = tokens.index(EOS) if end else limit if at < 0 else at
             kept = logs[: n + end]
-            why = "end" if end else "length" if at < 0 else "stuck"
+            why = "eos" if end else "length" if at < 0 else "no_valid_token"
             results.append([Hypothesis(tokens[:n], kept, sum(kept), why)])
         return results

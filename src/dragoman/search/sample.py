@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dragoman.core import tree
-from dragoman.core.registry import Count, Positive, Rate, Share
+from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
 from dragoman.search import Limits, Start, searches
 from dragoman.search.logits_processors import constrained
@@ -48,14 +48,14 @@ class Sample:
     def __init__(
         self,
         *,
-        size: Positive = 1,
-        temperature: Rate = 1.0,
-        top_k: Count = 0,
+        size: PositiveInt = 1,
+        temperature: PositiveFloat = 1.0,
+        top_k: NonNegativeInt = 0,
         top_p: Mass = 1.0,
-        min_p: Share = 0.0,
+        min_p: UnitInterval = 0.0,
         typical: Mass = 1.0,
-        epsilon: Share = 0.0,
-        seed: Count = 0,
+        epsilon: UnitInterval = 0.0,
+        seed: NonNegativeInt = 0,
     ) -> None:
         self.size, self.temperature, self.seed = size, temperature, seed
         self.top_k, self.top_p, self.min_p, self.typical, self.epsilon = top_k, top_p, min_p, typical, epsilon
@@ -155,6 +155,6 @@ def ranked(
     found = []
     for y, logs, n, end in zip(tokens, log_probs, lengths, ended, strict=True):
         kept = logs[: n + end]
-        why = "end" if end else "length" if n == longest else "stuck"
+        why = "eos" if end else "length" if n == longest else "no_valid_token"
         found.append(Hypothesis(y[:n], kept, sum(kept), why))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)

@@ -34,7 +34,7 @@ from dragoman.core.registry import Options
 from dragoman.core.types import Example
 from dragoman.data.objectives import objectives
 from dragoman.serve import api_docs, libretranslate, schema, uploads, view_routes
-from dragoman.serve.batcher import Batcher, Count
+from dragoman.serve.batcher import Batcher, NonNegativeInt
 from dragoman.serve.batcher import Request as Asked
 from dragoman.serve.metrics import Counted, Metrics
 from dragoman.serve.schema import Refused
@@ -91,12 +91,12 @@ def build(serving: Serving, workers: Workers) -> FastAPI:
     return app
 
 
-def opened(path: str, longest: int) -> tuple[Codec, Count]:
+def opened(path: str, longest: int) -> tuple[Codec, NonNegativeInt]:
     """The tokenizers of a model, or of the first of an ensemble, and how they count the sources of an input."""
     config, codec = model_folder.open_codec(model_paths.paths(path)[0])
-    if codec.medium is not None or codec.second is not None:
+    if codec.modality is not None or codec.second_source is not None:
         return codec, uploads.counter(codec, longest)
-    if objectives[config.training.objective.name].goes_on:  # type: ignore[attr-defined]
+    if objectives[config.training.objective.name].continues_text:  # type: ignore[attr-defined]
         return codec, lambda item: len(codec.encode_target(item["source"]))
     return codec, lambda item: len(
         codec.encode_source(Example(item["source"], None, item.get("source_lang"), item.get("target_lang")))
@@ -218,7 +218,7 @@ def add_predict(app: FastAPI, serving: Serving, batcher: Batcher, predicted: Pre
 
     @app.get("/v1/models", responses={200: {"model": schema.Models}}, summary="What is served")
     async def list_models() -> Response:
-        """`source` and `second` are what a model reads: text, image, sound, frames, clip, or null."""
+        """`source` and `second_source` are what a model reads: text, image, sound, frames, clip, or null."""
         return JSONResponse({"models": list(models.values())})
 
 
@@ -355,13 +355,13 @@ class Leaving:
             route.cancel()
 
         route = asyncio.ensure_future(self.app(scope, passed, send))
-        watching = asyncio.create_task(watch(route))
+        record_attention = asyncio.create_task(watch(route))
         try:
             await asyncio.wait([route])
             if not gone.is_set() or not route.cancelled():
                 route.result()
         finally:
-            watching.cancel()
+            record_attention.cancel()
             route.cancel()
             with suppress(asyncio.CancelledError):
-                await watching
+                await record_attention

@@ -33,7 +33,7 @@ from dragoman.serve.worker_process import Message
 
 logger = logging.getLogger("dragoman")
 
-Count = Callable[[Message], int]  # the tokens of an input's sources; refuses what the model cannot read
+NonNegativeInt = Callable[[Message], int]  # the tokens of an input's sources; refuses what the model cannot read
 
 MANY = 5000  # characters that are counted beside the event loop, not in it (about 5 ms)
 SHARE = 0.2  # of the newest job in the average rate
@@ -113,7 +113,7 @@ class Job:
 class Batcher:
     """The queue, and a task for each worker that feeds it."""
 
-    def __init__(self, serving: Serving, workers: Workers, counts: Mapping[str, Count]) -> None:
+    def __init__(self, serving: Serving, workers: Workers, counts: Mapping[str, NonNegativeInt]) -> None:
         self.serving, self.workers, self.counts = serving, workers, counts
         self.queue: deque[Request] = deque()
         self.held = 0  # tokens waiting and at work

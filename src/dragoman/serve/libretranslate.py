@@ -114,7 +114,7 @@ def routes(models: Mapping[str, Model]) -> list[Route]:
     """From where to where the models can translate, in their order."""
     found = []
     for name, model in models.items():
-        if model.get("source", "text") != "text" or model.get("second"):  # no translation, and no text to split
+        if model.get("source", "text") != "text" or model.get("second_source"):  # no translation, and no text to split
             continue
         targets: list[str] = model["languages"]
         tagged: list[str] = model.get("source_languages", [])  # what <from:…> tags there are
@@ -224,7 +224,7 @@ class Translator:
         pieces = await self._split(texts, longest)
         sources = [piece.text for some in pieces for piece in some if piece.text]
         found = await self._predicted(sources)
-        cut = [i for i, one in enumerate(found) if one["cut"] and longest > 1]
+        cut = [i for i, one in enumerate(found) if one["source_truncated"] and longest > 1]
         results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in found]
         if cut:
             again = await self([sources[i] for i in cut], min(longest, max(len(sources[i]) for i in cut)) // 2)

@@ -22,9 +22,9 @@ def written(prediction: Prediction) -> Message:
         "log_prob": prediction.log_prob,
         "tokens": prediction.tokens,
         "log_probs": prediction.log_probs,
-        "ended": prediction.ended,
+        "finish_reason": prediction.finish_reason,
         "source_tokens": prediction.source_tokens,
-        "cut": prediction.cut,
+        "source_truncated": prediction.source_truncated,
         "alternatives": [written(other) for other in prediction.alternatives],
         "attention": None if prediction.attention is None else prediction.attention.tolist(),
     }
@@ -41,7 +41,7 @@ def described(name: str, pipeline: Pipeline) -> Message:
         "accepts": list(dict.fromkeys(type for kind in reads.values() if kind for type in uploads.accepted(kind))),
         "languages": codec.languages,
         "source_languages": codec.source_languages,
-        "kind": "language model" if pipeline.goes_on else "labels" if model.head is not None else "pairs",
+        "kind": "language model" if pipeline.continues_text else "labels" if model.head is not None else "pairs",
         "shape": {
             "encoder": shape["encoder"]["name"],
             "decoder": shape["decoder"]["name"] if shape["decoder"] else None,
@@ -62,7 +62,7 @@ def sample(pipeline: Pipeline) -> Message:
     """An input to begin with: the first text of the validation file if that is here, else a few of the vocabulary."""
     codec, pair = pipeline.codec, first_pair(pipeline) or made_up(pipeline)
     found: Message = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
-    readers = {"source": codec.medium, "second": codec.second}
+    readers = {"source": codec.modality, "second_source": codec.second_source}
     for side, kind in uploads.kinds(codec).items():
         if kind == "text":
             found[side] = getattr(pair, side)
@@ -84,7 +84,7 @@ def first_pair(pipeline: Pipeline) -> Example | None:
 def made_up(pipeline: Pipeline) -> Example:
     """The first tokens of the vocabulary, whatever they say."""
     codec = pipeline.codec
-    tokenizer = codec.target if pipeline.goes_on else codec.source
+    tokenizer = codec.target if pipeline.continues_text else codec.source
     first = len(SPECIALS) + len(tokenizer.extra)
     text = tokenizer.decode(list(range(first, min(first + 5, len(tokenizer)))))
-    return Example(text, target_lang=codec.languages[0] if codec.languages else None, second=text)
+    return Example(text, target_lang=codec.languages[0] if codec.languages else None, second_source=text)

@@ -70,18 +70,18 @@ def place(location: Sequence[str | int]) -> str | None:
 TEXT, MEDIUM = "<text>", "<medium>"  # what pydantic calls the two in the place of a problem
 
 
-class Medium(Options):
+class Modality(Options):
     """The bytes of a file in base64: an image, a sound, an array of frames (.npy)."""
 
     data: Annotated[str, Field(min_length=1, max_length=HUGE)]
 
 
 def _either(value: Any) -> str:
-    return MEDIUM if isinstance(value, dict | Medium) else TEXT
+    return MEDIUM if isinstance(value, dict | Modality) else TEXT
 
 
 # A text, or the bytes of a file where the model reads one; a file's name is a text like any other.
-Given = Annotated[Annotated[Text, Tag(TEXT)] | Annotated[Medium, Tag(MEDIUM)], Discriminator(_either)]
+Given = Annotated[Annotated[Text, Tag(TEXT)] | Annotated[Modality, Tag(MEDIUM)], Discriminator(_either)]
 
 
 def _source(value: Any) -> Any:
@@ -89,10 +89,10 @@ def _source(value: Any) -> Any:
 
 
 class Input(Options):
-    """A source, `second` where the model reads two, and the languages where it knows several."""
+    """A source, `second_source` where the model reads two, and the languages where it knows several."""
 
     source: Given
-    second: Given | None = None
+    second_source: Given | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
@@ -101,14 +101,14 @@ class Pair(Options):
     """A source and the target to score; to a language model `source` alone is the text."""
 
     source: Given
-    second: Given | None = None
+    second_source: Given | None = None
     target: Text | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
 
-Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Medium | Input)]
-Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Medium | Pair)]
+Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Modality | Input)]
+Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Modality | Pair)]
 
 
 class Predict(Options):
@@ -189,7 +189,7 @@ def texts(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tu
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from texts(item, (*location, i))
-    elif isinstance(value, Options) and not isinstance(value, Medium):
+    elif isinstance(value, Options) and not isinstance(value, Modality):
         for name in type(value).model_fields:
             if name not in ("model", "models"):
                 yield from texts(getattr(value, name), (*location, name))
@@ -206,9 +206,9 @@ class Result(Options):
     log_prob: float | None
     tokens: list[str]
     log_probs: list[float]  # of each token, and of </s> where the result ended by itself
-    ended: Literal["end", "length", "blank", "stuck"]
+    finish_reason: Literal["eos", "length", "no_valid_token", "empty_source"]
     source_tokens: list[str]
-    cut: bool  # the source was too long and only its beginning was read
+    source_truncated: bool  # the source was too long and only its beginning was read
     alternatives: list[Result]
     attention: list[list[float]] | None  # (tokens with </s>, source tokens)
 

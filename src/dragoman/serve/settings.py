@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dragoman.core.registry import Options, Positive
+from dragoman.core.registry import Options, PositiveInt
 
 Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
 
@@ -25,8 +25,8 @@ class Serving(Options):
     keys: list[Annotated[str, Field(min_length=1)]] = []  # API keys; none: everyone who can connect
 
     # the processes that compute
-    workers: Positive | None = None  # none: one on a GPU, one for each core on a CPU
-    threads: Positive = 1  # of each worker, on a CPU
+    workers: PositiveInt | None = None  # none: one on a GPU, one for each core on a CPU
+    threads: PositiveInt = 1  # of each worker, on a CPU
     device: str = "auto"
     precision: Literal["float32", "bfloat16", "int8"] | None = None  # of searching; none: as the models' configs say
     plain: bool = False  # the models' own equations, without the fast paths
@@ -38,22 +38,22 @@ class Serving(Options):
     start_s: Seconds = 600.0  # that it has to load its models
 
     # how much at a time; a token counts once for each hypothesis that is kept
-    queue_tokens: Positive = 200_000  # source tokens waiting and at work; a request beyond them is refused with 429
-    batch_tokens: Positive = 4096  # source tokens of a job; larger requests are cut into several
+    queue_tokens: PositiveInt = 200_000  # source tokens waiting and at work; a request beyond them is refused with 429
+    batch_tokens: PositiveInt = 4096  # source tokens of a job; larger requests are cut into several
     batch_wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = 3.0  # that a request waits for others to join it
-    max_connections: Positive = 1024
+    max_connections: PositiveInt = 1024
 
     # how large a request may be
-    max_body: Positive = 1_048_576  # bytes
-    max_head: Positive = 16_384  # bytes of the request line and headers
-    max_inputs: Positive = 256  # in one request
-    max_text: Positive = 50_000  # characters of one text
-    media_bytes: Positive = 8_388_608  # of the images and sounds of one request
-    media_pixels: Positive = 24_000_000  # that are decoded of an image, or of each frame of a clip; 16 bytes each
+    max_body: PositiveInt = 1_048_576  # bytes
+    max_head: PositiveInt = 16_384  # bytes of the request line and headers
+    max_inputs: PositiveInt = 256  # in one request
+    max_text: PositiveInt = 50_000  # characters of one text
+    media_bytes: PositiveInt = 8_388_608  # of the images and sounds of one request
+    media_pixels: PositiveInt = 24_000_000  # that are decoded of an image, or of each frame of a clip; 16 bytes each
     media_seconds: Seconds = 300.0  # that are decoded of a sound
-    max_beam: Positive = 32
-    max_nbest: Positive = 32
-    max_length: Positive = 4096  # tokens of a result that a request may ask for
+    max_beam: PositiveInt = 32
+    max_nbest: PositiveInt = 32
+    max_length: PositiveInt = 4096  # tokens of a result that a request may ask for
 
     # how long
     deadline_s: Seconds = 60.0  # from a request's arrival to its answer

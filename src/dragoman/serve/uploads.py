@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-SIDES = ("source", "second")
+SIDES = ("source", "second_source")
 NAMES = {"text": "a text", "image": "an image", "sound": "a sound", "frames": "an array", "clip": "a clip"}
 ACCEPTS = {
     "text": ["application/json"],
@@ -49,9 +49,13 @@ HEARD = 160  # bytes for a frame of sound, a guess: 320 in a plain wav of speech
 
 
 def kinds(codec: Codec) -> dict[str, str | None]:
-    """What a model reads: `source`, and `second` where there are two."""
-    second = codec.second if codec.second is None or isinstance(codec.second, str) else codec.second.kind
-    return {"source": "text" if codec.medium is None else codec.medium.kind, "second": second}
+    """What a model reads: `source`, and `second_source` where there are two."""
+    second = (
+        codec.second_source
+        if codec.second_source is None or isinstance(codec.second_source, str)
+        else codec.second_source.kind
+    )
+    return {"source": "text" if codec.modality is None else codec.modality.kind, "second_source": second}
 
 
 def named(kind: str) -> str:
@@ -74,7 +78,7 @@ def fit(item: Message, model: Mapping[str, Any], where: str, serving: Serving) -
     """Refuse an input that is not what the model reads; a medium in it is told what the worker must know."""
     for side in SIDES:
         kind, found, place = model[side], item.get(side), f"{where}{side}"
-        if found == "" and side == "second":  # which would be looked for in the first, behind a tab
+        if found == "" and side == "second_source":  # which would be looked for in the first, behind a tab
             found = None
         problem = misfit(kind, found)
         if problem is not None:
@@ -150,7 +154,7 @@ def upload(model: Mapping[str, Any], content_type: str, data: bytes, text: str |
 
 def counter(codec: Codec, longest: int) -> Callable[[Message], int]:
     """How many positions the sources of an input have, guessed from their bytes: only who decodes them knows."""
-    readers: list[Any] = [reader for reader in (codec.medium, codec.second) if reader not in (None, "text")]
+    readers: list[Any] = [reader for reader in (codec.modality, codec.second_source) if reader not in (None, "text")]
     image = max((len(reader.blank()) for reader in readers), default=1)  # all images of a model have one size
 
     def positions(value: Any) -> int:
@@ -179,9 +183,9 @@ def example(item: Mapping[str, Any]) -> Example:
         item.get("target"),
         item.get("source_lang"),
         item.get("target_lang"),
-        second=texts["second"],
+        second_source=texts["second_source"],
         content=contents["source"],
-        second_content=contents["second"],
+        second_source_content=contents["second_source"],
     )
 
 

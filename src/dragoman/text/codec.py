@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.core.errors import DataError, ModelError
 from dragoman.core.registry import Part
-from dragoman.core.types import EOS, SPECIALS, UNK, Example, Medium
+from dragoman.core.types import EOS, SPECIALS, UNK, Example, Modality
 from dragoman.text.normalization import Form, normalize
 from dragoman.text.tokenizers import Tokenizer, tokenizers
 from dragoman.text.vocabulary import UNKNOWN
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-Reader = Medium | Literal["text"]  # what a second source is read by: its medium, or the source's tokenizer
+Reader = Modality | Literal["text"]  # what a second source is read by: its medium, or the source's tokenizer
 
 
 def copies(count: int) -> list[str]:
@@ -55,8 +55,8 @@ class Codec:
     source: Tokenizer
     target: Tokenizer
     normalization: Form = "nfc"
-    medium: Medium | None = None
-    second: Reader | None = None  # of a model with two sources
+    modality: Modality | None = None
+    second_source: Reader | None = None  # of a model with two sources
 
     @property
     def joint(self) -> bool:
@@ -64,19 +64,19 @@ class Codec:
 
     @property
     def samples(self) -> bool:
-        return (self.source.samples and reads_text(self.medium, self.second)) or self.target.samples
+        return (self.source.samples and reads_text(self.modality, self.second_source)) or self.target.samples
 
     @property
     def source_size(self) -> int:
         """Tokens that a source may have, or numbers at each of its positions."""
-        return len(self.source) if self.medium is None else self.medium.width
+        return len(self.source) if self.modality is None else self.modality.width
 
     @property
-    def second_size(self) -> int:
+    def second_source_size(self) -> int:
         """The same of a second source; 0 where there is none."""
-        if self.second is None:
+        if self.second_source is None:
             return 0
-        return len(self.source) if isinstance(self.second, str) else self.second.width
+        return len(self.source) if isinstance(self.second_source, str) else self.second_source.width
 
     @property
     def languages(self) -> list[str]:
@@ -89,18 +89,22 @@ class Codec:
         return [symbol[6:-1] for symbol in self.source.extra if symbol.startswith("<from:")]
 
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
-        if self.medium is not None:
-            return self.medium.read(example)
+        if self.modality is not None:
+            return self.modality.read(example)
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
         ids = self._numbered(ids, text, self.source, self._strangers(example.source))
         return [*(self._tag(tag, example) for tag in tags(example)), *ids, EOS]
 
-    def encode_second(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
-        if not isinstance(self.second, str):
-            assert self.second is not None
-            return self.second.read(replace(example, source=example.second, content=example.second_content))
-        text = normalize(example.second, self.normalization)
+    def encode_second_source(
+        self, example: Example, rng: np.random.Generator | None = None
+    ) -> list[int] | NDArray[Any]:
+        if not isinstance(self.second_source, str):
+            assert self.second_source is not None
+            return self.second_source.read(
+                replace(example, source=example.second_source, content=example.second_source_content)
+            )
+        text = normalize(example.second_source, self.normalization)
         return [*(self.source.encode(text) if rng is None else self.source.sample(text, rng)), EOS]
 
     def encode_target(self, text: str, rng: np.random.Generator | None = None, source: str = "") -> list[int]:
@@ -171,25 +175,25 @@ class Codec:
         """Everything learned, as the files of a model folder."""
         sides = {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
         files = {f"{side}.{name}": data for side, part in sides.items() for name, data in part.state().items()}
-        for name, medium in {"medium": self.medium, "second": self.second}.items():
-            if medium is not None and not isinstance(medium, str):
-                files |= {f"{name}.{key}": data for key, data in medium.state().items()}
+        for name, modality in {"medium": self.modality, "second_source": self.second_source}.items():
+            if modality is not None and not isinstance(modality, str):
+                files |= {f"{name}.{key}": data for key, data in modality.state().items()}
         return files
 
     @property
     def fingerprint(self) -> str:
         """The same for codecs that give the same ids."""
         digest = hashlib.sha256(json.dumps([self.normalization, self.joint]).encode())
-        digest.update(repr(self.medium).encode() if self.medium is not None else b"")
-        digest.update(b"second " + repr(self.second).encode() if self.second is not None else b"")
+        digest.update(repr(self.modality).encode() if self.modality is not None else b"")
+        digest.update(b"second_source " + repr(self.second_source).encode() if self.second_source is not None else b"")
         for name, data in sorted(self.files().items()):
             digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
         return digest.hexdigest()
 
 
-def reads_text(medium: Medium | None, second: Reader | None) -> bool:
+def reads_text(modality: Modality | None, second_source: Reader | None) -> bool:
     """Whether a source, of one or two, is a text."""
-    return medium is None or isinstance(second, str)
+    return modality is None or isinstance(second_source, str)
 
 
 def learn(
@@ -200,8 +204,8 @@ def learn(
     sources: Iterable[str],
     targets: Iterable[str],
     extra: Sequence[str],
-    medium: Medium | None = None,
-    second: Reader | None = None,
+    modality: Modality | None = None,
+    second_source: Reader | None = None,
 ) -> Codec:
     """New tokenizers from the training texts; `extra` are the language tags, which belong to the source.
 
@@ -211,18 +215,18 @@ def learn(
     def clean(lines: Iterable[str]) -> Iterable[str]:
         return (normalize(line, normalization) for line in lines)
 
-    if not reads_text(medium, second):
+    if not reads_text(modality, second_source):
         only = tokenizers.build(target)
         only.learn(clean(targets), extra)
-        return Codec(only, only, normalization, medium, second)
+        return Codec(only, only, normalization, modality, second_source)
     first = tokenizers.build(source)
     if joint:
         first.learn((line for side in (sources, targets) for line in clean(side)), extra)
-        return Codec(first, first, normalization, medium, second)
+        return Codec(first, first, normalization, modality, second_source)
     other = tokenizers.build(target)
     first.learn(clean(sources), extra)
     other.learn(clean(targets))
-    return Codec(first, other, normalization, medium, second)
+    return Codec(first, other, normalization, modality, second_source)
 
 
 def restore(
@@ -231,8 +235,8 @@ def restore(
     joint: bool,
     normalization: Form,
     files: dict[str, bytes],
-    medium: Medium | None = None,
-    second: Reader | None = None,
+    modality: Modality | None = None,
+    second_source: Reader | None = None,
 ) -> Codec:
     """The codec of a model folder from its files."""
 
@@ -244,7 +248,7 @@ def restore(
         tokenizer.restore(mine)
         return tokenizer
 
-    if joint or not reads_text(medium, second):
-        both = one("joint", source if reads_text(medium, second) else target)
-        return Codec(both, both, normalization, medium, second)
-    return Codec(one("source", source), one("target", target), normalization, medium, second)
+    if joint or not reads_text(modality, second_source):
+        both = one("joint", source if reads_text(modality, second_source) else target)
+        return Codec(both, both, normalization, modality, second_source)
+    return Codec(one("source", source), one("target", target), normalization, modality, second_source)

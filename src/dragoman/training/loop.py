@@ -101,7 +101,7 @@ def read(value: dict[str, Any], place: RunFolder) -> Opened:
     config = configs.validate(yaml.parse(value["config"], "rank 0's config"), "rank 0's config")
     files = {name: base64.b64decode(text) for name, text in value["codec"].items()}
     part, form = config.tokenizer, config.data.normalization
-    readers = configs.medium(config), configs.second(config)
+    readers = configs.modality(config), configs.second_source(config)
     codec = codecs.restore(part.source, part.target or part.source, part.joint, form, files, *readers)
     found = None if value["found"] is None else Path(value["found"])
     return Opened(config, prepare.prepare(config, codec, cache_of(config, place)), found, value["finished"])

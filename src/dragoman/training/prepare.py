@@ -16,7 +16,7 @@ from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config, compatibility
 from dragoman.core.errors import DataError, RunError
-from dragoman.core.types import Example, Medium
+from dragoman.core.types import Example, Modality
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.quality.diagnosis import check
 from dragoman.data.readers import files_of, read_pairs, reader_of
@@ -61,7 +61,7 @@ def examine(config: Config) -> Iterator[str]:
         known = not first.places or first.places[0] in what
         raise DataError(f"{what if known else f'{first.places[0]}: {what}'}{more}")
     silent = {"length-limits"}
-    if configs.medium(config) is not None:  # the letters of a file's name, and how many, are nothing to learn from
+    if configs.modality(config) is not None:  # the letters of a file's name, and how many, are nothing to learn from
         silent |= {"unseen-source", "length-ratio"}
     yield from (finding.message for finding in report.findings if finding.code not in silent)
 
@@ -76,21 +76,21 @@ def adopt(config: Config, other: Config) -> Config:
     return config.model_copy(update={"tokenizer": section, "data": data})
 
 
-def readers(config: Config) -> tuple[Medium | None, Reader | None]:
+def readers(config: Config) -> tuple[Modality | None, Reader | None]:
     """What reads the first source of a config, and the second."""
-    return configs.medium(config), configs.second(config)
+    return configs.modality(config), configs.second_source(config)
 
 
 def with_readers(codec: Codec, config: Config) -> Codec:
     """The tokenizers of another model, and what reads this config's own files."""
-    medium, second = readers(config)
-    source = codec.source if reads_text(medium, second) else codec.target
-    return replace(codec, source=source, medium=medium, second=second)
+    modality, second = readers(config)
+    source = codec.source if reads_text(modality, second) else codec.target
+    return replace(codec, source=source, modality=modality, second_source=second)
 
 
 def settled(config: Config) -> Config:
     """The config with the length of sources that it leaves open, so that the run keeps what it began with."""
-    data = config.data.model_copy(update={"max_source": compatibility.longest_source(config)})
+    data = config.data.model_copy(update={"max_source": compatibility.max_source_length(config)})
     return config.model_copy(update={"data": data})
 
 
@@ -113,9 +113,9 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
     options, shape = config.tokenizer, config.model
     count = (16 if getattr(shape, "pointer", None) else 0) if options.copies is None else options.copies
     extra = [*objectives.build(config.training.objective).symbols, *copies(count), *sorted(languages)]
-    medium, second = readers(config)
-    sources = [lines(config, lambda example: example.source)] if medium is None else []
-    sources += [lines(config, lambda example: example.second)] if second == "text" else []
+    modality, second = readers(config)
+    sources = [lines(config, lambda example: example.source)] if modality is None else []
+    sources += [lines(config, lambda example: example.second_source)] if second == "text" else []
     codec = codecs.learn(
         options.source,
         options.target or options.source,
@@ -124,7 +124,7 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
         itertools.chain(*sources),
         lines(config, lambda example: example.target or ""),
         extra,
-        medium,
+        modality,
         second,
     )
     return codec, config
@@ -133,7 +133,7 @@ def open_codec(config: Config) -> tuple[Codec, Config]:
 def lines(config: Config, side: Callable[[Example], str]) -> Iterator[str]:
     """One side of the training pairs, as far as tokenizers are learned from it."""
     examples = itertools.chain.from_iterable(one_by_one(pairs(config, corpus.path)) for corpus in config.data.train)
-    return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.cut)
+    return (side(example) for example in itertools.islice(examples, LEARN_FROM) if not example.source_truncated)
 
 
 def with_new_target(config: Config, model: model_folder.Model) -> tuple[Codec, Config]:
@@ -144,7 +144,7 @@ def with_new_target(config: Config, model: model_folder.Model) -> tuple[Codec, C
     target = tokenizers.build(config.tokenizer.target)
     form = adopted.data.normalization
     target.learn(normalize(line, form) for line in lines(config, lambda example: example.target or ""))
-    source = model.codec.source if reads_text(model.codec.medium, model.codec.second) else target
+    source = model.codec.source if reads_text(model.codec.modality, model.codec.second_source) else target
     codec = with_readers(replace(model.codec, source=source, target=target), config)
     return codec, adopted.model_copy(update={"tokenizer": section})
 
@@ -167,7 +167,7 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
             lambda: one_by_one(pairs(config, path)),
             codec,
             cache,
-            max_source=compatibility.longest_source(config),
+            max_source=compatibility.max_source_length(config),
             max_target=config.data.max_target,
             keep_text=keep_text,
             reading=json.dumps(reading),
@@ -192,8 +192,8 @@ def prepare(config: Config, codec: Codec, cache: Path) -> Prepared:
 
 def held(config: Config, path: str, cache: Path) -> list[str]:
     """What is in the files that the sources of a corpus name; nothing where no source is a file."""
-    medium, second = readers(config)
-    reads = {"source": medium is not None, "second": second not in (None, "text")}
+    modality, second = readers(config)
+    reads = {"source": modality is not None, "second_source": second not in (None, "text")}
     if not any(reads.values()):
         return []
     named: dict[str, list[str]] = {}
@@ -242,10 +242,10 @@ def sample(
 def is_readable(example: Example, codec: Codec) -> bool:
     """Whether its files can be read: a store leaves others out, and at a validation they would end the run."""
     try:
-        if codec.medium is not None:
+        if codec.modality is not None:
             codec.encode_source(example)
-        if (codec.second or "text") != "text":
-            codec.encode_second(example)
+        if (codec.second_source or "text") != "text":
+            codec.encode_second_source(example)
     except DataError:
         return False
     return True

@@ -36,10 +36,10 @@ def sources(pipeline: Pipeline) -> list[Example]:
     config = pipeline.config
     if config.data.valid is None:
         return []
-    every = (e for e in prepare.pairs(config, config.data.valid) if e.source.strip() and not e.cut)
+    every = (e for e in prepare.pairs(config, config.data.valid) if e.source.strip() and not e.source_truncated)
     readable = (e for e in every if prepare.is_readable(e, pipeline.codec))
     first = list(itertools.islice(readable, config.training.replay))
-    return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.goes_on else first
+    return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.continues_text else first
 
 
 def half(text: str) -> str:
@@ -64,7 +64,7 @@ def limit(pipeline: Pipeline, example: Example) -> Constraints:
 
 def told(example: Example, found: Prediction, ends: bool) -> dict[str, Any]:
     """One source and its result, as JSON holds it."""
-    tokens = [*found.tokens, SPECIALS[EOS]] if ends and found.ended == "end" else found.tokens
+    tokens = [*found.tokens, SPECIALS[EOS]] if ends and found.finish_reason == "eos" else found.tokens
     weights = None if found.attention is None else found.attention[: len(tokens)]
     if weights is not None and not 0 < weights.size <= CELLS:
         weights = None

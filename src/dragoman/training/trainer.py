@@ -108,7 +108,7 @@ class Trainer:
     def _build(self) -> None:
         torch.manual_seed(self.config.seed)
         codec = self.prepared.codec
-        model = build_model(self.config, codec.source_size, len(codec.target), codec.second_size)
+        model = build_model(self.config, codec.source_size, len(codec.target), codec.second_source_size)
         self.model = model.to(self.device)
         self.pipeline = Pipeline(self.model, codec, self.config, self.device)
         self.probes = replay.sources(self.pipeline)

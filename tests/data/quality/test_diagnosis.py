@@ -279,15 +279,15 @@ class Words:
 
 class LittleCodec:
     source, target = Letters(), Words()
-    medium = second = None
+    modality = second = None
 
     def encode_source(self, example: Example) -> list[int]:
         if example.source_lang == "xx":
             raise DataError("the language tag is not known")
         return [*self.source.encode(example.source), EOS]
 
-    def encode_second(self, example: Example) -> list[int]:
-        return [*self.source.encode(example.second), EOS]
+    def encode_second_source(self, example: Example) -> list[int]:
+        return [*self.source.encode(example.second_source), EOS]
 
     def encode_target(self, text: str) -> list[int]:
         return [*self.target.encode(text), EOS]
@@ -296,7 +296,7 @@ class LittleCodec:
 class Seeing(LittleCodec):
     """Sources name files of 50 rows of numbers; one of them is lost."""
 
-    medium = "an image"
+    modality = "an image"
 
     def encode_source(self, example: Example) -> np.ndarray:
         if example.source == "lost.png":
@@ -360,7 +360,7 @@ def test_a_file_has_no_tokens_and_one_that_cannot_be_read_is_noted(tmp_path):
 
 def test_the_tokens_of_a_second_source_count_beside_a_file(tmp_path):
     path = write(tmp_path, f"a.png\twhat is é\ta dog\nb.png\t{'a' * 20}\ta cat\n")
-    report = check(path, columns=["source", "second", "target"], codec=Asked(), limits=[10, 15])
+    report = check(path, columns=["source", "second_source", "target"], codec=Asked(), limits=[10, 15])
     assert finding(report, "unknown-source").count == 1
     assert report.statistics["train"].dropped == {10: 1, 15: 1}
 

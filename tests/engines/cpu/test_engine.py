@@ -75,7 +75,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
     """The same n-best lists; one sentence may have come to beginnings a rounding apart, and gone the other way."""
     others = 0
     for ours, theirs in zip(found, expected, strict=True):
-        if [(h.tokens, h.ended) for h in ours] != [(h.tokens, h.ended) for h in theirs]:
+        if [(h.tokens, h.finish_reason) for h in ours] != [(h.tokens, h.finish_reason) for h in theirs]:
             others += 1
             continue
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)

@@ -69,7 +69,7 @@ def sentences(n: int) -> tuple[list[list[int]], Limits]:
 
 def assert_same(want: Sequence[Sequence[Hypothesis]], got: Sequence[Sequence[Hypothesis]]) -> None:
     for wanted, found in zip(want, got, strict=True):
-        assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
+        assert [(h.tokens, h.finish_reason) for h in found] == [(h.tokens, h.finish_reason) for h in wanted]
         for a, b in zip(wanted, found, strict=True):
             assert b.log_probs == pytest.approx(a.log_probs, abs=1e-4)
             assert b.score == pytest.approx(a.score, abs=1e-4)

@@ -96,7 +96,7 @@ def apart(found: list[list[Hypothesis]]) -> bool:
 
 def assert_same(want: list[list[Hypothesis]], got: list[Sequence[Hypothesis]]) -> None:
     for wanted, found in zip(want, got, strict=True):
-        assert [(h.tokens, h.ended) for h in found] == [(h.tokens, h.ended) for h in wanted]
+        assert [(h.tokens, h.finish_reason) for h in found] == [(h.tokens, h.finish_reason) for h in wanted]
         for a, b in zip(wanted, found, strict=True):
             assert b.log_probs == pytest.approx(a.log_probs, abs=1e-5)
             assert b.score == pytest.approx(a.score, abs=1e-5)
@@ -129,7 +129,7 @@ def test_greedy_search_is_stuck_where_nothing_may_be_said() -> None:
     tables, search = Tables(0, 3, 3), searches.build(Part("greedy"))  # a vocabulary of nothing but </s>
     tables.longest[:], tables.shortest[:] = 3, torch.tensor([0, 2, 3])
     want = tables.search(search)
-    assert [h[0].ended for h in want] == ["end", "stuck", "stuck"]
+    assert [h[0].finish_reason for h in want] == ["eos", "no_valid_token", "no_valid_token"]
     assert_same(want, through_a_board(tables, search, 2, None))
 
 
@@ -146,7 +146,7 @@ def test_results_are_a_list_of_those_that_there_are() -> None:
     tokens[0, 0, :1], log_probs[0, 0, :2] = 7, torch.tensor([-0.5, -0.25])
     tokens[0, 1, :2], log_probs[0, 1, :2] = torch.tensor([8, 9]), torch.tensor([-0.5, -1.5])
     best, nothing = BeamBoard(1, 3, room, 5, False, torch.device("cpu"), None).results(found, room)
-    want = [Hypothesis([7], [-0.5, -0.25], -0.75, "end"), Hypothesis([8, 9], [-0.5, -1.5], -2.0, "length")]
+    want = [Hypothesis([7], [-0.5, -0.25], -0.75, "eos"), Hypothesis([8, 9], [-0.5, -1.5], -2.0, "length")]
     assert best == want
     assert want == best
     assert best != want[:1]
@@ -194,7 +194,7 @@ def test_a_beam_refills_as_hypotheses_end_and_cuts_off_only_those_that_did_not()
     board.advance(logits, 1, None)
     assert board.done[0]
     [found] = board.results(board.taken(slot, 4).cpu(), 4)
-    assert [(h.tokens, h.ended) for h in found] == [([], "end"), ([3], "end"), ([4], "length")]
+    assert [(h.tokens, h.finish_reason) for h in found] == [([], "eos"), ([3], "eos"), ([4], "length")]
     assert [h.score for h in found] == pytest.approx([math.log(0.3), math.log(0.12), math.log(0.2)])
 
 

@@ -14,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def prediction(text="<script>x</script>", tokens=("<b>", "é"), weights=((0.1, 0.9), (0.5, 0.5), (1.0, 0.0))):
     return Prediction(
-        text, -1.0, -1.2345, list(tokens), [-1.0, -0.2], "end", ["a&b", "</s>"], attention=np.array(weights)
+        text, -1.0, -1.2345, list(tokens), [-1.0, -0.2], "eos", ["a&b", "</s>"], attention=np.array(weights)
     )
 
 
@@ -37,7 +37,7 @@ def test_every_weight_has_its_square_and_says_its_number():
 
 
 def test_alternatives_are_listed_and_a_prediction_without_attention_has_no_picture():
-    plain = Prediction("one", 0.0, 0.0, ["one"], [0.0], "end", ["x"], alternatives=[prediction("two")])
+    plain = Prediction("one", 0.0, 0.0, ["one"], [0.0], "eos", ["x"], alternatives=[prediction("two")])
     root = ElementTree.fromstring(html(plain))
     assert [item.text.strip() for item in root.iter("li")] == ["two"]
     assert not list(root.iter(f"{SVG}svg"))
@@ -53,7 +53,7 @@ def test_a_prediction_of_a_model_that_sees_draws_its_picture_for_each_word(media
     found = model.predict([source], attention=True)[0]
     root = ElementTree.fromstring(found._repr_html_())
     images, words = list(root.iter(f"{SVG}image")), len(found.tokens) + 1
-    assert [image.get("href") for image in images] == [found.medium["src"]]  # once; the others are the same again
+    assert [image.get("href") for image in images] == [found.modality["src"]]  # once; the others are the same again
     name = images[0].get("id")
     assert [use.get("href") for use in root.iter(f"{SVG}use")] == [f"#{name}"] * (words - 1)
     veils = np.array([float(rect.get("fill-opacity")) for rect in root.iter(f"{SVG}rect")]).reshape(words, 16)
@@ -62,7 +62,7 @@ def test_a_prediction_of_a_model_that_sees_draws_its_picture_for_each_word(media
     titles = [title.text for title in root.iter(f"{SVG}title")]
     row, column = divmod(int(found.attention[0].argmax()), 4)
     assert titles[0].endswith(f"looks mostly at row {row + 1}, column {column + 1}")
-    assert found.medium["src"] not in repr(found)
+    assert found.modality["src"] not in repr(found)
 
 
 @pytest.mark.parametrize(("kind", "pictures", "each"), [("speech", 1, 8), ("cells", 3, 48), ("asked", 1, 16)])
@@ -76,4 +76,4 @@ def test_sounds_clips_and_two_sources_draw_themselves_too(media, kind, pictures,
 
 def test_without_attention_no_picture_is_made(media):
     model, source = media("soft")
-    assert model.predict([source])[0].medium is None
+    assert model.predict([source])[0].modality is None

@@ -37,7 +37,7 @@ def test_the_best_path_is_the_first_result_scored_token_by_token(kind: str, requ
         view = tree(pipeline, source, beam=4)
         first, path = view["results"][0], on_path(view, "best")
         truth = pipeline.token_scores([(source, first["text"])])[0]
-        if first["ended"] == "length":
+        if first["finish_reason"] == "length":
             truth = truth[:-1]
         assert [node["token"] for node in path][: len(first["tokens"])] == first["tokens"]
         np.testing.assert_allclose([node["log_prob"] for node in path], truth, atol=1e-5)
@@ -66,7 +66,7 @@ def test_results_are_those_of_predict_and_each_ends_at_its_node(kind: str, beam:
             if node["parent"] == 0:
                 break
             node = nodes[node["parent"]]
-        assert tokens[::-1] == [*one.tokens, *(["</s>"] if one.ended == "end" else [])]
+        assert tokens[::-1] == [*one.tokens, *(["</s>"] if one.finish_reason == "eos" else [])]
 
 
 def test_minimum_bayes_risk_does_not_reorder_the_tree(rnn: Pipeline) -> None:
@@ -101,7 +101,7 @@ def test_a_reference_that_scores_higher_than_a_greedy_output_is_a_search_error(r
         better = pipeline.predict([source], search=Part("beam", {"size": 12}))[0]
         view = tree(pipeline, source, better.text, beam=1)
         truth = [np.mean(pipeline.token_scores([(source, text)])[0]) for text in (better.text, greedy.text)]
-        if greedy.ended != "end" or better.ended != "end" or truth[0] < truth[1] + 1e-3:
+        if greedy.finish_reason != "eos" or better.finish_reason != "eos" or truth[0] < truth[1] + 1e-3:
             continue
         errors += 1
         assert view["verdict"]["kind"] == "search error"
@@ -127,7 +127,7 @@ def test_no_reference_beats_what_exhaustive_search_finds(kind: str, request: Any
     generation = pipeline.config.generation.model_copy(update={"ratio": 0.0, "extra": 2})
     pipeline = replace(pipeline, config=pipeline.config.model_copy(update={"generation": generation}))
     every = pipeline.predict(["abc"], search=Part("exhaustive", {"size": 110, "length": Part("none")}), nbest=110)[0]
-    texts = [one.text for one in (every, *every.alternatives) if one.ended == "end"]
+    texts = [one.text for one in (every, *every.alternatives) if one.finish_reason == "eos"]
     assert len(texts) > 20
     for text in texts[:8]:
         view = tree(pipeline, "abc", text, beam=2)
@@ -165,7 +165,7 @@ def test_a_reference_is_scored_as_the_search_scores(rnn: Pipeline, search: dict[
     pipeline = searching(rnn, **search)
     for source in SOURCES[:2]:
         for result in tree(pipeline, source, beam=3)["results"]:
-            if result["ended"] == "end":
+            if result["finish_reason"] == "eos":
                 view = tree(pipeline, source, result["text"], beam=3)
                 assert view["reference"]["score"] == pytest.approx(result["score"], abs=1e-4)
                 assert view["reference"]["kept_until"] == len(result["tokens"]) + 1

@@ -25,7 +25,7 @@ from dragoman.text import codec as codecs
 from dragoman.text.tokenizers import tokenizers
 
 
-def said(source: str, text: str, *, ended: str = "end", attention: list[list[float]] | None = None) -> Prediction:
+def said(source: str, text: str, *, ended: str = "eos", attention: list[list[float]] | None = None) -> Prediction:
     """An output of whole words."""
     looked = None if attention is None else np.array(attention, dtype=np.float32)
     tokens = text.split()
@@ -405,7 +405,7 @@ def test_a_model_is_probed_and_the_counts_are_those_of_its_own_predictions(
     assert list(checks) == list(probes.LIMITS)
     outputs = pipeline.predict(made, beam=2)
     assert (checks["empty"]["of"], checks["babble"]["of"]) == (30, 32)
-    assert checks["length"]["count"] == sum(output.ended == "length" for output in outputs)
+    assert checks["length"]["count"] == sum(output.finish_reason == "length" for output in outputs)
     assert checks["empty"]["count"] == sum(not output.text.strip() for output in outputs)
     assert checks["copying"]["count"] == sum(
         probes.near(output.text, source) for output, source in zip(outputs, made, strict=True)
@@ -424,10 +424,10 @@ def test_given_sources_and_references_take_the_place_of_made_ones(rnn: Pipeline)
     checks = {check["name"]: check for check in probe(rnn, sources=examples, beam=1, count=4)["checks"]}
     assert checks["copying"]["of"] == 3  # the first four without the blank one
     assert "pairs" not in checks
-    assert checks["length"]["count"] == sum(output.ended == "length" for output in outputs[:4])
-    ratios = sorted((len(o.tokens) + 1) / len(o.source_tokens) for o in outputs if o.ended != "blank")
+    assert checks["length"]["count"] == sum(output.finish_reason == "length" for output in outputs[:4])
+    ratios = sorted((len(o.tokens) + 1) / len(o.source_tokens) for o in outputs if o.finish_reason != "blank")
     usual = [Example(text, output.text) for text, output in zip(texts, outputs, strict=True) if text.strip()]
-    found = probes.usual_ratio(rnn, usual, [output for output in outputs if output.ended != "blank"])
+    found = probes.usual_ratio(rnn, usual, [output for output in outputs if output.finish_reason != "blank"])
     assert ratios[1] <= found <= ratios[2]
     with pytest.raises(UserError, match="not blank"):
         probe(rnn, sources=["", " "])

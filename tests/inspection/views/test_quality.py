@@ -33,7 +33,7 @@ def assessment(outputs: list[str], sources: list[str] = SOURCES, metrics: tuple[
     """A model that gave these outputs; words are its tokens, and `zebra` it does not know."""
     examples = [Example(source, target) for source, target in zip(sources, TARGETS, strict=False)]
     predictions = [
-        Prediction(text, 0.0, 0.0, [], [], "end", [*("<unk>" if w == "zebra" else w for w in source.split()), "</s>"])
+        Prediction(text, 0.0, 0.0, [], [], "eos", [*("<unk>" if w == "zebra" else w for w in source.split()), "</s>"])
         for source, text in zip(sources, outputs, strict=True)
     ]
     scores = {name: measure(Part(name), outputs, [[e.target or ""] for e in examples]) for name in metrics}
@@ -82,7 +82,7 @@ def test_many_pairs_are_cut_by_length_and_by_the_count_of_the_rarest_token() -> 
     examples = [Example(source, "right") for source in sources]
     outputs = ["right"] * 20 + ["wrong"] * 20
     tokens = [[*source.split(), "</s>"] for source in sources]
-    predictions = [Prediction(o, 0.0, 0.0, [], [], "end", t) for o, t in zip(outputs, tokens, strict=True)]
+    predictions = [Prediction(o, 0.0, 0.0, [], [], "eos", t) for o, t in zip(outputs, tokens, strict=True)]
     scores = {"exact": measure(Part("exact"), outputs, [["right"]] * 40)}
     one = {"one": Assessment(examples, predictions, scores, 1.0, 1.0, pieces=[t[:-1] for t in tokens])}
     found = report(one)

@@ -63,7 +63,7 @@ def test_running_free_is_greedy_search(kind: str, request: Any) -> None:
     for source in sources(kind):
         found, truth = walk(pipeline, source)["free"], pipeline.predict([source], beam=1)[0]
         assert found["text"] == truth.text
-        assert said(found) == [*truth.ids, *([EOS] if truth.ended == "end" else [])]
+        assert said(found) == [*truth.ids, *([EOS] if truth.finish_reason == "eos" else [])]
         np.testing.assert_allclose([step["log_prob"] for step in found["steps"]], truth.log_probs, atol=1e-5)
         assert found["log_prob"] == pytest.approx(truth.log_prob, abs=1e-4)
         assert not any(step["forced"] for step in found["steps"])
@@ -117,7 +117,7 @@ def test_both_ways_part_at_the_first_token_that_differs(rnn: Pipeline) -> None:
     ended = 0
     for source in LETTERS:
         truth = pipeline.predict([source], beam=1)[0]
-        tokens = [*truth.tokens, "</s>"] if truth.ended == "end" else truth.tokens
+        tokens = [*truth.tokens, "</s>"] if truth.finish_reason == "eos" else truth.tokens
         for target in (truth.text, truth.text[:2] + "d", truth.text + "a", "h"):
             found = walk(pipeline, source, target)["diverges"]
             other = [*("␣" if letter == " " else letter for letter in target), "</s>"]

@@ -39,14 +39,14 @@ class CodecLike(Protocol):
     target: Any
 
     @property
-    def medium(self) -> Any: ...
+    def modality(self) -> Any: ...
 
     @property
-    def second(self) -> Any: ...
+    def second_source(self) -> Any: ...
 
     def encode_source(self, example: Example) -> Any: ...
 
-    def encode_second(self, example: Example) -> Any: ...
+    def encode_second_source(self, example: Example) -> Any: ...
 
     def encode_target(self, text: str) -> list[int]: ...
 
@@ -110,14 +110,14 @@ class Split:
     @property
     def of_files(self) -> bool:
         """Whether sources are known to be the names of files, whose letters and lengths say nothing."""
-        return self.codec is not None and self.codec.medium is not None
+        return self.codec is not None and self.codec.modality is not None
 
     def note(self, code: str, example: Example, detail: str = "") -> None:
         self.seen.setdefault(code, Seen()).add(example, detail)
 
     def add(self, example: Example) -> None:
         self.read += 1
-        if example.cut:
+        if example.source_truncated:
             return  # training leaves it out, and the readers have noted it
         source, target = example.source, example.target
         blank = (not source.strip(), target is not None and not target.strip())
@@ -143,9 +143,9 @@ class Split:
         source, target, codec = example.source, example.target or "", self.codec
         if codec is None:
             return max(len(normalize(source, self.form)), len(normalize(target, self.form)))
-        read = [(source, codec.encode_source, codec.medium is None)]
-        if codec.second is not None:
-            read.append((example.second, codec.encode_second, codec.second == "text"))
+        read = [(source, codec.encode_source, codec.modality is None)]
+        if codec.second_source is not None:
+            read.append((example.second_source, codec.encode_second_source, codec.second_source == "text"))
         lengths = [self._tokens(text, encode, is_text, example) for text, encode, is_text in read]
         ids = codec.encode_target(target)
         self.target.add_tokens(normalize(target, self.form), ids, codec.target)
@@ -168,7 +168,7 @@ class Split:
         if not self.files or self.files[-1][1] != example.file:
             self.files.append((len(self.lines), example.file))
         source, second, target = (
-            normalize(text, self.form) for text in (example.source, example.second, example.target or "")
+            normalize(text, self.form) for text in (example.source, example.second_source, example.target or "")
         )
         key = f"{example.source_lang}\n{example.target_lang}\n{_spaced(source)}"
         if second:  # a question is another one with another picture

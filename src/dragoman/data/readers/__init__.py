@@ -21,7 +21,7 @@ from dragoman.core.registry import Registry
 from dragoman.core.types import Example
 from dragoman.data.lines import BadLine, Line, OnError, Tally, reject
 
-COLUMNS = ("source", "second", "target", "source_lang", "target_lang", "-")
+COLUMNS = ("source", "second_source", "target", "source_lang", "target_lang", "-")
 FALLBACK = "tsv"  # asked last: it takes any file
 
 
@@ -127,4 +127,4 @@ def examples(
                 yield example
                 continue
         if keep:
-            yield Example("", file=file, line=line.number, cut=line.cut)
+            yield Example("", file=file, line=line.number, source_truncated=line.cut)

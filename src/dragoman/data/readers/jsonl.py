@@ -2,7 +2,7 @@
 
     {"source": "Hund", "target": "dog", "source_lang": "de", "target_lang": "en"}
     {"source": "Hund", "target": ["dog", "hound"]}          several references; the first is the target
-    {"source": "what color is it?", "second": "photo.jpg"}  two sources
+    {"source": "what color is it?", "second_source": "photo.jpg"}  two sources
     {"text": "Der Hund schläft."}                           where single texts are read
 
 Other keys are ignored. Texts are cleaned as those of any file are: a line break inside one becomes a space.
@@ -51,12 +51,14 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
     """The keys of a line's object. A blank line is a blank pair; so is a cut one, for no half object can be read."""
     wanted = reading.columns
     if line.cut or not line.text.strip():
-        return Example("", "" if "target" in wanted else None, file=file, line=line.number, cut=line.cut)
+        return Example("", "" if "target" in wanted else None, file=file, line=line.number, source_truncated=line.cut)
     thing = parse(line.text)
     key = "text" if "text" in thing and "source" not in thing and "target" not in wanted else "source"
     source = _text(thing, key, line.text) if "source" in wanted else ""
-    asked = "second" in wanted or ("second" in thing and "target" not in wanted)  # of sources alone, all there are
-    second = _text(thing, "second", line.text) if asked else ""
+    asked = "second_source" in wanted or (
+        "second_source" in thing and "target" not in wanted
+    )  # of sources alone, all there are
+    second = _text(thing, "second_source", line.text) if asked else ""
     targets = _targets(thing, line.text) if "target" in wanted else []
     languages = [
         (_text(thing, key, line.text) or None) if thing.get(key) is not None else None
@@ -73,7 +75,7 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
         file,
         line.number,
         references=references([clean(text) for text in targets]) if several and targets else (),
-        second=clean(second),
+        second_source=clean(second),
     )
 
 

@@ -2,7 +2,7 @@
 
 columns = (source, target)                      Hund ⇥ dog
 columns = (source, target, -, target_lang)      Hund ⇥ dog ⇥ ignored ⇥ en
-columns = (source, second, target)              what color is it? ⇥ photo.jpg ⇥ red
+columns = (source, second_source, target)              what color is it? ⇥ photo.jpg ⇥ red
 columns = (source, target, target)              photo.jpg ⇥ a red square ⇥ a square; where further columns are further
                                                 references, a line may have more targets than are named, or fewer
 """
@@ -40,7 +40,7 @@ class TSV:
     def sources(self, spec: str | IO[bytes], name: str | None, reading: Reading) -> Iterator[Example]:
         file = display_name(spec, name)
         for line in read_lines(spec, name=file, on_error=reading.on_error, tally=reading.tally):
-            yield Example(line.text, file=file, line=line.number, cut=line.cut)
+            yield Example(line.text, file=file, line=line.number, source_truncated=line.cut)
 
 
 def display_name(spec: str | IO[bytes], name: str | None) -> str:
@@ -70,7 +70,7 @@ def pair(line: Line, file: str, reading: Reading) -> Example:
         line.number,
         line.cut,
         references(targets + fields[len(names) :]) if several else (),
-        by_name.get("second", ""),
+        by_name.get("second_source", ""),
     )
 
 

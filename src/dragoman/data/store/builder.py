@@ -79,8 +79,8 @@ def _write(
     skipped: Counter[str] = Counter()
     with ExitStack() as files:
         sources = [files.enter_context(_Sources(folder, codec, "source"))]
-        if codec.second is not None:
-            sources.append(files.enter_context(_Sources(folder, codec, "second")))
+        if codec.second_source is not None:
+            sources.append(files.enter_context(_Sources(folder, codec, "second_source")))
         target = files.enter_context(_Writer(folder, "target", "ids", _dtype(len(codec.target))))
         texts = files.enter_context(_Writer(folder, "examples", "jsonl", "u1")) if keep_text else None
         lines = files.enter_context(open(folder / "lines", "wb", BUFFER))
@@ -113,7 +113,7 @@ def _write(
         "sizes": {path.name: path.stat().st_size for path in paths},
     }
     if len(sources) > 1:
-        facts["second"] = sources[1].width
+        facts["second_source"] = sources[1].width
     if unreadable := {name: problem for source in sources for name, problem in source.unreadable.items()}:
         facts["unreadable"] = [len(unreadable), next(iter(unreadable.values()))]
     (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
@@ -131,7 +131,7 @@ def _encode(
     """Why a pair cannot be used ('' where it can), and its target's ids; its sources wait to be written."""
     nothing: list[int] = []
     paired = objective is None or objective.paired
-    if example.cut:
+    if example.source_truncated:
         return "cut", nothing
     if paired and not all(source.named(example).strip() for source in sources):
         return "blank source", nothing
@@ -151,14 +151,14 @@ def _encode(
 class _Sources:
     """One source of each pair, read and written. A file that pair after pair names is read and written once."""
 
-    def __init__(self, folder: Path, codec: Codec, name: Literal["source", "second"]) -> None:
-        second = None if isinstance(codec.second, str) else codec.second
-        self.name, self.medium = name, codec.medium if name == "source" else second
-        self.encode = codec.encode_source if name == "source" else codec.encode_second
-        self.dtype = _dtype(len(codec.source)) if self.medium is None else self.medium.dtype
-        self.width = None if self.medium is None else self.medium.width
+    def __init__(self, folder: Path, codec: Codec, name: Literal["source", "second_source"]) -> None:
+        second = None if isinstance(codec.second_source, str) else codec.second_source
+        self.name, self.modality = name, codec.modality if name == "source" else second
+        self.encode = codec.encode_source if name == "source" else codec.encode_second_source
+        self.dtype = _dtype(len(codec.source)) if self.modality is None else self.modality.dtype
+        self.width = None if self.modality is None else self.modality.width
         self.data = _Writer(folder, name, "ids", self.dtype)
-        self.rows = None if self.medium is None else open(folder / f"{name}.rows", "wb", BUFFER)  # noqa: SIM115
+        self.rows = None if self.modality is None else open(folder / f"{name}.rows", "wb", BUFFER)  # noqa: SIM115
         self.count = 0  # written so far
         self.file: tuple[str, str] | None = None  # read last
         self.found: Sequence[int] | Ids | None = []
@@ -167,7 +167,7 @@ class _Sources:
 
     def named(self, example: Example) -> str:
         """The text, or the name of the file."""
-        return example.source if self.name == "source" else example.second
+        return example.source if self.name == "source" else example.second_source
 
     def blank(self) -> Sequence[int]:
         self.found, self.fresh = [], True
@@ -176,12 +176,12 @@ class _Sources:
     def read(self, example: Example) -> Sequence[int] | Ids | None:
         """The ids or numbers; None where a file cannot be read."""
         file = (example.file, self.named(example))
-        if self.medium is None or file != self.file:
+        if self.modality is None or file != self.file:
             self.file, self.fresh = file, True
             try:
                 self.found = self.encode(example)
             except DataError as error:
-                if self.medium is None:
+                if self.modality is None:
                     raise
                 self.found = None
                 self.unreadable.setdefault(file, str(error))
@@ -193,7 +193,7 @@ class _Sources:
             assert self.found is not None
             self.data.add(self.found)
             self.count += 1
-            self.fresh = self.medium is None
+            self.fresh = self.modality is None
         if self.rows is not None:
             self.rows.write((self.count - 1).to_bytes(8, "little"))
 
@@ -211,7 +211,7 @@ def _dtype(vocabulary: int) -> str:
 
 def _as_json(example: Example) -> bytes:
     pair = [example.source, example.target, example.source_lang, example.target_lang]
-    pair += [example.second] if example.second else []
+    pair += [example.second_source] if example.second_source else []
     return json.dumps(pair, ensure_ascii=False).encode() + b"\n"
 
 

@@ -9,7 +9,7 @@ A folder holds, for N pairs (all numbers little-endian):
                                      (where the source is no text: F numbers at each place instead of one id)
     source.rows                      where the source is no text, N numbers: whose source in source.offsets a pair has,
                                      so that an image with five captions is there once
-    second.ids, .offsets, .rows      a second source, as the first
+    second_source.ids, .offsets, …   a second source, as the first
     lines                            N line numbers in the user's file
     examples.jsonl  (and .offsets)   the texts and languages, only where subwords are to be sampled
     store.json                       format, counts, and the size of every file, so that a truncated one is noticed
@@ -47,10 +47,10 @@ class Store:
         shared = _map(folder / "source.rows", "<i8") if facts["width"] is not None else None
         self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts["width"], shared)
         self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
-        self._second = None
-        if (width := facts.get("second", "none")) != "none":
-            shared = _map(folder / "second.rows", "<i8") if width is not None else None
-            self._second = _Rows(folder, "second", "ids", facts["dtypes"]["second"], width, shared)
+        self._second_source = None
+        if (width := facts.get("second_source", "none")) != "none":
+            shared = _map(folder / "second_source.rows", "<i8") if width is not None else None
+            self._second_source = _Rows(folder, "second_source", "ids", facts["dtypes"]["second_source"], width, shared)
         self._examples = _Rows(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
     def __len__(self) -> int:
@@ -77,14 +77,14 @@ class Store:
     def target(self, i: int) -> Ids:
         return self._target[i]
 
-    def second(self, i: int) -> Ids | None:
+    def second_source(self, i: int) -> Ids | None:
         """The second source, where there is one."""
-        return None if self._second is None else self._second[i]
+        return None if self._second_source is None else self._second_source[i]
 
     @property
     def two(self) -> bool:
         """Whether there is a second source."""
-        return self._second is not None
+        return self._second_source is not None
 
     def sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of some rows, one after another, and how many each has."""
@@ -93,9 +93,9 @@ class Store:
     def targets(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
         return self._target.together(rows)
 
-    def seconds(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        assert self._second is not None
-        return self._second.together(rows)
+    def second_sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+        assert self._second_source is not None
+        return self._second_source.together(rows)
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
@@ -109,7 +109,7 @@ class Store:
     def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Source and target lengths of some rows only, where all would not fit into memory; of the longer source."""
         source, target = self._source.lengths(rows), self._target.lengths(rows)
-        return source if self._second is None else np.maximum(source, self._second.lengths(rows)), target
+        return source if self._second_source is None else np.maximum(source, self._second_source.lengths(rows)), target
 
     def example(self, i: int) -> Example:
         """The texts and languages of a pair."""
@@ -117,7 +117,7 @@ class Store:
             raise ValueError(f"{self.folder} was built without texts")
         source, target, source_lang, target_lang, *more = json.loads(self._examples[i].tobytes())
         second = more[0] if more else ""
-        return Example(source, target, source_lang, target_lang, line=int(self.lines[i]), second=second)
+        return Example(source, target, source_lang, target_lang, line=int(self.lines[i]), second_source=second)
 
 
 class _Rows:

@@ -121,7 +121,7 @@ class Said:
         ended = self.tokens[-1] == EOS
         n = len(self.tokens) - 1 if ended else self.limit
         kept = self.log_probs[: n + ended]
-        return Hypothesis(self.tokens[:n], kept, sum(kept), "end" if ended else "length")
+        return Hypothesis(self.tokens[:n], kept, sum(kept), "eos" if ended else "length")
 
 
 def wait(results: Sequence[Any], every: Sequence[Said]) -> None:

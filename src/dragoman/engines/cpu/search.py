@@ -78,7 +78,7 @@ def greedy(model: Transformer, memory: Memory, lengths: Lengths) -> list[list[Hy
         if not len(rows):
             break
     return [
-        [Hypothesis(words[:n], logs[: n + end], sum(logs[: n + end]), "end" if end else "length")]
+        [Hypothesis(words[:n], logs[: n + end], sum(logs[: n + end]), "eos" if end else "length")]
         for words, logs, n, end in zip(tokens.tolist(), log_probs.tolist(), count.tolist(), ended.tolist(), strict=True)
     ]
 
@@ -243,6 +243,6 @@ def results(pool: Pool, trail: Trail, b: int) -> list[Hypothesis]:
         if score > -np.inf:
             tokens, log_probs = trail.back(b, t, slot)
             found.append(
-                Hypothesis(tokens, [*log_probs, last] if ended else log_probs, score, "end" if ended else "length")
+                Hypothesis(tokens, [*log_probs, last] if ended else log_probs, score, "eos" if ended else "length")
             )
     return found

@@ -32,7 +32,7 @@ from dragoman.search import Search
 from dragoman.search.beam import Beam
 from dragoman.search.greedy import Greedy
 
-ENDS = ("length", "end", "stuck")  # how a result ended, by number
+ENDS = ("length", "eos", "no_valid_token")  # how a result ended, by number
 
 
 class Board(Protocol):

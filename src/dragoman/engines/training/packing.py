@@ -49,7 +49,7 @@ def holds(room: Shape, batch: Batch, least: Shape) -> bool:
 
 def pack(batch: Batch, multiple: int = 1, into: Shape | None = None) -> PackedBatch:
     """The same pairs end to end, in their own shape or a given one that holds them."""
-    if batch.marks is not None:
+    if batch.token_labels is not None:
         raise PartError(
             "rows that lie end to end have no marks; an objective that makes marks must say so: marks = True"
         )

@@ -53,7 +53,7 @@ class Look:
     """Where a model looked: the picture of its source (medium.py), weights (T, S), T words; the source's name and what
     was said of it are written above."""
 
-    medium: Mapping[str, Any]
+    media_preview: Mapping[str, Any]
     weights: Sequence[Sequence[float]]
     target: Sequence[str]
     source: str = ""
@@ -105,7 +105,7 @@ def looks(path: str | Path, every: Sequence[Look]) -> None:
     for look, lines, height in zip(every, titles, heights, strict=True):
         for i, line in enumerate(lines):
             sheet.write(EDGE, sheet.y + 0.1 + i * LINE, line, 10, va="top", **TITLED)
-        draw = _sound if look.medium["kind"] == "sound" else _images
+        draw = _sound if look.media_preview["kind"] == "sound" else _images
         draw(sheet, look, sheet.y + _above(lines))
         sheet.y += height
     save(figure, path)
@@ -147,7 +147,7 @@ def _above(lines: Sequence[str]) -> float:
 
 
 def _height(look: Look) -> float:
-    if look.medium["kind"] == "sound":
+    if look.media_preview["kind"] == "sound":
         return SOUND + ROW * len(look.target) + AXIS + GAP
     side, beside = _panels(look)
     return -(-(len(look.target) + 1) // beside) * (side + CAPTION + GAP)
@@ -158,7 +158,7 @@ def _height(look: Look) -> float:
 
 def _panels(look: Look) -> tuple[float, int]:
     """The side of a picture, and how many panels of them stand side by side."""
-    count = len(pictures(look.medium))
+    count = len(pictures(look.media_preview))
     room = WIDTH - 2 * EDGE
     side = min(IMAGE if count == 1 else FRAME, room / count)
     return side, max(1, int((room + GAP) / (count * side + GAP)))
@@ -166,10 +166,10 @@ def _panels(look: Look) -> tuple[float, int]:
 
 def _images(sheet: Sheet, look: Look, top: float) -> None:
     """The picture, and a panel for each word."""
-    seen = [opened(url) for url in pictures(look.medium)]
+    seen = [opened(url) for url in pictures(look.media_preview)]
     side, beside = _panels(look)
     names = ["", *_words(look)]
-    every = [np.ones((len(seen), 1, 1)), *(grids(look.medium, row) for row in look.weights)]
+    every = [np.ones((len(seen), 1, 1)), *(grids(look.media_preview, row) for row in look.weights)]
     for i, (name, a) in enumerate(zip(names, every, strict=True)):
         row, column = divmod(i, beside)
         x = EDGE + column * (len(seen) * side + GAP)
@@ -216,7 +216,7 @@ def opened(url: str) -> NDArray[Any]:
 
 
 def _words(look: Look) -> list[str]:
-    names = titles(look.medium, [visible(word) for word in look.target], look.weights)
+    names = titles(look.media_preview, [visible(word) for word in look.target], look.weights)
     return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names]
 
 
@@ -225,7 +225,7 @@ def _words(look: Look) -> list[str]:
 
 def _sound(sheet: Sheet, look: Look, top: float) -> None:
     """The frames, and a row for each word below them."""
-    medium, width = look.medium, WIDTH - 2 * EDGE - LABELS
+    medium, width = look.media_preview, WIDTH - 2 * EDGE - LABELS
     above = sheet.axes(EDGE + LABELS, top, width, SOUND)
     above.imshow(opened(medium["src"]), extent=(0, 1, 0, 1), aspect="auto", cmap="gray", interpolation="nearest")
     below = sheet.axes(EDGE + LABELS, top + SOUND, width, ROW * len(look.target))

@@ -50,11 +50,11 @@ def html(prediction: Prediction) -> str:
     if prediction.attention is not None:
         weights = np.nan_to_num(prediction.attention)
         target = [*prediction.tokens, "</s>"][: len(weights)]
-        if prediction.medium is None:
+        if prediction.media_preview is None:
             parts.append(heat_map(weights, prediction.source_tokens, target))
         else:
-            draw = lanes if prediction.medium["kind"] == "sound" else strip
-            parts.append(draw(prediction.medium, weights, target))
+            draw = lanes if prediction.media_preview["kind"] == "sound" else strip
+            parts.append(draw(prediction.media_preview, weights, target))
     others = "".join(
         f"<li>{escape(other.text)} <small>log p {other.log_prob:.3f}</small></li>" for other in prediction.alternatives
     )

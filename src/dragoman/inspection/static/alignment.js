@@ -8,7 +8,7 @@ import { behind, cell, choice, fixed, make, passage, refill, table, texts, tick,
 import { heat, matrixTable, scaleBar, scaleOf } from "./heat.js";
 import { lookMap } from "./medium.js";
 
-const MAP_KINDS = { cross: "target to source", encoder: "within the source", second: "within the second source", decoder: "target to what was read before" };
+const MAP_KINDS = { cross: "target to source", encoder: "within the source", second_source: "within the second source", decoder: "target to what was read before" };
 const alignmentChoices = new WeakMap(); // what the reader chose outlives a redraw with new data
 
 export function drawAlignment(root, data, actions = {}) {
@@ -71,7 +71,7 @@ function alignmentShown(data, chosen) {
 
 function headShown(data, map, index) {
   const { name, weights, entropy } = map.heads[index];
-  const within = map.kind === "encoder" || map.kind === "second";
+  const within = map.kind === "encoder" || map.kind === "second_source";
   const own = map.tokens ?? data.source; // a map within one of two sources
   const columns = map.kind === "decoder" ? (map.tokens ?? data.inputs) : own; // of one sequence, with the source
   const rows = within ? own : data.target;

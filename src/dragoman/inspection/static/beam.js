@@ -44,7 +44,7 @@ function resultsTable({ results, reference, rule }) {
     cell("log_prob", fixed(one.log_prob, 3), { index }),
     remark,
   ];
-  const rows = results.map((result, i) => line(`${i + 1}`, result, i, result.ended ? "" : "cut off before </s>"));
+  const rows = results.map((result, i) => line(`${i + 1}`, result, i, result.finish_reason === "eos" ? "" : "cut off before </s>"));
   if (reference) rows.push(line("reference", reference, "reference", `in the beam for ${reference.kept_until} steps`));
   return table(`Results, scored by the length rule '${rule}'`, ["", "text", "score", "log p", ""], rows);
 }

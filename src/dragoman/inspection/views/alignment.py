@@ -33,7 +33,7 @@ from dragoman.core.types import SPECIALS, UNK, Example
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.media_preview import medium
 from dragoman.inspection.pair import Pair, forced, line, pair
-from dragoman.nn.attention import Attention, Look, MultiHead, Seen, watching
+from dragoman.nn.attention import Attention, Look, MultiHead, Seen, record_attention
 from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Predicted, Seq2Seq
 from dragoman.nn.token_mixers import ParameterFree
@@ -42,7 +42,7 @@ from dragoman.text.vocabulary import MARK
 
 DIGITS = 4  # of a weight: 6 × 8 heads of 60 × 60 are 4 MB of JSON with these and 11 MB with all of them
 MOST = 4_000_000  # weights in a view: a page with more is of no use to anybody
-KINDS = ("cross", "decoder", "second", "encoder")  # what a view has room for first, and last
+KINDS = ("cross", "decoder", "second_source", "encoder")  # what a view has room for first, and last
 WHOLE = ("words", "symbols")  # tokenizers whose tokens are words already
 
 # -- heads -------------------------------------------------------------------------------------------------------------
@@ -69,10 +69,14 @@ class Map(NamedTuple):
 
 def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
     """What was seen of every attention of encoders and decoder, layer by layer: cross, encoder, second, decoder."""
-    found: dict[str, list[tuple[nn.Module, Tensor]]] = {"cross": [], "encoder": [], "second": [], "decoder": []}
+    found: dict[str, list[tuple[nn.Module, Tensor]]] = {"cross": [], "encoder": [], "second_source": [], "decoder": []}
     for name, module in model.named_modules():
         side = name.split(".")[0]
-        if module not in seen or side not in ("encoder", "second", "decoder"):  # a pointer's weights are in `soft`
+        if module not in seen or side not in (
+            "encoder",
+            "second_source",
+            "decoder",
+        ):  # a pointer's weights are in `soft`
             continue
         calls = [a if a.dim() == 4 else a[:, None] for a in seen[module]]  # (1, H, T, S); an RNN looks step by step
         # A layer that is used again and again (`shared`) looks as often; its heads are switched off in all its uses.
@@ -85,7 +89,7 @@ def maps(model: Seq2Seq, seen: Seen, S: int) -> list[Map]:
 def _parts(model: Seq2Seq, side: str, name: str, module: nn.Module, a: Tensor, S: int) -> dict[str, Tensor]:
     """Which kinds of looks the weights (H, rows, columns) of an attention are."""
     kind = _kind(side, name, module)
-    if kind == "decoder" and model.one_sequence:  # what a row x_1 … x_S y_1 … y_T looks at
+    if kind == "decoder" and model.is_decoder_only:  # what a row x_1 … x_S y_1 … y_T looks at
         return {"cross": a[:, S:, :S], "encoder": a[:, :S, :S], "decoder": a[:, S:]}
     return {kind: a}
 
@@ -99,19 +103,23 @@ def _looking(model: Seq2Seq) -> Iterator[tuple[str, nn.Module]]:
     """Every attention that runs in encoders and decoder with the kind of its looks, as often as it runs."""
     for name, module in model.named_modules(remove_duplicate=False):
         side = name.split(".")[0]
-        if side in ("encoder", "second", "decoder") and isinstance(module, MultiHead | Attention | ParameterFree):
+        if side in ("encoder", "second_source", "decoder") and isinstance(
+            module, MultiHead | Attention | ParameterFree
+        ):
             yield _kind(side, name, module), module
 
 
 def expected(pipeline: Pipeline, mine: Pair) -> dict[str, int]:
     """How many weights of each kind a watched pass over a pair will have."""
     model, T, S = pipeline.model, len(mine.target), len(mine.pieces)
-    first = S if mine.read.second is None else len(pipeline.reading.pieces(mine.read._replace(second=None)))
-    alone = {"cross": T * S, "encoder": first**2, "second": (S - first) ** 2, "decoder": T**2}
+    first = (
+        S if mine.read.second_source is None else len(pipeline.reading.pieces(mine.read._replace(second_source=None)))
+    )
+    alone = {"cross": T * S, "encoder": first**2, "second_source": (S - first) ** 2, "decoder": T**2}
     as_one = {"cross": T * S, "encoder": S**2, "decoder": T * (S + T)}
     sizes = dict.fromkeys(KINDS, 0)
     for kind, module in _looking(model):
-        parts = as_one if kind == "decoder" and model.one_sequence else {kind: alone[kind]}
+        parts = as_one if kind == "decoder" and model.is_decoder_only else {kind: alone[kind]}
         for part, size in parts.items():
             sizes[part] += getattr(module, "heads", 1) * size
     return sizes
@@ -228,7 +236,7 @@ def soft_blocker(pipeline: Pipeline, kinds: Sequence[str] = ()) -> str:
     model, shown = pipeline.model, "the alignment shows attention from target to source, and"
     if not isinstance(model, Seq2Seq):
         return f"{shown} these models give none together; look at one of them alone"
-    if pipeline.goes_on:
+    if pipeline.continues_text:
         return f"{shown} a language model has none of that kind, for its text has no source; take --view steps"
     if model.head is not None:
         config: Any = pipeline.config
@@ -256,8 +264,8 @@ def effects(pipeline: Pipeline, source: str | Example, target: str | None = None
 def _watched(pipeline: Pipeline, mine: Pair, kept: Collection[str]) -> tuple[Predicted, list[Map]]:
     """A pass, and its weights of the kinds that are kept; of the others the heads alone."""
     looking = list(_looking(pipeline.model))
-    needed = {module for kind, module in looking if kind in kept or (kept and pipeline.model.one_sequence)}
-    with watching(counted={module for _, module in looking} - needed) as seen:
+    needed = {module for kind, module in looking if kind in kept or (kept and pipeline.model.is_decoder_only)}
+    with record_attention(counted={module for _, module in looking} - needed) as seen:
         found = forced(pipeline, mine)
     every = maps(pipeline.model, seen, len(mine.pieces))
     if not every and found.output.attention is None:
@@ -302,12 +310,12 @@ def _plain(one: Map) -> dict[str, Any]:
 
 def _own_tokens(pipeline: Pipeline, mine: Pair, kind: str) -> dict[str, list[str]]:
     """The columns of a map that are not those of its kind: within one of two sources, or over one whole sequence."""
-    if pipeline.model.one_sequence:
+    if pipeline.model.is_decoder_only:
         inputs = ["<s>", *pipeline.codec.target_pieces(mine.target)[:-1]]
         return {"tokens": [*mine.pieces, *inputs]} if kind == "decoder" else {}
-    if mine.read.second is None or kind not in ("encoder", "second"):
+    if mine.read.second_source is None or kind not in ("encoder", "second_source"):
         return {}
-    first = len(pipeline.reading.pieces(mine.read._replace(second=None)))
+    first = len(pipeline.reading.pieces(mine.read._replace(second_source=None)))
     return {"tokens": mine.pieces[:first] if kind == "encoder" else mine.pieces[first:]}
 
 
@@ -329,7 +337,7 @@ def words(pipeline: Pipeline, mine: Pair, soft: Tensor) -> dict[str, Any] | None
     """The map between whole words; None where all pieces are words already. States that are no pieces stay as they
     are."""
     codec, options = pipeline.codec, pipeline.config.tokenizer
-    pieced = codec.medium is None and codec.second is None and pipeline.model.stride == 1
+    pieced = codec.modality is None and codec.second_source is None and pipeline.model.stride == 1
     whole = [part.name in WHOLE for part in (options.source, options.target or options.source)]
     if whole[1] and (whole[0] or not pieced):
         return None

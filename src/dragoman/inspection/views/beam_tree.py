@@ -41,7 +41,7 @@ def tree(pipeline: Pipeline, source: str | Example, reference: str | None = None
     """What a beam of this size did with a source; with a reference, whether search or model missed it."""
     check(pipeline, reference)
     example = pipeline.reading.example(source)
-    if not example.source.strip() and not pipeline.goes_on:
+    if not example.source.strip() and not pipeline.continues_text:
         raise UserError("the source is blank, so there is nothing to search for; give a text")
     part = pipeline.search_part(beam, beam + 1)  # never greedy search, which has no tree
     first = by_score(pipeline).predict([example], search=part, nbest=beam, trace=True)[0]
@@ -71,7 +71,7 @@ def check(pipeline: Pipeline, reference: str | None) -> None:
         raise UserError("this model answers with labels and does not search; a beam is of a model with a decoder")
     if reference is None:
         return
-    if pipeline.goes_on:
+    if pipeline.continues_text:
         raise UserError("a language model goes on with a text, and no reference is right; leave the reference out")
     if isinstance(pipeline.model, Fused):
         raise UserError("a language model joins this search, so a reference's score is another; load the model alone")
@@ -103,7 +103,7 @@ def _plain(node: Mapping[str, Any]) -> Node:
 
 
 def _ids(one: Prediction) -> list[int]:
-    return [*one.ids, EOS] if one.ended == "end" else one.ids
+    return [*one.ids, EOS] if one.finish_reason == "eos" else one.ids
 
 
 def _result(one: Prediction, places: Mapping[tuple[int, int], Node]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _result(one: Prediction, places: Mapping[tuple[int, int], Node]) -> dict[str
         "tokens": one.tokens,
         "score": one.score,
         "log_prob": one.log_prob,
-        "ended": one.ended,
+        "finish_reason": one.finish_reason,
         "node": nodes[-1]["id"] if nodes and len(nodes) == len(ids) else None,
     }
 

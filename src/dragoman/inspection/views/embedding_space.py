@@ -75,7 +75,7 @@ def check(pipeline: Pipeline, examples: Sequence[Example]) -> None:
     """Refuse what has no summary."""
     if not isinstance(pipeline.model, Seq2Seq):
         raise UserError("several models have several summaries of a text; look at one of them alone")
-    if pipeline.goes_on or pipeline.config.model.encoder.name == "none":  # type: ignore[attr-defined]
+    if pipeline.continues_text or pipeline.config.model.encoder.name == "none":  # type: ignore[attr-defined]
         raise UserError("this model has no encoder, so no text has a summary; look at a model with an encoder")
     for number, example in enumerate(examples, 1):
         if not example.source.strip():

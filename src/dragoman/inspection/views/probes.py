@@ -183,9 +183,9 @@ def hallucination(sources: Sequence[Example], outputs: Sequence[Prediction], usu
         other = outputs[i ^ 1]
         if len(output.tokens) < FLUENT:
             continue
-        if output.ended == "length" or ratio_of(output) > FAR_LONGER * usual:
+        if output.finish_reason == "length" or ratio_of(output) > FAR_LONGER * usual:
             detail = f"{ratio_of(output) / usual:.1f} times as long as usual for so many source tokens"
-            hits.append(Hit(source.source, output.text, detail + ", and no end" * (output.ended == "length")))
+            hits.append(Hit(source.source, output.text, detail + ", and no end" * (output.finish_reason == "length")))
         elif output.source_tokens != other.source_tokens and near(output.text, other.text):
             hits.append(Hit(source.source, output.text, f"nearly the same as for '{_short(sources[i ^ 1].source)}'"))
     return Check("hallucination", "degenerate sources get an answer that is not about them", len(sources), hits)
@@ -249,7 +249,9 @@ def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | N
 def length(sources: Sequence[Example], outputs: Sequence[Prediction]) -> Check:
     """Outputs that had no end."""
     both = zip(sources, outputs, strict=True)
-    hits = [Hit(s.source, o.text, f"stopped after {len(o.tokens)} tokens") for s, o in both if o.ended == "length"]
+    hits = [
+        Hit(s.source, o.text, f"stopped after {len(o.tokens)} tokens") for s, o in both if o.finish_reason == "length"
+    ]
     return Check("length", "outputs were stopped by their length limit", len(sources), hits)
 
 
@@ -359,7 +361,7 @@ def refuse(pipeline: Pipeline) -> None:
     """Models without an output to probe."""
     if pipeline.model.head is not None:
         raise UserError("the model answers with labels from a head; probes are for models that write an output")
-    if pipeline.goes_on:
+    if pipeline.continues_text:
         raise UserError("this is a language model, which goes on with a text; probes are for models with a source")
-    if pipeline.codec.medium is not None or pipeline.codec.second is not None:
+    if pipeline.codec.modality is not None or pipeline.codec.second_source is not None:
         raise UserError("the model reads files, or two sources; probes are for models of one text")

@@ -170,12 +170,12 @@ def training_counts(pipeline: Pipeline) -> Counter[str] | None:
     The files are looked for where the config names them, from the working directory as in training.
     """
     data, codec = pipeline.config.data, pipeline.codec
-    if codec.medium is not None or codec.second is not None:  # whose states are not all tokens
+    if codec.modality is not None or codec.second_source is not None:  # whose states are not all tokens
         return None
     try:
         if sum(size(corpus.path) for corpus in data.train) > READABLE:
             return None
-        pieces = codec.target_pieces if pipeline.goes_on else codec.source_pieces
+        pieces = codec.target_pieces if pipeline.continues_text else codec.source_pieces
         counts: Counter[str] = Counter()
         for corpus in data.train:
             for example in read_pairs(corpus.path, columns=pipeline.config.columns, on_error=data.on_error):

@@ -53,7 +53,7 @@ def gradients(pipeline: Pipeline, source: str | Example, target: str | None = No
         return embedded[-1], given[1]
 
     with ExitStack() as hooks:
-        for part in (model, *([] if model.second is None else [model.second])):
+        for part in (model, *([] if model.second_source is None else [model.second_source])):
             hooks.callback(part.encoder.register_forward_pre_hook(from_here).remove)
         # cuDNN's recurrent layers have no gradient outside training.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
@@ -78,8 +78,8 @@ def gradients(pipeline: Pipeline, source: str | Example, target: str | None = No
 
 def follows(pipeline: Pipeline) -> bool:
     """Whether the source has one order, in which it may be read: an image has none, and two sources have two."""
-    first = pipeline.codec.medium
-    return pipeline.codec.second is None and (first is None or first.kind != "image")
+    first = pipeline.codec.modality
+    return pipeline.codec.second_source is None and (first is None or first.kind != "image")
 
 
 def reads_backwards(pipeline: Pipeline) -> bool:
@@ -142,11 +142,11 @@ def sequential(pipeline: Pipeline) -> dict[str, Any]:
     model = pipeline.model
     if not isinstance(model, Seq2Seq):
         raise UserError("several models work here as one; load one of them alone to count its steps")
-    long = min(LONG, model.longest_source or LONG, model.longest_target or LONG)
+    long = min(LONG, model.max_source_positions or LONG, model.longest_target or LONG)
     lengths = (long // 2, long)
     rows = [_row("encoder", "the source", lengths, [_reading(pipeline, n, model) for n in lengths])]
-    if model.second is not None:
-        steps = [_reading(pipeline, n, model.second) for n in lengths]
+    if model.second_source is not None:
+        steps = [_reading(pipeline, n, model.second_source) for n in lengths]
         rows.append(_row("second encoder", "the second source", lengths, steps))
     if model.head is None:
         rows.append(_row("decoder in training", "the target", lengths, [_forced(pipeline, n) for n in lengths]))
@@ -165,16 +165,16 @@ def _row(part: str, what: str, lengths: tuple[int, int], steps: Sequence[int]) -
     return {"part": part, "steps": list(steps), "sentence": f"{part}: {found}"}
 
 
-class Count:
+class NonNegativeInt:
     """Steps so far."""
 
     steps = 0
 
 
 @contextmanager
-def counting(part: nn.Module) -> Iterator[Count]:
+def counting(part: nn.Module) -> Iterator[NonNegativeInt]:
     """Count the layers of a part that run inside: each waits for the one before it."""
-    count = Count()
+    count = NonNegativeInt()
 
     def one(_: nn.Module, __: Any, ___: Any) -> None:
         count.steps += 1
@@ -212,7 +212,7 @@ def _reading(pipeline: Pipeline, length: int, part: Any) -> int:
 @torch.inference_mode()
 def _forced(pipeline: Pipeline, length: int) -> int:
     model = pipeline.model
-    memory = _memory(pipeline, 0 if model.one_sequence else 1)  # which the decoder itself would have to read
+    memory = _memory(pipeline, 0 if model.is_decoder_only else 1)  # which the decoder itself would have to read
     target = torch.tensor([[BOS] + [UNK] * (length - 1)], device=pipeline.device)
     with counting(model.decoder) as count:
         model.decode(target, memory)
@@ -222,7 +222,7 @@ def _forced(pipeline: Pipeline, length: int) -> int:
 @torch.inference_mode()
 def _searching(pipeline: Pipeline, length: int) -> int:
     model = pipeline.model
-    state = model.start(_memory(pipeline, 0 if model.one_sequence else 1), Capacity(1, length))
+    state = model.start(_memory(pipeline, 0 if model.is_decoder_only else 1), Capacity(1, length))
     token = torch.tensor([[BOS]], device=pipeline.device)
     with counting(model.decoder) as count:
         for _ in range(length):

@@ -43,7 +43,7 @@ def walk(
     """The steps of a greedy search that begins with the tokens of `prefix`, beside those along a target."""
     check(pipeline, target, prefix, top)
     example = pipeline.reading.example(source)
-    if not example.source.strip() and not pipeline.goes_on:
+    if not example.source.strip() and not pipeline.continues_text:
         raise UserError("the source is blank, so there is nothing to go through; give a text")
     given = read(pipeline, example)
     free = _walk(pipeline, example, given, prefix, top)
@@ -67,7 +67,7 @@ def check(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: in
         raise UserError("this model answers with labels at once; steps are of a model with a decoder")
     if isinstance(pipeline.model, Fused):
         raise UserError("a language model joins this search, so its steps are no probabilities; load the model alone")
-    if pipeline.goes_on and target is not None:
+    if pipeline.continues_text and target is not None:
         raise UserError("a language model has no target; give the text as its source, or its tokens as the prefix")
     size = len(pipeline.codec.target)
     for id in prefix:
@@ -104,7 +104,7 @@ def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[i
         steps.append(_plain(pipeline, log_p[0, 0].double(), chosen, forced, top))
         if chosen == EOS:
             break
-    text = pipeline.codec.decode([*source.source, *said] if pipeline.goes_on else said, example.source)
+    text = pipeline.codec.decode([*source.source, *said] if pipeline.continues_text else said, example.source)
     return {"text": text, "log_prob": sum(one["log_prob"] for one in steps), "steps": steps}
 
 

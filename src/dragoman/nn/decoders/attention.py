@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Share
+from dragoman.core.registry import Part, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention
 from dragoman.nn.decoders import decoders
@@ -53,7 +53,7 @@ class AttentionDecoder(nn.Module):
         past: bool = True,
         score: Annotated[Part, scores] = Part("additive"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
         self.d, self.past = d_in, past

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.convolution import GatedConvolution, halved, projection
@@ -88,14 +88,14 @@ class ConvDecoder(nn.Module):
         d_in: int,
         d_memory: int,
         *,
-        layers: Positive = 6,
-        width: Positive | None = None,
-        kernel: Positive = 3,
+        layers: PositiveInt = 6,
+        width: PositiveInt | None = None,
+        kernel: PositiveInt = 3,
         source: Literal["attention", "prefix"] = "attention",
         score: Annotated[Part, scores] = Part("dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
         position: Annotated[Part, positions] = Part("learned"),
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
         weight_norm: bool = False,
     ) -> None:
         super().__init__()

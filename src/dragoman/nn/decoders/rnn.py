@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Count, Part, Positive, Share
+from dragoman.core.registry import NonNegativeInt, Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
 from dragoman.nn.attention import Attention, Look
 from dragoman.nn.decoders import decoders
@@ -83,9 +83,9 @@ class RNNDecoder(nn.Module):
         *,
         cell: Cell = "lstm",
         reset: Reset = "after",
-        layers: Positive = 1,
-        width: Positive | None = None,
-        residual: Count = 0,
+        layers: PositiveInt = 1,
+        width: PositiveInt | None = None,
+        residual: NonNegativeInt = 0,
         source: Source = "attention",
         order: Order = "after",
         input_feeding: bool = False,
@@ -96,7 +96,7 @@ class RNNDecoder(nn.Module):
         bridge: Literal["dense", "copy", "zero"] = "dense",
         reads: Reads | None = None,
         readout: Readout = "tanh",
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
         reads = reads or usual(source, order, readout)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output, Segments
 from dragoman.nn.attention import Heads, Places, notes
 from dragoman.nn.blocks import BlockState, Stack, Style
@@ -52,22 +52,22 @@ class TransformerDecoder(nn.Module):
         d_memory: int,
         *,
         source: Literal["attention", "prefix", "full_prefix"] = "attention",
-        layers: Positive = 6,
-        width: Positive | None = None,
-        heads: Positive = 8,
-        key_heads: Positive | None = None,
-        key_width: Positive | None = None,
-        value_width: Positive | None = None,
-        feedforward: Positive | None = None,
+        layers: PositiveInt = 6,
+        width: PositiveInt | None = None,
+        heads: PositiveInt = 8,
+        key_heads: PositiveInt | None = None,
+        key_width: PositiveInt | None = None,
+        value_width: PositiveInt | None = None,
+        feedforward: PositiveInt | None = None,
         activation: Activation = "relu",
         position: Annotated[Part, positions] = Part("sinusoidal"),
         norm: Annotated[Part, norms] = Part("layer"),
         norm_order: Literal["pre", "post"] = "pre",
         embedding_norm: bool = False,
         bias: bool = True,
-        dropout: Share = 0.1,
-        attention_dropout: Share = 0.0,
-        layer_drop: Share = 0.0,
+        dropout: UnitInterval = 0.1,
+        attention_dropout: UnitInterval = 0.0,
+        layer_drop: UnitInterval = 0.0,
         shared: bool = False,  # one layer's weights for all of them
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),

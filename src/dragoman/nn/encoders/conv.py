@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.convolution import GatedConvolution, halved, projection
 from dragoman.nn.encoders import encoders
@@ -32,11 +32,11 @@ class ConvEncoder(nn.Module):
         self,
         d_in: int,
         *,
-        layers: Positive = 6,
-        width: Positive | None = None,
-        kernel: Positive = 3,
+        layers: PositiveInt = 6,
+        width: PositiveInt | None = None,
+        kernel: PositiveInt = 3,
         position: Annotated[Part, positions] = Part("learned"),
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
         weight_norm: bool = False,
     ) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.registry import Part, Share
+from dragoman.core.registry import Part, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
@@ -23,7 +23,9 @@ from dragoman.nn.positions import positions
 class IdentityEncoder(nn.Module):
     """h_j = x_j + position: the bare embeddings, by default as a set without order."""
 
-    def __init__(self, d_in: int, *, position: Annotated[Part, positions] = Part("none"), dropout: Share = 0.1) -> None:
+    def __init__(
+        self, d_in: int, *, position: Annotated[Part, positions] = Part("none"), dropout: UnitInterval = 0.1
+    ) -> None:
         super().__init__()
         self.d = d_in
         self.position = positions.build(position, d_in, None)

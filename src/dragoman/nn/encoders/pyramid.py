@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.registry import Positive, Share
+from dragoman.core.registry import PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
@@ -29,9 +29,9 @@ class PyramidEncoder(nn.Module):
         d_in: int,
         *,
         cell: Cell = "lstm",
-        layers: Positive = 3,  # each halves the number of positions
-        width: Positive | None = None,
-        dropout: Share = 0.1,
+        layers: PositiveInt = 3,  # each halves the number of positions
+        width: PositiveInt | None = None,
+        dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
         self.d, self.stride = width or d_in, 2**layers

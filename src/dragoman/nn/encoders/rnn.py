@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dragoman.core.registry import Count, Positive, Share
+from dragoman.core.registry import NonNegativeInt, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
@@ -30,12 +30,12 @@ class RNNEncoder(nn.Module):
         *,
         cell: Cell = "lstm",
         reset: Reset = "after",
-        layers: Positive = 1,
-        width: Positive | None = None,
+        layers: PositiveInt = 1,
+        width: PositiveInt | None = None,
         directions: Directions = "both",
-        residual: Count = 0,
+        residual: NonNegativeInt = 0,
         reverse: bool = False,
-        dropout: Share = 0.1,
+        dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
         self.d = width or d_in

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.registry import Part, Positive, Share
+from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.attention import Heads, Places
 from dragoman.nn.blocks import Stack, Style
@@ -30,22 +30,22 @@ class TransformerEncoder(nn.Module):
         self,
         d_in: int,
         *,
-        layers: Positive = 6,
-        width: Positive | None = None,
-        heads: Positive = 8,
-        key_heads: Positive | None = None,
-        key_width: Positive | None = None,
-        value_width: Positive | None = None,
-        feedforward: Positive | None = None,
+        layers: PositiveInt = 6,
+        width: PositiveInt | None = None,
+        heads: PositiveInt = 8,
+        key_heads: PositiveInt | None = None,
+        key_width: PositiveInt | None = None,
+        value_width: PositiveInt | None = None,
+        feedforward: PositiveInt | None = None,
         activation: Activation = "relu",
         position: Annotated[Part, positions] = Part("sinusoidal"),
         norm: Annotated[Part, norms] = Part("layer"),
         norm_order: Literal["pre", "post"] = "pre",
         embedding_norm: bool = False,
         bias: bool = True,
-        dropout: Share = 0.1,
-        attention_dropout: Share = 0.0,
-        layer_drop: Share = 0.0,
+        dropout: UnitInterval = 0.1,
+        attention_dropout: UnitInterval = 0.0,
+        layer_drop: UnitInterval = 0.0,
         shared: bool = False,  # one layer's weights for all of them
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.core.registry import Registry
-from dragoman.core.types import Medium, Segments
+from dragoman.core.types import Modality, Segments
 
 
 class Frontend(Protocol):
@@ -21,7 +21,7 @@ class Frontend(Protocol):
     d: int
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium | None:
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality | None:
         """What reads the files that sources name, looked up in `files` too; None: sources are texts."""
         ...
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.registry import Count, Positive, Rate
-from dragoman.core.types import Medium, Segments
-from dragoman.modalities.audio import SHIFT, AudioMedium
+from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt
+from dragoman.core.types import Modality, Segments
+from dragoman.modalities.audio import SHIFT, AudioModality
 from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.frames import (
@@ -43,14 +43,14 @@ class AudioFrontend(nn.Module):
         normalize: bool = True,  # mean and deviation of each bin in an utterance
         features: Literal["kaldi", "torch"] = "kaldi",  # what computes them; torch on the GPU where there is one
         augment: bool = True,
-        speeds: list[Rate] = [0.9, 1.0, 1.1],  # one of them at each look in training
-        time_masks: Count = 2,  # SpecAugment
-        time_width: Count = 100,  # frames, and at most a fifth of an utterance
-        band_masks: Count = 2,
-        band_width: Count = 27,  # bins, and at most a third
+        speeds: list[PositiveFloat] = [0.9, 1.0, 1.1],  # one of them at each look in training
+        time_masks: NonNegativeInt = 2,  # SpecAugment
+        time_width: NonNegativeInt = 100,  # frames, and at most a fifth of an utterance
+        band_masks: NonNegativeInt = 2,
+        band_width: NonNegativeInt = 27,  # bins, and at most a third
         subsampling: Subsampling = "conv",
-        channels: Positive = 32,  # of conv
-        stack: Positive = STACK,  # frames side by side
+        channels: PositiveInt = 32,  # of conv
+        stack: PositiveInt = STACK,  # frames side by side
     ) -> None:
         super().__init__()
         self.d = d
@@ -58,9 +58,9 @@ class AudioFrontend(nn.Module):
         self.stride = self.net.stride
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium:
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality:
         own = {key: options[key] for key in ("rate", "bins", "normalize", "features") if key in options}
-        return AudioMedium(
+        return AudioModality(
             **own, augments=options.get("augment", True), looks=looks(options, Looks()), files=tuple(files)
         )
 

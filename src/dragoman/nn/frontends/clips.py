@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.core.registry import Positive
-from dragoman.core.types import Medium, Segments
-from dragoman.modalities.video import ClipMedium
+from dragoman.core.registry import PositiveInt
+from dragoman.core.types import Modality, Segments
+from dragoman.modalities.video import VideoModality
 from dragoman.nn.frontends import frontends
 from dragoman.nn.frontends.image import ImageFrontend, cells
 from dragoman.nn.layers import linear
@@ -37,17 +37,17 @@ class ClipsFrontend(nn.Module):
         size: int,
         d: int,
         *,
-        frames: Positive = FRAMES,  # at most; of a longer clip, so many evenly spaced
+        frames: PositiveInt = FRAMES,  # at most; of a longer clip, so many evenly spaced
         pool: Literal["linear", "mean", "none"] = "linear",
-        pixels: Positive = PIXELS,  # of each side
+        pixels: PositiveInt = PIXELS,  # of each side
         crop: bool = True,
         augment: bool = True,
         flip: bool = False,  # left would become right, which a motion's name may tell apart
         grid: Literal["resnet", "patches"] = "resnet",
-        channels: Positive = 64,
+        channels: PositiveInt = 64,
         block: Literal["basic", "bottleneck"] = "basic",
-        stages: Annotated[list[Positive], Field(min_length=1)] = [2, 2, 2, 2],
-        patch: Positive = 16,
+        stages: Annotated[list[PositiveInt], Field(min_length=1)] = [2, 2, 2, 2],
+        patch: PositiveInt = 16,
     ) -> None:
         super().__init__()
         self.d, self.pixels, self.pool = d, pixels, pool
@@ -57,9 +57,11 @@ class ClipsFrontend(nn.Module):
         self.W = linear(self.image.cells**2 * d, d) if pool == "linear" else None
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium:
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality:
         names = {"pixels": "size", "frames": "frames", "crop": "crop", "augment": "augments", "flip": "flip"}
-        return ClipMedium(**{names[key]: value for key, value in options.items() if key in names}, files=tuple(files))
+        return VideoModality(
+            **{names[key]: value for key, value in options.items() if key in names}, files=tuple(files)
+        )
 
     @staticmethod
     def longest(options: Mapping[str, Any]) -> int:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.registry import Count, Positive, Rate
-from dragoman.core.types import Medium, Segments
+from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt
+from dragoman.core.types import Modality, Segments
 from dragoman.modalities.audio import SHIFT
-from dragoman.modalities.features import ArrayMedium
+from dragoman.modalities.features import FeatureModality
 from dragoman.modalities.frame_transforms import Looks
 from dragoman.nn.frontends import frontends
 from dragoman.nn.layers import linear
@@ -39,19 +39,19 @@ class FramesFrontend(nn.Module):
         size: int,
         d: int,
         *,
-        numbers: Positive = 13,  # of each frame, as the files have them
-        deltas: Count = 0,  # slopes of the numbers, slopes of the slopes, …
+        numbers: PositiveInt = 13,  # of each frame, as the files have them
+        deltas: NonNegativeInt = 0,  # slopes of the numbers, slopes of the slopes, …
         normalize: bool = True,  # mean and deviation of each number in an utterance
-        shift: Rate = SHIFT,  # seconds from frame to frame
+        shift: PositiveFloat = SHIFT,  # seconds from frame to frame
         augment: bool = True,
-        speeds: list[Rate] = [0.9, 1.0, 1.1],
-        time_masks: Count = 2,
-        time_width: Count = 100,  # frames
-        band_masks: Count = 0,
-        band_width: Count = 27,
+        speeds: list[PositiveFloat] = [0.9, 1.0, 1.1],
+        time_masks: NonNegativeInt = 2,
+        time_width: NonNegativeInt = 100,  # frames
+        band_masks: NonNegativeInt = 0,
+        band_width: NonNegativeInt = 27,
         subsampling: Subsampling = "conv",
-        channels: Positive = 32,  # of conv
-        stack: Positive = STACK,  # frames side by side
+        channels: PositiveInt = 32,  # of conv
+        stack: PositiveInt = STACK,  # frames side by side
     ) -> None:
         super().__init__()
         self.d, self.shift = d, shift
@@ -59,10 +59,10 @@ class FramesFrontend(nn.Module):
         self.stride = self.net.stride
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium:
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality:
         own = {key: options[key] for key in ("numbers", "deltas", "normalize") if key in options}
         default = Looks(band_masks=0)
-        return ArrayMedium(
+        return FeatureModality(
             **own, augments=options.get("augment", True), looks=looks(options, default), files=tuple(files)
         )
 
@@ -130,17 +130,17 @@ class Convolutions(nn.Module):
     def __init__(self, size: int, d: int, channels: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, channels, 3, 2, 1)
-        self.second = nn.Conv2d(channels, channels, 3, 2, 1)
+        self.second_source = nn.Conv2d(channels, channels, 3, 2, 1)
         # What comes out is as large as what goes in (He et al. 2015): torch's own weights would leave a fifth of it,
         # and what is said would drown in the positions that a Transformer adds.
-        for convolution in (self.first, self.second):
+        for convolution in (self.first, self.second_source):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
         self.W = linear(channels * -(-size // 4), d)
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
         lengths = segments.lengths
         y = x[:, None]  # (B, 1, S, F)
-        for convolve in (self.first, self.second):
+        for convolve in (self.first, self.second_source):
             # Zeroed before each, since what the first writes into padding would come back through the second.
             y = y.masked_fill(~Segments(lengths).mask(y.shape[2])[:, None, :, None], 0.0)
             y, lengths = torch.relu(convolve(y)), halved(lengths)

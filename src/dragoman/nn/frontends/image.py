@@ -26,9 +26,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Positive
-from dragoman.core.types import Medium, Segments
-from dragoman.modalities.image import ImageMedium
+from dragoman.core.registry import PositiveInt
+from dragoman.core.types import Modality, Segments
+from dragoman.modalities.image import ImageModality
 from dragoman.nn.frontends import frontends
 
 PIXELS, STAGES, PATCH = 128, 4, 16
@@ -44,15 +44,15 @@ class ImageFrontend(nn.Module):
         size: int,
         d: int,
         *,
-        pixels: Positive = PIXELS,  # of each side
+        pixels: PositiveInt = PIXELS,  # of each side
         crop: bool = True,
         augment: bool = True,
         flip: bool = False,  # right for photographs; wrong where targets tell left from right
         grid: Literal["resnet", "patches"] = "resnet",
-        channels: Positive = 64,  # of the first stage; each further one has twice as many
+        channels: PositiveInt = 64,  # of the first stage; each further one has twice as many
         block: Literal["basic", "bottleneck"] = "basic",  # of ResNet-18 and 34, or of 50 and deeper
-        stages: Annotated[list[Positive], Field(min_length=1)] = [2, 2, 2, 2],  # residual blocks in each
-        patch: Positive = PATCH,
+        stages: Annotated[list[PositiveInt], Field(min_length=1)] = [2, 2, 2, 2],  # residual blocks in each
+        patch: PositiveInt = PATCH,
     ) -> None:
         super().__init__()
         self.d, self.pixels = d, pixels
@@ -73,9 +73,11 @@ class ImageFrontend(nn.Module):
         self.register_buffer("deviation", torch.tensor(DEVIATION).view(3, 1, 1), persistent=False)
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Medium:
+    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality:
         names = {"pixels": "size", "crop": "crop", "augment": "augments", "flip": "flip"}
-        return ImageMedium(**{names[key]: value for key, value in options.items() if key in names}, files=tuple(files))
+        return ImageModality(
+            **{names[key]: value for key, value in options.items() if key in names}, files=tuple(files)
+        )
 
     @staticmethod
     def longest(options: Mapping[str, Any]) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dragoman.core.types import Example
-from dragoman.modalities.image import ImageMedium, pillow
+from dragoman.modalities.image import ImageModality, pillow
 from dragoman.recipes import tables
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def baselines(folder: Path, part: str) -> dict[str, list[str]]:
 
 def thumbnails(rows: Sequence[Sequence[str]]) -> NDArray[Any]:
     """(N, 16 · 16 · 3) pixels"""
-    medium = ImageMedium(THUMBNAIL, crop=False)
+    medium = ImageModality(THUMBNAIL, crop=False)
     return np.stack([medium.read(Example(file)).ravel() for file, *_ in rows]).astype(np.float32)
 
 

@@ -7,7 +7,7 @@
 
 import { make, refill } from "../views/dom.js";
 
-export const SIDES = ["source", "second"];
+export const SIDES = ["source", "second_source"];
 const LABELS = { text: ["Source", "Second source"], image: "Image", sound: "Sound", clip: "Clip" };
 const NAMES = { image: "an image", sound: "a sound", clip: "a clip (.zip, .gif, .npy)", frames: "an array (.npy)" };
 const CHOOSE = { image: "image/*", sound: "audio/*", clip: ".zip,.npz,.npy,image/*", frames: ".npy" };
@@ -26,7 +26,7 @@ function givenFor(model, side) {
 }
 
 function keyOf(model, side) {
-  return model.source === model.second ? side : model[side];
+  return model.source === model.second_source ? side : model[side];
 }
 
 export function readsFiles(model) {

@@ -4,8 +4,8 @@ import { cell, fixed, make, passage, refill, scrolling, table, token, value } fr
 
 const ENDED = {
   length: "It was stopped by its length limit.",
-  blank: "The source is blank.",
-  stuck: "Nothing was allowed to follow, so it stops here.",
+  empty_source: "The source is blank.",
+  no_valid_token: "Nothing was allowed to follow, so it stops here.",
 };
 const TOO_LONG = "The source is too long for this model: only its beginning was read.";
 
@@ -21,8 +21,8 @@ export function drawResult(root, { results: [best] }) {
         { class: "best" },
         make("p", { class: "answer" }, passage(best.text, "text", { index: 0 })),
         make("p", { class: "faint" }, numbersOf(best)),
-        ENDED[best.ended] && make("p", { class: "note" }, ENDED[best.ended]),
-        best.cut && make("p", { class: "note" }, TOO_LONG),
+        ENDED[best.finish_reason] && make("p", { class: "note" }, ENDED[best.finish_reason]),
+        best.source_truncated && make("p", { class: "note" }, TOO_LONG),
         best.log_probs.length > 0 && tokenList(best),
       ),
       every.length > 1 && scrolling("The best results", bestTable(every)),

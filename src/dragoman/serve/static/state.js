@@ -9,7 +9,7 @@ export const BEGINNING = {
   model: "", // the first
   model2: "", // none
   source: null, // the model's example; of files, which are no part of the address, see media.js
-  second: null, // the same of a second source
+  second_source: null, // the same of a second source
   reference: "",
   language: "", // that of the model's example
   beam: 5,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from dragoman.core.registry import Positive, Share
+from dragoman.core.registry import PositiveInt, UnitInterval
 from dragoman.text.sentencepiece_model import Pieces
 from dragoman.text.tokenizers import tokenizers
 
@@ -35,8 +35,8 @@ class BPE(Pieces):
     def __init__(
         self,
         *,
-        size: Positive = 8000,
-        dropout: Share = 0.0,
+        size: PositiveInt = 8000,
+        dropout: UnitInterval = 0.0,
         byte_fallback: bool = True,
         character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = 1.0,
     ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dragoman.core.registry import Positive
+from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
 from dragoman.text.vocabulary import Lookup
 
@@ -21,7 +21,7 @@ class Characters(Lookup):
 
     kind = "characters"
 
-    def __init__(self, *, min_count: Positive = 1, byte_fallback: bool = False) -> None:
+    def __init__(self, *, min_count: PositiveInt = 1, byte_fallback: bool = False) -> None:
         super().__init__(min_count=min_count, byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from dragoman.core.registry import Positive
+from dragoman.core.registry import PositiveInt
 from dragoman.text.sentencepiece_model import Pieces
 from dragoman.text.tokenizers import tokenizers
 
@@ -46,7 +46,7 @@ class Unigram(Pieces):
     def __init__(
         self,
         *,
-        size: Positive = 8000,
+        size: PositiveInt = 8000,
         alpha: Annotated[float, Field(ge=0.0)] = 0.0,
         byte_fallback: bool = True,
         character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = 1.0,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from dragoman.core.registry import Positive
+from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
 from dragoman.text.vocabulary import MARK, UNKNOWN, Lookup, join
 
@@ -28,8 +28,8 @@ class Words(Lookup):
     def __init__(
         self,
         *,
-        size: Positive | None = None,
-        min_count: Positive = 1,
+        size: PositiveInt | None = None,
+        min_count: PositiveInt = 1,
         lowercase: bool = False,
         byte_fallback: bool = False,
     ) -> None:
