@@ -16,6 +16,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes tests start
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import settings
@@ -89,3 +91,16 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
     """What several tests share is made with a seed of its own, whichever of them comes first."""
     if fixturedef.scope != "function":
         begin(f"{fixturedef.baseid} {fixturedef.argname}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run: how many tests were skipped, and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        for report in reporter.stats.get("skipped", [])
+    )
+    if reasons:
+        reporter.write_line("skipped: " + "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common()))

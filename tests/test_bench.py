@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, that rivals compute what we do, and that every command runs at a toy size."""
+"""The benchmarks' own arithmetic, that competitors compute what we do, and that every command runs at a toy size."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def test_contenders_take_turns_and_the_first_turns_do_not_count(bench):
 
         return turn
 
-    found = timing.take_turns({"a": contender("a", [99, 4, 6, 8]), "b": contender("b", [99, 2, 2, 4])}, 3)
+    found = timing.measure_in_turns({"a": contender("a", [99, 4, 6, 8]), "b": contender("b", [99, 2, 2, 4])}, 3)
     assert "".join(calls) == "ab" * 4
     assert found["a"].samples == (4, 6, 8)
     assert found["a"].median == 6
     assert timing.ratio(found["a"], found["b"]).samples == (2, 3, 2)  # of neighbors, not of medians
-    assert timing.ratios(found, "a") == ["a / b: 2 [2, 3]"]
+    assert timing.format_ratios(found, "a") == ["a / b: 2 [2, 3]"]
 
 
 def test_a_repeated_turn_counts_all_it_did_and_stops_after_its_seconds(bench):
-    turn = bench("timing").repeated(lambda: 3.0, seconds=0.01)
+    turn = bench("timing").repeat_for(lambda: 3.0, seconds=0.01)
     found = turn()
     assert found.seconds >= 0.01
     assert found.work % 3.0 == 0
@@ -65,7 +65,9 @@ def test_a_repeated_turn_counts_all_it_did_and_stops_after_its_seconds(bench):
 
 def test_a_table_is_markdown_with_numbers_that_can_be_read(bench):
     timing = bench("timing")
-    text = timing.table([{"a": "x", "rate": timing.Figure((1234567.0, 1.0, 2e9))}, {"a": 5, "rate": 0.12345}])
+    text = timing.markdown_table(
+        [{"a": "x", "rate": timing.Measurement((1234567.0, 1.0, 2e9))}, {"a": 5, "rate": 0.12345}]
+    )
     assert text.split("\n") == [
         "| a | rate |",
         "| --- | --- |",
@@ -87,48 +89,48 @@ def test_generated_pairs_have_the_lengths_and_the_vocabulary_of_their_shape(benc
     assert len({symbol for pair in pairs for symbol in pair[0].split()}) == 300 - 4
 
 
-# -- rivals ------------------------------------------------------------------------------------------------------------
+# -- competitors -------------------------------------------------------------------------------------------------------
 
 
 def test_the_plain_lstms_of_the_demo_have_as_many_parameters_as_the_demos_and_so_has_its_marian(bench, tmp_path):
-    task, rivals, configs = bench("task"), bench("rivals"), importlib.import_module("dragoman.config")
+    task, competitors, configs = bench("task"), bench("competitors"), importlib.import_module("dragoman.config")
     settings = {"device": "cpu", "threads": 1, "precision": "float32", "seed": 1, "steps": 1, "workers": 0}
-    config = task.config(task.SHAPES["demo"], None, tmp_path, **settings)
+    config = task.training_config(task.SHAPES["demo"], None, tmp_path, **settings)
     ours = sum(p.numel() for p in configs.build_model(config, 30, 30).parameters())
-    assert sum(p.numel() for p in rivals.PlainRNN(30).parameters()) == pytest.approx(ours, rel=0.01)
+    assert sum(p.numel() for p in competitors.PlainRNN(30).parameters()) == pytest.approx(ours, rel=0.01)
     pytest.importorskip("transformers")
-    theirs = rivals.marian(task.SHAPES["demo"], 30)
+    theirs = competitors.build_marian(task.SHAPES["demo"], 30)
     assert sum(p.numel() for p in theirs.parameters() if p.requires_grad) == pytest.approx(ours, rel=0.01)
 
 
 def test_a_twin_with_our_weights_finds_our_results(bench, tmp_path):
     pytest.importorskip("transformers")
-    task, decode, rivals = bench("task"), bench("decode"), bench("rivals")
+    task, decode, competitors = bench("task"), bench("decode"), bench("competitors")
     dragoman = importlib.import_module("dragoman")
     shape = task.SHAPES["toy"]
     decode.write_model(tmp_path / "model", shape, 9)
-    ours = dragoman.load(tmp_path / "model", "cpu", plain=True)
-    twin = rivals.generate(rivals.twin(shape, ours.model), "cpu", "float32")
+    ours = dragoman.load(tmp_path / "model", "cpu", reference=True)
+    twin = competitors.marian_searcher(competitors.convert_to_marian(shape, ours.model), "cpu", "float32")
     drawn = torch.randint(4, shape.vocabulary, (6, 5), generator=torch.Generator().manual_seed(1))
     sources = [[*row, 2] for row in drawn.tolist()]
     for beam in (1, 3):
-        found = decode.through_texts(ours, 1)(sources, beam, 9)
+        found = decode.text_searcher(ours, 1)(sources, beam, 9)
         assert found == twin(sources, beam, 9)
         assert {len(tokens) for tokens in found} == {9}
 
 
 def test_a_rival_loop_follows_the_smoothed_loss_downhill(bench):
-    rivals = bench("rivals")
+    competitors = bench("competitors")
     collate = importlib.import_module("dragoman.data.batching").collate
     torch.manual_seed(1)
-    model = rivals.PlainRNN(12, 8, 8)
+    model = competitors.PlainRNN(12, 8, 8)
     batch = collate([([5, 6, 2], [7, 8, 2]), ([9, 2], [10, 2])], [0, 1])
     with torch.no_grad():
         log_p = model(batch).log_softmax(-1)
     gold = batch.target[:, 1:]
     smoothed = -(0.9 * log_p.gather(-1, gold[..., None])[..., 0] + 0.1 * log_p.mean(-1))
     expected = smoothed[gold != 0].mean()
-    losses = rivals.loop(model, iter([batch] * 50), "cpu", "float32")
+    losses = competitors.training_loop(model, iter([batch] * 50), "cpu", "float32")
     first = next(losses)
     assert_close(first, expected)
     assert list(losses)[-1] < first
@@ -138,28 +140,35 @@ def test_a_rival_loop_follows_the_smoothed_loss_downhill(bench):
 
 TOY = ["--shape", "toy", "--repeats", "1", "--seconds", "0.01"]
 COMMANDS = [
-    (["train", "--family", "rnn-additive", "--rivals", "elsewhere"], "| Dragoman |"),
-    (["decode", "--rivals", "plain", "--batches", "2", "--beams", "2"], "beam 2 × 2: Dragoman, float32 / Dragoman"),
-    (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
-    (["serve", "--workers", "1", "--clients", "2"], "the server, 2 clients / a loop in 1 process: "),
-    pytest.param(
-        ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", token_labels=pytest.mark.long
+    (["train", "--family", "rnn-additive", "--competitors", "elsewhere"], "| Dragoman |"),
+    (
+        ["decode", "--competitors", "reference", "--batches", "2", "--beams", "2"],
+        "beam 2 × 2: Dragoman, float32 / Dragoman",
     ),
-    pytest.param(["startup", "--rivals"], "| dragoman predict, one line |", token_labels=pytest.mark.long),
-    pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", token_labels=pytest.mark.long),
+    (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
+    pytest.param(
+        ["serve", "--workers", "1", "--clients", "2"],
+        "the server, 2 clients / a loop in 1 process: ",
+        marks=pytest.mark.long,
+    ),
+    pytest.param(
+        ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", marks=pytest.mark.long
+    ),
+    pytest.param(["startup", "--competitors"], "| dragoman predict, one line |", marks=pytest.mark.long),
+    pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", marks=pytest.mark.long),
 ]
 
 
 @pytest.mark.parametrize(("command", "last"), COMMANDS)
 def test_every_command_runs_and_says_its_figures_last(bench, tmp_path, capsys, command, last):
-    file = tmp_path / "found.json"
+    file = tmp_path / "results.json"
     bench("__main__").main([command[0], *TOY, "--json", str(file), *command[1:]])
     said, written = capsys.readouterr().out, json.loads(file.read_text())
     assert said.strip().split("\n")[-1].startswith(last)
     assert ("elsewhere is left out" in said) == ("elsewhere" in command)
     assert written["about"]["seed"] == written["about"]["threads"] == 1
     assert {"commit", "machine", "versions", "command"} <= written["about"].keys()
-    assert not any(math.isnan(number) for number in numbers(written["found"]))
+    assert not any(math.isnan(number) for number in numbers(written["results"]))
 
 
 def test_seconds_of_a_command_are_those_of_every_turn_but_the_first(bench, tmp_path):
@@ -193,7 +202,7 @@ def test_clients_ask_until_the_time_is_over_and_come_back_when_they_are_told_to(
 
     async def scenario() -> Any:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        requests = itertools.cycle([serve.request_of({"source": text}, 2) for text in "abc"])
+        requests = itertools.cycle([serve.encode_request({"source": text}, 2) for text in "abc"])
         found = await serve.drive(server.sockets[0].getsockname()[1], 4, requests, 0.2)
         server.close()
         return found

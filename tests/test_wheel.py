@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module", params=["linked", pytest.param("downloaded", token_labels=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["linked", pytest.param("downloaded", marks=pytest.mark.long)])
 def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh one, with the wheel and what it depends on."""
     venv = tmp_path_factory.mktemp("venv") / "fresh"

@@ -18,20 +18,23 @@ from typing import TYPE_CHECKING, Any
 from dragoman.version import __version__
 
 if TYPE_CHECKING:
+    from dragoman.core.generation import GenerationOptions
     from dragoman.core.registry import Part
-    from dragoman.inference.constraints import Constraints
     from dragoman.inference.pipeline import Pipeline, Prediction
     from dragoman.training import Report
 
-__all__ = ["Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
+__all__ = ["GenerationOptions", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
 
 
-def load(path: str | Path, device: str = "auto", *, precision: str | None = None, plain: bool = False) -> Pipeline:
-    """A trained model from a run folder or a model folder; `precision` (of searching) is as the config has it."""
+def load(path: str | Path, device: str = "auto", *, precision: str | None = None, reference: bool = False) -> Pipeline:
+    """Load a trained model from a run folder or model folder; `a+b` is an ensemble.
+
+    `precision` of decoding is the config's by default; `reference` turns the engines off.
+    """
     from dragoman.inference import pipeline
 
-    _draw_predictions()
-    return pipeline.load(path, device, precision=precision, plain=plain)
+    _connect_inspection()
+    return pipeline.load(path, device, precision=precision, reference=reference)
 
 
 def train(
@@ -45,35 +48,35 @@ def train(
     return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
 
 
-def _draw_predictions() -> None:
-    """Let a Prediction show itself in a notebook; the pipeline itself knows no pictures."""
-    from dragoman.inference.inputs import Given
+def _connect_inspection() -> None:
+    """Let a Prediction render itself in a notebook; the inference package itself does not import inspection."""
+    from dragoman.inference.inputs import ModelInput
     from dragoman.inference.pipeline import Pipeline, Prediction
 
-    def drawn(self: Prediction) -> str:
-        from dragoman.inspection.render.notebook import html
+    def render(self: Prediction) -> str:
+        from dragoman.inspection.render.notebook import render_prediction
 
-        return html(self)
+        return render_prediction(self)
 
-    def picture(pipeline: Pipeline, read: Given) -> dict[str, Any] | None:
-        from dragoman.inspection.media_preview import medium
+    def preview(pipeline: Pipeline, model_input: ModelInput) -> dict[str, Any] | None:
+        from dragoman.inspection.media_preview import build_media_preview
 
-        return medium(pipeline, read)
+        return build_media_preview(pipeline, model_input)
 
-    Prediction._repr_html_ = drawn  # type: ignore[attr-defined]
-    Pipeline.draws = picture
+    Prediction._repr_html_ = render  # type: ignore[attr-defined]
+    Pipeline.preview_media = preview
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Pipeline", "Prediction"):
         from dragoman.inference import pipeline
 
-        _draw_predictions()
+        _connect_inspection()
         return getattr(pipeline, name)
-    if name == "Constraints":
-        from dragoman.inference import constraints
+    if name == "GenerationOptions":
+        from dragoman.core import generation
 
-        return constraints.Constraints
+        return generation.GenerationOptions
     if name == "Part":
         from dragoman.core import registry
 

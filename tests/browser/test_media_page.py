@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dragoman.inspection import media_layout
-from dragoman.inspection.views import alignment, beam_tree, saliency, steps
+from dragoman.inspection.views import alignment, beam, saliency, steps
 
 Open = Callable[..., Any]
 
@@ -33,7 +33,10 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         os.chdir(folder)  # so that sources have short names
         try:
             short = source.replace(f"{folder}/", "")
-            data = [view(model, short) for view in (alignment.look, beam_tree.tree, steps.walk, saliency.gradients)]
+            data = [
+                view(model, short)
+                for view in (alignment.compute_alignment, beam.trace_beam, steps.trace_steps, saliency.compute_saliency)
+            ]
         finally:
             os.chdir(before)
         found[kind] = json.loads(json.dumps(data, allow_nan=False))
@@ -50,7 +53,7 @@ def test_an_image_has_a_panel_for_each_word_that_says_where_it_looked(offline: O
     panels = tab.locator("#panel-0 .panel")
     labels = panels.evaluate_all("(every) => every.map((one) => one.ariaLabel)")
     truth = [
-        f"{bare(w)}: {media_layout.spoken(data['medium'], row)}"
+        f"{bare(w)}: {media_layout.describe_peak(data['media_preview'], row)}"
         for w, row in zip(data["target"], data["soft"], strict=True)
     ]
     assert labels == truth
@@ -86,7 +89,7 @@ def test_a_head_of_a_transformer_is_shown_on_the_picture_too(offline: Open, view
     tab.click("[data-head='cross.2.1']")
     weights = next(head for one in data["maps"] for head in one["heads"] if head["name"] == "cross.2.1")["weights"]
     label = tab.locator(".panel").nth(1).get_attribute("aria-label")
-    assert label == f"{bare(data['target'][1])}: {media_layout.spoken(data['medium'], weights[1])}"
+    assert label == f"{bare(data['target'][1])}: {media_layout.describe_peak(data['media_preview'], weights[1])}"
     tab.locator(".choice label", has_text="encoder").click()
     tab.click("[data-head='encoder.1.1']")
     assert tab.locator(".panel").count() == 0
@@ -99,15 +102,15 @@ def test_a_sound_has_a_row_for_each_word_and_marks_its_span(kind: str, offline: 
     tab = offline([data])
     words = tab.locator(".sound button")
     truth = [
-        f"{bare(w)}: {media_layout.spoken(data['medium'], row)}"
+        f"{bare(w)}: {media_layout.describe_peak(data['media_preview'], row)}"
         for w, row in zip(data["target"], data["soft"], strict=True)
     ]
     assert words.evaluate_all("(every) => every.map((one) => one.ariaLabel)") == truth
-    ticks = [f"{t:.6g} s" for t in media_layout.ticks(data["medium"]["seconds"])]
+    ticks = [f"{t:.6g} s" for t in media_layout.time_ticks(data["media_preview"]["seconds"])]
     assert tab.locator(".times span").all_text_contents() == ticks
     assert tab.locator(".mark:visible").count() == 0
     words.nth(1).focus()
-    start, end = media_layout.span(data["medium"], data["soft"][1])
+    start, end = media_layout.peak_span(data["media_preview"], data["soft"][1])
     frames, mark = (tab.locator(f".frames {one}").first.bounding_box() for one in ("img", ".mark"))
     assert (mark["x"] - frames["x"]) / frames["width"] == pytest.approx(start, abs=0.01)
     assert mark["width"] / frames["width"] == pytest.approx(end - start, abs=0.01)
@@ -142,7 +145,7 @@ def test_two_models_stand_beside_each_other_by_name(offline: Open, views: Any) -
         "Alignment",
         "Beam",
         "Steps",
-        "Gradients",
+        "Saliency",
     ]
     assert tab.locator("#panel-0 section > h3").all_text_contents() == ["soft", "<b>hard</b>"]
     sections = tab.locator("#panel-0 section")
@@ -157,5 +160,5 @@ def test_two_models_stand_beside_each_other_by_name(offline: Open, views: Any) -
 
 def test_a_picture_comes_from_the_data_or_not_at_all(offline: Open, views: Any) -> None:
     data = views["soft"][0]
-    tab = offline([data | {"medium": data["medium"] | {"src": "http://dragoman.example/spy.png"}}])
+    tab = offline([data | {"media_preview": data["media_preview"] | {"src": "http://dragoman.example/spy.png"}}])
     assert tab.locator(".panel img").first.get_attribute("src") is None

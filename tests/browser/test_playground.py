@@ -26,8 +26,17 @@ from dragoman.core.types import BOS, EOS, PAD, Example
 from dragoman.data.samples import synthetic
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection import assessment
-from dragoman.inspection.views import alignment, beam_tree, embedding_space, positions, probes, saliency, steps
-from dragoman.inspection.views import quality as report
+from dragoman.inspection.views import (
+    alignment,
+    beam,
+    embedding_space,
+    positions,
+    probes,
+    quality,
+    saliency,
+    sequential,
+    steps,
+)
 from dragoman.serve import view_routes
 from dragoman.text import codec as codecs
 
@@ -37,7 +46,18 @@ PARTS = {
     "rnn": {"name": "rnn", "cell": "gru", "dropout": 0.0},
 }
 STEPS = {"transformer": 240, "rnn": 120}  # two seconds each
-VIEWS = ("result", "alignment", "beam", "steps", "why", "positions", "space", "quality", "probes", "replay")
+VIEWS = (
+    "result",
+    "alignment",
+    "beam",
+    "steps",
+    "saliency",
+    "positions",
+    "embedding_space",
+    "quality",
+    "probes",
+    "replay",
+)
 KEY = "a key for tests"
 PATIENT = ("--set", "silence_s=20", "--set", "hang_s=30")  # a worker that is slow on a busy machine is no fault here
 NAMELESS = """[...document.querySelectorAll("input, select, textarea, button")].filter((one) =>
@@ -78,7 +98,7 @@ def save_language_model(folder: Path) -> None:
         "training": {"objective": "lm"},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["abc"], ["abc"], [])
+    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["abc"], ["abc"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
 
@@ -127,9 +147,9 @@ class Playground(NamedTuple):
 @pytest.fixture(scope="module")
 def playground(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     folder = tmp_path_factory.mktemp("playground")
-    rows = [pair for seed in range(3) for pair in synthetic.pairs("reverse", 1000, seed, **TASK)]  # type: ignore[arg-type]
-    synthetic.write(folder / "train.tsv", rows)
-    synthetic.write(folder / "valid.tsv", synthetic.pairs("reverse", 45, 0, side="valid", **TASK))  # type: ignore[arg-type]
+    rows = [pair for seed in range(3) for pair in synthetic.generate_pairs("reverse", 1000, seed, **TASK)]  # type: ignore[arg-type]
+    synthetic.write_tsv(folder / "train.tsv", rows)
+    synthetic.write_tsv(folder / "valid.tsv", synthetic.generate_pairs("reverse", 45, 0, split="valid", **TASK))  # type: ignore[arg-type]
     for name in PARTS:
         train(folder, name)
     save_language_model(folder / "lm")
@@ -303,7 +323,7 @@ def test_a_visitor_finds_an_example_that_is_already_predicted(page, playground):
 
 
 def test_the_models_of_these_tests_have_learned_their_task(playground):
-    pairs = synthetic.pairs("reverse", 60, 1, side="test", **TASK)
+    pairs = synthetic.generate_pairs("reverse", 60, 1, split="test", **TASK)
     for name in PARTS:
         found = playground.models[name].predict([source for source, _ in pairs])
         assert sum(one.text == target for one, (_, target) in zip(found, pairs, strict=True)) > 30
@@ -330,7 +350,10 @@ def test_what_is_typed_is_predicted_by_button_and_by_keyboard(page, playground):
 @pytest.mark.parametrize("name", PARTS)
 def test_the_alignment_is_that_of_python_and_a_cell_says_its_weight(page, playground, name):
     page.go(view="alignment", model=name, source="a+b+c")
-    panel, found = page.tab.locator("#panel-alignment"), alignment.look(playground.models[name], "a b c", beam=5)
+    panel, found = (
+        page.tab.locator("#panel-alignment"),
+        alignment.compute_alignment(playground.models[name], "a b c", beam=5),
+    )
     assert prints(panel.locator('[data-field="log_prob"]').text_content(), found["log_prob"], 3)
     unfold(panel)
     assert same(matrix(panel, "weight"), found["soft"], 2)
@@ -356,18 +379,18 @@ def test_a_head_that_is_switched_off_changes_log_p_as_in_python(page, playground
         off.append(head)
         panel.locator(f'.headbox:has([data-head="{head}"]) input').check()
         page.settled()
-        found = alignment.look(model, source, beam=5, off=off)
-        assert prints(panel.locator('[data-field="log_prob_off"]').text_content(), found["log_prob_off"], 3)
+        found = alignment.compute_alignment(model, source, beam=5, ablate=off)
+        assert prints(panel.locator('[data-field="log_prob_ablated"]').text_content(), found["log_prob_ablated"], 3)
     page.tab.go_back()
     page.settled()
-    before = alignment.look(model, source, beam=5, off=off[:1])["log_prob_off"]
-    assert prints(panel.locator('[data-field="log_prob_off"]').text_content(), before, 3)
+    before = alignment.compute_alignment(model, source, beam=5, ablate=off[:1])["log_prob_ablated"]
+    assert prints(panel.locator('[data-field="log_prob_ablated"]').text_content(), before, 3)
 
 
 def test_the_beam_tree_is_that_of_python_and_a_node_says_its_numbers(page, playground):
     page.go(view="beam", model="rnn", source="c+a+b", reference="b+b+b", beam=3)
     panel = page.tab.locator("#panel-beam")
-    tree = beam_tree.tree(playground.models["rnn"], "c a b", "b b b", beam=3)
+    tree = beam.trace_beam(playground.models["rnn"], "c a b", "b b b", beam=3)
     unfold(panel)
     for field in ("log_prob", "total", "score"):
         cells = panel.locator(f'td[data-field="{field}"][data-node]').all_text_contents()
@@ -388,17 +411,17 @@ def test_forcing_a_token_walks_on_from_it_and_undo_walks_back(page, playground):
     model = playground.models["transformer"]
     page.predict("a b c")
     panel = page.choose("steps")
-    walked = steps.walk(model, "a b c")
+    walked = steps.trace_steps(model, "a b c")
     shows_steps(panel, walked)
     assert "</s>" not in panel.locator("button.option:enabled .token").all_text_contents()  # nothing follows it
     prefix = [walked["free"]["steps"][0]["id"], another(walked["free"]["steps"][1])]
     panel.locator(f'section[data-run="free"]:nth-child(1) [data-key="1/{prefix[1]}"]').click()
     page.settled()
-    forced = steps.walk(model, "a b c", prefix=prefix)
+    forced = steps.trace_steps(model, "a b c", prefix=prefix)
     shows_steps(panel, forced)
     further = [step["id"] for step in forced["free"]["steps"][:2]] + [another(forced["free"]["steps"][2])]
     panel.locator(f'[data-key="2/{further[2]}"]').click()
-    shows_steps(page.settled().tab.locator("#panel-steps"), steps.walk(model, "a b c", prefix=further))
+    shows_steps(page.settled().tab.locator("#panel-steps"), steps.trace_steps(model, "a b c", prefix=further))
     panel.get_by_role("button", name="Undo the last choice").click()
     page.settled()
     shows_steps(panel, forced)
@@ -413,28 +436,28 @@ def test_forcing_a_token_walks_on_from_it_and_undo_walks_back(page, playground):
 
 def test_steps_along_a_reference_stand_beside_free_ones(page, playground):
     page.go(view="steps", model="rnn", source="a+b+c", reference="c+c+c")
-    shows_steps(page.tab.locator("#panel-steps"), steps.walk(playground.models["rnn"], "a b c", "c c c"))
+    shows_steps(page.tab.locator("#panel-steps"), steps.trace_steps(playground.models["rnn"], "a b c", "c c c"))
 
 
 def test_gradients_and_positions_are_those_of_python(page, playground):
     model = playground.models["transformer"]
-    panel = page.go(view="why", source="a+b").tab.locator("#panel-why")
-    found = saliency.gradients(model, "a b")
+    panel = page.go(view="saliency", source="a+b").tab.locator("#panel-saliency")
+    found = saliency.compute_saliency(model, "a b")
     unfold(panel)
     assert same(matrix(panel, "norm"), found["norms"], 3)
     reads(panel, {"mean_norm": numbered(norm for _, norm in found["by_distance"])}, 3)
-    counted = [str(count) for row in saliency.sequential(model)["rows"] for count in row["steps"]]
+    counted = [str(count) for row in sequential.count_sequential_steps(model)["rows"] for count in row["steps"]]
     assert panel.locator('[data-field="steps"]').all_text_contents() == counted
     panel = page.choose("positions")
     panel.get_by_label("decoder").check(force=True)  # the circle lies under its label
     page.settled()
     unfold(panel)
-    matrix_there = positions.similarity(model, side="decoder")["matrix"]
+    matrix_there = positions.compute_position_similarity(model, side="decoder")["matrix"]
     assert same(matrix(panel, "similarity"), matrix_there, 2)
 
 
 def test_a_map_of_sentences_is_that_of_python(page, playground):
-    panel, model = page.choose("space"), playground.models["transformer"]
+    panel, model = page.choose("embedding_space"), playground.models["transformer"]
     lines = (playground.folder / "valid.tsv").read_text().split("\n")
     texts = [line.split("\t")[0] for line in lines if line]
     for sources in (texts[:40], ["a b", "b a", "c d e"]):
@@ -443,18 +466,18 @@ def test_a_map_of_sentences_is_that_of_python(page, playground):
             panel.get_by_role("button", name="Draw the map").click()
             page.settled()
         unfold(panel)
-        points = embedding_space.space(model, sources)["points"]
+        points = embedding_space.project_embeddings(model, sources)["points"]
         reads(panel, {axis: numbered(point[axis] for point in points) for axis in ("x", "y")}, 2)
 
 
 def test_without_a_validation_file_examples_are_made_of_the_vocabulary(playground):
     valid, model = playground.folder / "valid.tsv", playground.models["rnn"]
     lines = valid.read_text().split("\n")
-    found = view_routes.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
+    found = view_routes.compute_view({"one": model}, "one", "examples", {"count": 7})["pairs"]
     assert [f"{pair['source']}\t{pair['target']}" for pair in found] == lines[:7]
     valid.rename(valid.with_suffix(".away"))
     try:
-        made = view_routes.answer({"one": model}, "one", "examples", {"count": 7})["pairs"]
+        made = view_routes.compute_view({"one": model}, "one", "examples", {"count": 7})["pairs"]
     finally:
         valid.with_suffix(".away").rename(valid)
     assert len(made) == 7
@@ -470,7 +493,7 @@ def test_quality_of_two_models_is_that_of_python_and_its_worst_open_the_other_vi
     page.settled()
     examples = [Example(*pair) for pair in pairs]
     every = {name: assessment.assess(playground.models[name], examples, ["chrf"], beam=5) for name in PARTS}
-    found = report.report(every, "chrf", worst=5)
+    found = quality.quality_report(every, "chrf", worst=5)
     values = {one["name"]: one["scores"]["chrf"]["value"] for one in found["models"]}
     cells = panel.locator('[data-field="chrf"] b').all_text_contents()
     assert all(prints(text, x, 2) for text, x in zip(cells, values.values(), strict=True))
@@ -479,7 +502,7 @@ def test_quality_of_two_models_is_that_of_python_and_its_worst_open_the_other_vi
     assert panel.locator('[data-field="source"]').first.text_content() == worst["source"] == "c d"
     panel.get_by_role("button", name="steps").first.click()
     page.settled()
-    shows_steps(page.tab.locator("#panel-steps"), steps.walk(playground.models["transformer"], "c d", "a a a a"))
+    shows_steps(page.tab.locator("#panel-steps"), steps.trace_steps(playground.models["transformer"], "c d", "a a a a"))
 
 
 def test_probes_count_what_they_count_in_python(page, playground):
@@ -487,7 +510,7 @@ def test_probes_count_what_they_count_in_python(page, playground):
     panel.get_by_role("textbox", name="Sources").fill("a b c\nd e\nc c c c")
     panel.get_by_role("button", name="Probe").click()
     page.settled()
-    checks = probes.probe(playground.models["transformer"], sources=["a b c", "d e", "c c c c"])["checks"]
+    checks = probes.run_probes(playground.models["transformer"], sources=["a b c", "d e", "c c c c"])["checks"]
     assert panel.locator('td[data-field="count"]').all_text_contents() == [f"{c['count']} of {c['of']}" for c in checks]
     assert panel.locator('td[data-field="sentence"]').all_text_contents() == [c["sentence"] for c in checks]
 
@@ -510,7 +533,7 @@ def test_the_training_is_replayed_and_followed_while_it_goes_on(page, playground
 
 def test_what_a_model_cannot_show_is_said_in_its_own_words(page, playground):
     with pytest.raises(UserError) as refused:
-        positions.similarity(playground.models["rnn"])
+        positions.compute_position_similarity(playground.models["rnn"])
     page.go(view="positions", model="rnn")
     page.expected += 1
     assert page.tab.locator("#panel-positions .refusal").text_content() == str(refused.value)
@@ -525,7 +548,7 @@ def test_views_that_a_kind_of_model_has_nothing_for_are_left_out_and_the_page_sa
     source = page.tab.get_by_label("Beginning of a text").input_value()
     best = playground.models["lm"].predict([source], beam=5, nbest=3)[0]
     assert page.tab.locator('#panel-result [data-field="text"]').text_content() == best.text
-    shows_steps(page.choose("steps"), steps.walk(playground.models["lm"], source))
+    shows_steps(page.choose("steps"), steps.trace_steps(playground.models["lm"], source))
 
 
 # -- models, themes, addresses -----------------------------------------------------------------------------------------
@@ -550,11 +573,11 @@ def test_models_are_switched_and_stand_side_by_side(page, playground):
 def test_a_column_forces_its_own_tokens(page, playground):
     page.go(view="steps", model="rnn", model2="transformer", source="a+b")
     second = page.tab.locator("#panel-steps .column").nth(1)
-    other = another(steps.walk(playground.models["transformer"], "a b")["free"]["steps"][0])
+    other = another(steps.trace_steps(playground.models["transformer"], "a b")["free"]["steps"][0])
     second.locator(f'[data-key="0/{other}"]').click()
     page.settled()
-    shows_steps(second, steps.walk(playground.models["transformer"], "a b", prefix=[other]))
-    shows_steps(page.tab.locator("#panel-steps .column").nth(0), steps.walk(playground.models["rnn"], "a b"))
+    shows_steps(second, steps.trace_steps(playground.models["transformer"], "a b", prefix=[other]))
+    shows_steps(page.tab.locator("#panel-steps .column").nth(0), steps.trace_steps(playground.models["rnn"], "a b"))
 
 
 def test_the_theme_is_the_systems_until_one_is_chosen_and_kept(open_tab):

@@ -74,11 +74,11 @@ def save(folder: Path, model: dict[str, Any]) -> None:
         "data": {"train": "nowhere.tsv", "columns": columns},
         "tokenizer": {"source": "words"},
         "model": {"width": 16, "tie": "none", "decoder": READER | {"order": "before"}, **model},
-        "generation": {"ratio": 0.0, "extra": 5},
+        "generation": {"max_length_ratio": 0.0, "max_length_extra": 5},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.modality(config), configs.second_source(config)
-    codec = codecs.learn(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
+    words, medium, second = config.tokenizer.source, configs.build_modality(config), configs.build_second_source(config)
+    codec = codecs.learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
     built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():
@@ -186,7 +186,7 @@ def test_two_models_show_where_they_looked_side_by_side(page: Opened, playground
     page.drop(picture(1))
     columns = page.tab.locator("#panel-alignment .column")
     for column, name in zip(columns.all(), ("soft", "hard"), strict=True):
-        look = alignment.look(playground.models[name], Example("the image", content=picture(1)), beam=5)
+        look = alignment.compute_alignment(playground.models[name], Example("the image", content=picture(1)), beam=5)
         assert column.locator('[data-field="target_text"]').text_content() == look["target_text"]
         # The picture itself and one for each token.
         assert column.locator("img, image, canvas").count() >= len(look["target"])
@@ -195,12 +195,12 @@ def test_two_models_show_where_they_looked_side_by_side(page: Opened, playground
 def test_the_other_views_open(page: Opened) -> None:
     page.go(model="soft")
     page.drop(picture(1))
-    for view in ("beam", "steps", "why"):
+    for view in ("beam", "steps", "saliency"):
         page.tab.locator(f"#tab-{view}").click()
         panel = page.settled().tab.locator(f"#panel-{view}")
         panel.locator("svg, table, button.option").first.wait_for()
         assert panel.locator(".refusal").count() == 0
-    for view in ("space", "quality", "probes"):  # of texts
+    for view in ("embedding_space", "quality", "probes"):  # of texts
         assert not page.tab.locator(f"#tab-{view}").is_visible()
 
 
@@ -248,6 +248,7 @@ def test_texts_and_pictures_keep_their_places_when_the_model_changes(page: Opene
     assert page.settled().text() == said(playground.models["hard"], picture(1))  # which has it already
 
 
+@pytest.mark.long
 def test_on_a_phone_nothing_scrolls_sideways_and_every_control_has_a_name(browser: Any, playground: Playground) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800})
     opened = Opened(context.new_page(), playground.url)

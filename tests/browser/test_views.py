@@ -23,11 +23,11 @@ VIEWS = (
     "beam",
     "steps",
     "quality",
-    "space",
+    "embedding_space",
     "positions",
     "probes",
-    "why",
-    "by_position",
+    "saliency",
+    "accuracy_by_position",
     "sequential",
     "replay",
 )
@@ -122,16 +122,16 @@ def of_quality(data: Data) -> Iterator[Printed]:
             yield {"field": name, "index": i}, example[name] or "(empty)"
 
 
-def of_space(data: Data) -> Iterator[Printed]:
+def of_embedding_space(data: Data) -> Iterator[Printed]:
     for i, point in enumerate(data["points"]):
         yield {"field": "text", "index": i}, point["text"]
         yield {"field": "x", "index": i}, f"{point['x']:.2f}"
         yield {"field": "y", "index": i}, f"{point['y']:.2f}"
-        yield {"field": "near", "index": i}, ", ".join(str(other + 1) for other in point["near"])
+        yield {"field": "neighbors", "index": i}, ", ".join(str(other + 1) for other in point["neighbors"])
 
 
 def of_positions(data: Data) -> Iterator[Printed]:
-    yield {"field": "what"}, data["what"]
+    yield {"field": "description"}, data["description"]
     yield from matrix("similarity", data["matrix"], 2)
 
 
@@ -147,13 +147,13 @@ def of_probes(data: Data) -> Iterator[Printed]:
                 yield {"field": name, **of, "index": i}, example[name] or "(empty)"
 
 
-def of_why(data: Data) -> Iterator[Printed]:
+def of_saliency(data: Data) -> Iterator[Printed]:
     yield from matrix("norm", data["norms"], 3)
     for i, (_, norm) in enumerate(data["by_distance"]):
         yield {"field": "mean_norm", "index": i}, f"{norm:.3f}"
 
 
-def of_by_position(data: Data) -> Iterator[Printed]:
+def of_accuracy_by_position(data: Data) -> Iterator[Printed]:
     for i, point in enumerate(data["points"]):
         yield {"field": "correct", "index": i}, f"{point['correct']:.2f}"
         yield {"field": "count", "index": i}, str(point["count"])
@@ -274,9 +274,10 @@ def test_markup_in_data_is_shown_literally_and_never_runs(offline: Open, every: 
     for name, panel in each(tab):
         read(tab, panel)
         assert tab.evaluate(f"document.querySelectorAll('{panel} script, {panel} img').length") == 0
-        assert UNSAFE in tab.text_content(panel) or name == "by_position", name  # which has no text
+        assert UNSAFE in tab.text_content(panel) or name == "accuracy_by_position", name  # which has no text
 
 
+@pytest.mark.long
 def test_on_a_phone_the_page_itself_does_not_scroll_sideways(offline: Open, every: list[Data]) -> None:
     for views in (every, unsafe(every)):
         tab = offline(views, width=390)
@@ -321,6 +322,7 @@ CONTRASTS = """() => {
 }"""
 
 
+@pytest.mark.long
 def test_every_text_stands_out_from_its_ground_in_the_systems_theme_and_in_the_pages_own(
     offline: Open, every: list[Data]
 ) -> None:
@@ -337,7 +339,7 @@ def test_every_text_stands_out_from_its_ground_in_the_systems_theme_and_in_the_p
 
 
 def test_tabs_are_chosen_by_click_and_by_arrow_keys(offline: Open, samples: dict[str, Data]) -> None:
-    tab = offline([samples["probes"], samples["space"], samples["sequential"]])
+    tab = offline([samples["probes"], samples["embedding_space"], samples["sequential"]])
     assert tab.locator("[role=tabpanel]:visible").get_attribute("id") == "panel-0"
     tab.click("#tab-2")
     assert tab.locator("[role=tabpanel]:visible").get_attribute("id") == "panel-2"
@@ -352,11 +354,11 @@ def test_data_with_next_to_nothing_in_it_is_drawn_too(offline: Open, samples: di
         "beam": {"nodes": [], "results": [], "reference": None, "verdict": None},
         "steps": {"free": {"text": "", "log_prob": 0.0, "steps": []}, "forced": None, "diverges": None, "prefix": []},
         "quality": {"models": [], "by_length": [], "by_rarity": [], "worst": []},
-        "space": {"points": [{"text": "", "x": 1.0, "y": 1.0, "near": []}], "explained": None},
+        "embedding_space": {"points": [{"text": "", "x": 1.0, "y": 1.0, "neighbors": []}], "explained_variance": None},
         "positions": {"matrix": [[None]]},
         "probes": {"checks": []},
-        "why": {"norms": [[0.0]], "source": ["</s>"], "target": ["</s>"], "by_distance": [[1, 0.0]]},
-        "by_position": {"points": []},
+        "saliency": {"norms": [[0.0]], "source": ["</s>"], "target": ["</s>"], "by_distance": [[1, 0.0]]},
+        "accuracy_by_position": {"points": []},
         "sequential": {"rows": []},
         "replay": {"frames": [], "curves": {"loss": [], "rate": [[1, 0.001]], "valid": []}, "finished": False},
     }
@@ -489,10 +491,10 @@ def test_a_head_is_switched_off_by_its_box_and_the_change_is_shown(
     tab.get_by_label("off: Encoder attention, layer 2, head 3").check()
     assert tab.evaluate("calls") == [["head", "encoder.2.3", True]]
     without = [x - 0.25 for x in data["log_probs"]]
-    off = data | {"off": ["encoder.2.3"], "log_probs_off": without, "log_prob_off": sum(without)}
+    off = data | {"ablated": ["encoder.2.3"], "log_probs_ablated": without, "log_prob_ablated": sum(without)}
     redraw(tab, off, ("head",))
     assert tab.get_attribute(".heads", "data-kind") == "encoder"  # what the reader chose is kept
-    assert tab.text_content("[data-field=log_prob_off]") == f"{sum(without):.3f}"
+    assert tab.text_content("[data-field=log_prob_ablated]") == f"{sum(without):.3f}"
     assert tab.text_content("[data-field=change]") == f"{sum(without) - data['log_prob']:+.3f}"
     tab.get_by_label("off: Encoder attention, layer 2, head 3").uncheck()
     assert tab.evaluate("calls") == [["head", "encoder.2.3", False]]
@@ -624,7 +626,7 @@ def test_bars_are_as_wide_as_their_probabilities(offline: Open, samples: dict[st
         assert found == pytest.approx([math.exp(option["log_prob"]) for option in options], abs=0.01)
 
 
-# -- quality, space, why, replay ---------------------------------------------------------------------------------------
+# -- quality, embedding space, saliency, replay ------------------------------------------------------------------------
 
 
 def test_a_bad_example_opens_in_the_other_views(served: Open, samples: dict[str, Data]) -> None:
@@ -636,7 +638,7 @@ def test_a_bad_example_opens_in_the_other_views(served: Open, samples: dict[str,
         tab.locator(".worst > li").nth(1).get_by_role("button", name=name).click()
     assert tab.evaluate("calls") == [
         ["open", "alignment", asked],
-        ["open", "beam", asked | {"reference": example["reference"]}],
+        ["open", "beam", asked | {"target": example["reference"]}],
         ["open", "steps", asked | {"target": example["reference"]}],
     ]
 
@@ -666,16 +668,16 @@ def test_higher_scores_stand_higher_on_the_chart(offline: Open, samples: dict[st
 
 
 def test_a_sentence_shows_itself_and_its_neighbors(offline: Open, samples: dict[str, Data]) -> None:
-    points = samples["space"]["points"]
-    tab = offline([samples["space"]])
+    points = samples["embedding_space"]["points"]
+    tab = offline([samples["embedding_space"]])
     for i in random.Random(torch.initial_seed()).sample(range(len(points)), 3):
         tab.locator(f".cloud [data-point='{i}']").dispatch_event("pointerover")
         assert tab.text_content(".tip strong") == points[i]["text"]
         assert tab.text_content("[data-field=chosen]") == points[i]["text"]
-        assert tab.locator(".near li").all_text_contents() == [points[j]["text"] for j in points[i]["near"]]
+        assert tab.locator(".near li").all_text_contents() == [points[j]["text"] for j in points[i]["neighbors"]]
         lit = tab.evaluate("[...document.querySelectorAll('circle.near')].map((one) => Number(one.dataset.point))")
-        assert set(lit) == set(points[i]["near"])
-    nearest = points[i]["near"][0]
+        assert set(lit) == set(points[i]["neighbors"])
+    nearest = points[i]["neighbors"][0]
     tab.locator(".near li button").first.click()
     assert tab.text_content("[data-field=chosen]") == points[nearest]["text"]
     tab.locator("[role=img]").focus()

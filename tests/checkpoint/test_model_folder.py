@@ -1,4 +1,4 @@
-"""A model folder is whole, unchanged and plain, or it is refused in one sentence; nothing in it is ever executed."""
+"""A model folder is complete, unchanged and made of plain files, or it is refused in one sentence; it runs no code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config
-from dragoman.core.errors import ModelError, UserError
+from dragoman.core.errors import FormatError, ModelError, UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch
 from dragoman.nn.seq2seq import Seq2Seq
@@ -29,7 +29,7 @@ from dragoman.optim.schedules import schedules
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 from dragoman.training import state
-from dragoman.training.averaging import MovingAverage, holding
+from dragoman.training.averaging import MovingAverage, temporary_weights
 
 TEXTS = ["ab ba", "abc cab bac", "a b c d", "dada bcd"]
 
@@ -51,7 +51,7 @@ def tiny(**model: object) -> Config:
 
 def learned(config: Config) -> Codec:
     tokenizing = config.tokenizer
-    return codecs.learn(
+    return codecs.learn_codec(
         tokenizing.source, tokenizing.target or tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, ["<to:de>"]
     )
 
@@ -80,7 +80,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def sign(folder: Path) -> None:
     """A manifest that fits whatever is in the folder: what someone would do who wants to be believed."""
-    (folder / "manifest.json").write_bytes(model_folder.manifest(contents(folder)))
+    (folder / "manifest.json").write_bytes(model_folder.build_manifest(contents(folder)))
 
 
 def sign_manifest(folder: Path, value: dict[str, object]) -> None:
@@ -90,7 +90,7 @@ def sign_manifest(folder: Path, value: dict[str, object]) -> None:
     (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
-def outputs(opened: model_folder.Model) -> torch.Tensor:
+def outputs(opened: model_folder.LoadedModel) -> torch.Tensor:
     ids = torch.tensor([[*opened.codec.source.encode("abc"), EOS]])
     lengths = torch.tensor([4])
     with torch.no_grad():
@@ -107,7 +107,9 @@ def test_a_saved_model_loads_equal(tmp_path: Path, tokenizer: str) -> None:
     )
     config = tiny()
     config = config.model_copy(
-        update={"tokenizer": configs.Tokenizing.model_validate({"source": {"name": tokenizer, **size}, "joint": True})}
+        update={
+            "tokenizer": configs.TokenizerOptions.model_validate({"source": {"name": tokenizer, **size}, "joint": True})
+        }
     )
     codec = learned(config)
     model = configs.build_model(config, len(codec.source), len(codec.target))
@@ -129,7 +131,7 @@ def test_a_model_can_be_handed_on_without_the_state_of_its_training(tmp_path: Pa
     whole = outputs(model_folder.load(folder))
     (folder / "training.json").unlink()
     assert torch.equal(outputs(model_folder.load(folder)), whole)
-    assert model_folder.latest(tmp_path)[0] is None  # but nothing can be resumed from it
+    assert model_folder.latest_checkpoint(tmp_path)[0] is None  # but nothing can be resumed from it
 
 
 def test_a_folder_can_be_moved_anywhere(original: Path, tmp_path: Path) -> None:
@@ -265,9 +267,9 @@ def test_damage_under_a_fresh_manifest_is_refused_or_harmless_but_never_a_crash(
 def test_the_newest_whole_checkpoint_is_found_and_what_was_passed_over_is_named(original: Path, tmp_path: Path) -> None:
     for step in (9, 10, 200):
         shutil.copytree(original, tmp_path / "checkpoints" / f"step-{step}")
-    assert [path.name for path in model_folder.steps(tmp_path)] == ["step-9", "step-10", "step-200"]
+    assert [path.name for path in model_folder.list_checkpoints(tmp_path)] == ["step-9", "step-10", "step-200"]
     (tmp_path / "checkpoints" / "step-200" / "model.safetensors").write_bytes(b"")
-    found, ignored = model_folder.latest(tmp_path)
+    found, ignored = model_folder.latest_checkpoint(tmp_path)
     assert found == tmp_path / "checkpoints" / "step-10"
     assert len(ignored) == 1
     assert "step-200" in ignored[0]
@@ -380,8 +382,21 @@ def test_a_model_of_an_earlier_format_is_refused_and_says_how_to_train_it_again(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("kind", [..., None, "dragoman", 1])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_manifest_without_the_kind_is_of_an_earlier_version_whatever_its_format_number(
+    folder: Path, kind: object, number: int
+) -> None:
+    value = json.loads((folder / "manifest.json").read_text()) | {"format": number}
+    del value["sha256"], value["kind"]
+    sign_manifest(folder, value if kind is ... else value | {"kind": kind})
+    with pytest.raises(FormatError, match="earlier development version") as refusal:
+        model_folder.load(folder)
+    assert f"train it again: dragoman train {folder}/config.yaml --run NEW" in str(refusal.value)
+
+
 def test_a_model_of_a_newer_format_says_to_update_whatever_its_manifest_is_like(folder: Path) -> None:
-    sign_manifest(folder, {"format": 2, "contents": []})
+    sign_manifest(folder, {"kind": model_folder.KIND, "format": 2, "contents": []})
     with pytest.raises(ModelError, match="update Dragoman") as refusal:
         model_folder.load(folder)
     assert "train it again" not in str(refusal.value)
@@ -432,9 +447,9 @@ def test_weights_that_do_not_fit_the_config_are_named(folder: Path) -> None:
 
 
 def test_another_tokenizer_than_the_config_says_is_refused(folder: Path, tmp_path: Path) -> None:
-    config = configs.Tokenizing.model_validate({"source": "words", "joint": True})
-    words = codecs.learn(config.source, config.source, True, "nfc", TEXTS, TEXTS, [])
-    (folder / "joint.tokenizer.json").write_bytes(words.files()["joint.tokenizer.json"])
+    config = configs.TokenizerOptions.model_validate({"source": "words", "joint": True})
+    words = codecs.learn_codec(config.source, config.source, True, "nfc", TEXTS, TEXTS, [])
+    (folder / "joint.tokenizer.json").write_bytes(words.to_files()["joint.tokenizer.json"])
     sign(folder)
     with pytest.raises(ModelError, match="words"):
         model_folder.load(folder)
@@ -480,7 +495,7 @@ def test_the_average_is_the_mean_of_every_weight(tmp_path: Path) -> None:
     for folder in folders:
         save(folder, tiny())
     every = [safetensors.torch.load_file(folder / "model.safetensors") for folder in folders]
-    mean = model_folder.average(folders)
+    mean = model_folder.average_weights(folders)
     assert mean.keys() == every[0].keys()
     for name, x in mean.items():
         expected = sum(weights[name].double() for weights in every) / 3
@@ -541,7 +556,7 @@ def test_a_missing_running_average_is_named(tmp_path: Path) -> None:
     weights = model_folder.unique_weights(model)
     del weights["baseline"]
     with pytest.raises(ModelError, match="'baseline' is missing"):
-        model_folder.fill(model, weights, "here")
+        model_folder.load_weights(model, weights, "here")
 
 
 def test_an_average_of_checkpoints_averages_them_too(tmp_path: Path) -> None:
@@ -551,7 +566,7 @@ def test_an_average_of_checkpoints_averages_them_too(tmp_path: Path) -> None:
         model_folder.save(tmp_path / f"{i}", config, model_folder.unique_weights(model), learned(config), {})
         kept.append(counted(model))
         step(model)
-    found = model_folder.average([tmp_path / "0", tmp_path / "1"])
+    found = model_folder.average_weights([tmp_path / "0", tmp_path / "1"])
     for name in kept[0]:
         torch.testing.assert_close(found[name], (kept[0][name] + kept[1][name]) / 2)
     assert not torch.equal(kept[0]["baseline"], kept[1]["baseline"])
@@ -568,7 +583,7 @@ def test_a_moving_average_of_weights_takes_what_is_counted_along_as_it_is() -> N
     for name, x in counted(model).items():
         assert torch.equal(average.shadow[name], x), name
     now = {name: x.clone() for name, x in model_folder.unique_weights(model).items()}
-    with holding(model, began):
+    with temporary_weights(model, began):
         assert all(torch.equal(x, began[name]) for name, x in model_folder.unique_weights(model).items())
     assert all(torch.equal(x, now[name]) for name, x in model_folder.unique_weights(model).items())
 
@@ -582,11 +597,11 @@ def test_a_resumed_training_has_its_running_averages_and_baseline_back(tmp_path:
     if average is not None:
         average.update(model, 1)
     weights = average.shadow if average is not None else model_folder.unique_weights(model)
-    extra = state.dump(state.Progress(step=1), model, optimizer, average)
+    extra = state.serialize_state(state.Progress(step=1), model, optimizer, average)
     model_folder.save(tmp_path / "step-1", config, weights, learned(config), extra)
     _, other = counting()
     mean = MovingAverage(other, 0.5) if ema else None
-    progress = state.restore(
+    progress = state.restore_state(
         tmp_path / "step-1",
         other,
         torch.optim.SGD(other.parameters(), 0.1),
@@ -610,7 +625,7 @@ def test_parts_are_filled_alone_and_the_others_stay() -> None:
     weights = model_folder.unique_weights(other) | {
         "output.weight": torch.zeros(1, 1)
     }  # which does not fit, nor need it
-    model_folder.fill(model, weights, "here", ["encoder", "frontend.table"])
+    model_folder.load_weights(model, weights, "here", ["encoder", "frontend.table"])
     for name, x in model_folder.unique_weights(model).items():
         taken = name.startswith(("encoder.", "frontend.table."))
         assert torch.equal(x, weights[name] if taken else before[name]), name
@@ -619,7 +634,7 @@ def test_parts_are_filled_alone_and_the_others_stay() -> None:
 def test_a_part_that_fits_nothing_is_named() -> None:
     _, model = counting()
     with pytest.raises(ModelError, match="begins with 'encodr'"):
-        model_folder.fill(model, model_folder.unique_weights(model), "here", ["encodr", "frontend"])
+        model_folder.load_weights(model, model_folder.unique_weights(model), "here", ["encodr", "frontend"])
     weights = {name: x for name, x in model_folder.unique_weights(model).items() if name != "frontend.table.weight"}
     with pytest.raises(ModelError, match=r"'frontend\.table\.weight' is missing"):
-        model_folder.fill(model, weights, "here", ["frontend"])
+        model_folder.load_weights(model, weights, "here", ["frontend"])

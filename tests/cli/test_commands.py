@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dragoman.cli.list_parts import KINDS, registries
-from dragoman.config import presets
-from dragoman.recipes import open_recipe
+from dragoman.cli.list_parts import KINDS, load_registries
+from dragoman.config import list_presets
+from dragoman.recipes import load_recipe
 from dragoman.version import __version__
 
 from .conftest import Done, process
@@ -84,7 +84,7 @@ def test_evaluate_prints_one_json_object_with_every_metric(work: Path, here: Cal
     value = json.loads(succeeded(process("evaluate", RUN, "test.tsv", "--json", cwd=work)).out)
     test = pairs(work / "test.tsv")
     assert (value["model"], value["pairs"], value["n"]) == (RUN, "test.tsv", len(test))
-    assert set(value["metrics"]) == set(registries()["metrics"].names)
+    assert set(value["metrics"]) == set(load_registries()["metrics"].names)
     for score in value["metrics"].values():
         low, high = score["interval"]
         assert low <= score["value"] <= high
@@ -180,15 +180,15 @@ def test_data_check_goes_by_the_normalization_that_training_will_have(
 
 def test_list_prints_every_part_with_its_options(here: Callable[..., Done], work: Path) -> None:
     everything = succeeded(process("list", cwd=work)).out
-    for kind, registry in registries().items():
+    for kind, registry in load_registries().items():
         one = succeeded(here("list", kind)).out
         assert one.strip() in everything
         for name in registry.names:
             assert f"{name}: " in one
             for option in registry.schema(name).model_fields:
                 assert f"    {option} " in one
-    assert set(registries()) == {kind for kind in KINDS if kind != "presets"}
-    assert all(f"{name}: " in everything for name in presets())
+    assert set(load_registries()) == {kind for kind in KINDS if kind != "presets"}
+    assert all(f"{name}: " in everything for name in list_presets())
 
 
 # -- explain, check, resume --------------------------------------------------------------------------------------------
@@ -207,7 +207,11 @@ def test_explain_shows_every_value_whole_and_where_it_came_from(work: Path, here
 
 def test_a_right_config_is_called_right_and_nothing_is_started(here: Callable[..., Done], work: Path) -> None:
     before = sorted(work.rglob("*"))
-    assert "copy.yaml is right" in succeeded(here("config", "check", "copy.yaml")).out
+    out = succeeded(here("config", "check", "copy.yaml")).out
+    assert "copy.yaml is right" in out
+    for purpose in ("training", "decoding"):
+        assert f"{purpose} on cpu: " in out
+        assert f"{purpose} on cuda: " in out
     assert here("config", "check", "copy.yaml", "--set", "model.widht=3").code == 2
     assert sorted(work.rglob("*")) == before
 
@@ -234,7 +238,7 @@ def test_commands_of_a_recipe_are_one_line_however_narrow_the_terminal_is(
         monkeypatch.setenv(name, value)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", succeeded(here("recipe", "show", "code")).out)
     assert "# English to code" not in shown  # it was rendered, as in a terminal
-    commands = [line.strip() for line in open_recipe("code").readme.splitlines() if line.startswith("    dragoman")]
+    commands = [line.strip() for line in load_recipe("code").readme.splitlines() if line.startswith("    dragoman")]
     assert max(map(len, commands)) > 60
     assert set(commands) <= {line.strip() for line in shown.splitlines()}
     assert all(len(line) <= 60 for line in shown.splitlines() if line and not line.startswith(" "))
@@ -330,7 +334,8 @@ def test_the_version_is_printed(here: Callable[..., Done]) -> None:
         ["predict", RUN, "--nbest", "9", "--format", "tsv"],
         ["predict", RUN, "--beam", "0"],
         ["predict", RUN, "--device", "abacus"],
-        ["predict", RUN, "--import", "no_such_module"],
+        ["predict", RUN, "--plugin", "no_such_module"],
+        ["predict", RUN, "--plugin", "no_such_file.py"],
         ["evaluate", RUN, "test.tsv", "--metrics", "blue"],
         ["score", RUN, "test.tsv", "--columns", "source,tgt"],
         ["compare", RUN, "--data", "test.tsv"],
@@ -349,13 +354,16 @@ def test_a_wrong_command_line_exits_with_2_and_says_why(here: Callable[..., Done
     assert "Traceback" not in done.err
 
 
-def test_a_module_named_on_the_command_line_may_bring_parts(work: Path) -> None:
-    (work / "my_parts.py").write_text(
+@pytest.mark.parametrize("plugin", ["my_parts", "plugins/my_parts.py"])
+def test_a_plugin_named_by_module_or_by_file_may_register_parts(work: Path, plugin: str) -> None:
+    file = work / (plugin if plugin.endswith(".py") else f"{plugin}.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
         "from dragoman.search import searches\n"
         "from dragoman.search.greedy import Greedy\n"
         "searches.register('my_search')(Greedy)\n"
     )
-    assert "my_search: " in succeeded(process("list", "searches", "--import", "my_parts", cwd=work)).out
+    assert "my_search: " in succeeded(process("list", "searches", "--plugin", plugin, cwd=work)).out
 
 
 # -- no network (FAULTS 19) --------------------------------------------------------------------------------------------

@@ -14,8 +14,11 @@ import pytest
 import sacrebleu
 
 import dragoman
-from dragoman.cli import generation as searching
+from dragoman.cli.generation import parse_options
+from dragoman.core.generation import GenerationOptions
+from dragoman.core.registry import Part
 from dragoman.inference import pipeline
+from dragoman.search import search_part
 
 from .conftest import Done, process
 
@@ -54,22 +57,22 @@ def records(ask: Callable[..., list[str]]) -> Callable[..., list[dict[str, Any]]
     ("options", "holds"),
     [
         ("--prefix d", lambda text: text.startswith("d")),
-        ("--require dd --require bc", lambda text: "dd" in text and "bc" in text),
-        ("--require dd --require bc --ordered", lambda text: re.search("dd.*bc", text)),
-        ("--require bc --require dd --ordered", lambda text: re.search("bc.*dd", text)),
-        ("--forbid a --forbid dd", lambda text: "a" not in text and "dd" not in text),
-        ("--choose ab --choose dcd --choose c", lambda text: text in {"ab", "dcd", "c"}),
+        ("--force-phrases dd --force-phrases bc", lambda text: "dd" in text and "bc" in text),
+        ("--force-phrases dd --force-phrases bc --force-phrases-ordered", lambda text: re.search("dd.*bc", text)),
+        ("--force-phrases bc --force-phrases dd --force-phrases-ordered", lambda text: re.search("bc.*dd", text)),
+        ("--forbid-phrases a --forbid-phrases dd", lambda text: "a" not in text and "dd" not in text),
+        ("--choices ab --choices dcd --choices c", lambda text: text in {"ab", "dcd", "c"}),
         ("--pattern [ab]+c?", lambda text: re.fullmatch("[ab]+c?", text)),
         ("--pattern (d[abc])*", lambda text: re.fullmatch("(d[abc])*", text)),
-        ("--no-repeat 1 --longest 4", lambda text: len(text) == len({*text})),
-        ("--shortest 11", lambda text: len(text) >= 11),
-        ("--longest 2", lambda text: len(text) <= 2),
-        ("--search diverse --prefix d --forbid a", lambda text: text.startswith("d") and "a" not in text),
-        ("--search greedy --prefix d --forbid a", lambda text: text.startswith("d") and "a" not in text),
-        ("--search sample --temperature 2 --pattern b*c --longest 30", lambda text: re.fullmatch("b*c", text)),
+        ("--no-repeat-ngram-size 1 --max-new-tokens 4", lambda text: len(text) == len({*text})),
+        ("--min-new-tokens 11", lambda text: len(text) >= 11),
+        ("--max-new-tokens 2", lambda text: len(text) <= 2),
+        ("--search diverse --prefix d --forbid-phrases a", lambda text: text.startswith("d") and "a" not in text),
+        ("--search greedy --prefix d --forbid-phrases a", lambda text: text.startswith("d") and "a" not in text),
+        ("--search sample --temperature 2 --pattern b*c --max-new-tokens 30", lambda text: re.fullmatch("b*c", text)),
     ],
 )
-def test_results_keep_to_what_is_asked(
+def test_outputs_obey_their_constraints(
     ask: Callable[..., list[str]], options: str, holds: Callable[[str], object]
 ) -> None:
     found = ask(*options.split())
@@ -78,8 +81,8 @@ def test_results_keep_to_what_is_asked(
 
 
 def test_a_repetition_penalty_multiplies_log_p_of_what_was_said(records: Callable[..., list[dict[str, Any]]]) -> None:
-    twice = ["--choose", "dd", "--search", "greedy"]
-    for plain, other in zip(records(*twice), records(*twice, "--repetition", "1.5"), strict=True):
+    twice = ["--choices", "dd", "--search", "greedy"]
+    for plain, other in zip(records(*twice), records(*twice, "--repetition-penalty", "1.5"), strict=True):
         first, again, end = plain["log_probs"]
         assert other["log_probs"] == pytest.approx([first, 1.5 * again, end])
 
@@ -95,16 +98,16 @@ def test_a_repetition_penalty_multiplies_log_p_of_what_was_said(records: Callabl
         "--search sample --top-k 1",
         "--search sample --top-p 0.0001",
         "--search sample --min-p 0.999",
-        "--search sample --epsilon 0.999",
+        "--search sample --epsilon-cutoff 0.999",
         "--search sample --temperature 0.0001",
-        "--search diverse --beam 1 --groups 1",
+        "--search diverse --beam 1 --num-beam-groups 1",
     ],
 )
 def test_the_searches_that_come_down_to_the_most_probable_token_agree(
     ask: Callable[..., list[str]], options: str
 ) -> None:
-    shortest = ["--shortest", "6"]  # where the model is not sure of what it says
-    assert ask(*options.split(), *shortest) == ask("--search", "greedy", *shortest)
+    longer = ["--min-new-tokens", "6"]  # where the model is not sure of what it says
+    assert ask(*options.split(), *longer) == ask("--search", "greedy", *longer)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +115,10 @@ def test_the_searches_that_come_down_to_the_most_probable_token_agree(
     [
         ("--length-rule none", lambda n: 1.0),
         ("--length-rule mean", lambda n: n),
-        ("--alpha 0.5", lambda n: n**0.5),
-        ("--length-rule power --alpha 2", lambda n: n**2),
+        ("--length-penalty 0.5", lambda n: n**0.5),
+        ("--length-rule power --length-penalty 2", lambda n: n**2),
         ("--length-rule gnmt", lambda n: ((5 + n) / 6) ** 0.6),
-        ("--length-rule gnmt --alpha 1.5 --search diverse", lambda n: ((5 + n) / 6) ** 1.5),
+        ("--length-rule gnmt --length-penalty 1.5 --search diverse", lambda n: ((5 + n) / 6) ** 1.5),
     ],
 )
 def test_a_length_rule_divides_log_p_as_its_formula_says(
@@ -131,8 +134,8 @@ def test_a_length_rule_divides_log_p_as_its_formula_says(
 def test_exhaustive_search_finds_what_an_exact_beam_wider_than_everything_finds(
     records: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    limits = ["--longest", "2", "--nbest", "5"]
-    beam = records("--beam", "80", "--stop", "exact", *limits)
+    limits = ["--max-new-tokens", "2", "--nbest", "5"]
+    beam = records("--beam", "80", "--early-stopping", "never", *limits)
     for one, other in zip(records("--search", "exhaustive", *limits), beam, strict=True):
         for a, b in zip([one, *one["alternatives"]], [other, *other["alternatives"]], strict=True):
             assert a["text"] == b["text"]
@@ -142,9 +145,9 @@ def test_exhaustive_search_finds_what_an_exact_beam_wider_than_everything_finds(
 def test_groups_that_avoid_each_other_begin_with_different_tokens(
     records: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    options = ["--search", "diverse", "--beam", "3", "--groups", "3", "--shortest", "1", "--nbest", "3"]
+    options = ["--search", "diverse", "--beam", "3", "--num-beam-groups", "3", "--min-new-tokens", "1", "--nbest", "3"]
     for strength, different in (("100", 3), ("0", 1)):
-        for record in records(*options, "--strength", strength):
+        for record in records(*options, "--diversity-penalty", strength):
             assert len({found["tokens"][0] for found in [record, *record["alternatives"]]}) == different
 
 
@@ -160,7 +163,7 @@ def test_a_seed_decides_what_is_drawn(ask: Callable[..., list[str]], work: Path)
 
 
 def test_as_many_samples_as_asked_come_best_first(records: Callable[..., list[dict[str, Any]]]) -> None:
-    for record in records("--search", "sample", "--samples", "6", "--temperature", "3", "--nbest", "4"):
+    for record in records("--search", "sample", "--num-samples", "6", "--temperature", "3", "--nbest", "4"):
         scores = [found["score"] for found in [record, *record["alternatives"]]]
         assert len(scores) == 4
         assert scores == sorted(scores, reverse=True)
@@ -169,8 +172,8 @@ def test_as_many_samples_as_asked_come_best_first(records: Callable[..., list[di
 def test_minimum_bayes_risk_chooses_what_is_most_like_all_results(
     records: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    beam = ["--beam", "5", "--nbest", "5", "--shortest", "5"]  # a length the model must invent something for
-    draws = ["--search", "sample", "--samples", "5", "--nbest", "5", "--temperature", "3"]
+    beam = ["--beam", "5", "--nbest", "5", "--min-new-tokens", "5"]  # a length the model must invent something for
+    draws = ["--search", "sample", "--num-samples", "5", "--nbest", "5", "--temperature", "3"]
     for options, sampled in ((beam, False), (draws, True)):
         for plain, chosen in zip(records(*options), records(*options, "--mbr", "chrf"), strict=True):
             found = [plain, *plain["alternatives"]]
@@ -239,31 +242,42 @@ def test_a_result_that_nothing_fits_is_empty_and_still_json(records: Callable[..
     ("options", "words"),
     [
         ("--search gredy", "no search called 'gredy'; did you mean 'greedy'?"),
-        ("--search greedy --temperature 2", "--temperature is not an option of the search 'greedy': --search sample"),
-        ("--search sample --stop exact", "--stop is not an option of the search 'sample': --search beam has it"),
-        ("--search sample --length-rule mean", "--length-rule is not an option"),
-        ("--search greedy --beam 3", "--beam is not an option of the search 'greedy'"),
-        ("--samples 3", "--samples is not an option of the search 'beam': --search sample has it"),
-        ("--groups 2", "--groups is not an option of the search 'beam': --search diverse has it"),
-        ("--search sample --temperature 0", "temperature: must be greater than 0, found 0.0"),
-        ("--search sample --top-p 1.5", "top_p"),
-        ("--stop never", "stop"),
-        ("--coverage -1", "coverage: must be"),
+        (
+            "--search greedy --temperature 2",
+            "temperature is not an option of the search 'greedy': set search to sample",
+        ),
+        (
+            "--search sample --early-stopping never",
+            "early_stopping is not an option of the search 'sample': set search to beam",
+        ),
+        ("--search sample --length-rule mean", "length_rule is not an option of the search 'sample'"),
+        ("--search sample --length-penalty 1", "length_penalty is not an option of the search 'sample'"),
+        ("--search greedy --beam 5", "beam is not an option of the search 'greedy'"),
+        ("--num-samples 3", "num_samples is not an option of the search 'beam': set search to sample"),
+        ("--num-beam-groups 2", "num_beam_groups is not an option of the search 'beam': set search to diverse"),
+        ("--search sample --temperature 0", "--temperature: must be greater than 0, found 0.0"),
+        ("--search sample --top-p 1.5", "--top-p: must be less than or equal to 1, found 1.5"),
+        ("--early-stopping exact", "--early-stopping: must be False, True or 'never', found 'exact'"),
+        ("--finished-policy pool", "--finished-policy: must be 'collect' or 'shrink', found 'pool'"),
+        ("--coverage-penalty -1", "--coverage-penalty: must be greater than or equal to 0, found -1.0"),
         ("--length-rule gnmtt", "no length rule called 'gnmtt'; did you mean 'gnmt'?"),
-        ("--length-rule mean --alpha 1", "--alpha: the length rule mean has no exponent; power and gnmt have one"),
-        ("--search diverse --groups 4", "cannot be shared evenly by 4 groups"),
-        ("--search sample --nbest 2 --format tsv", "2 best results need as many samples"),
-        ("--search exhaustive", "more than 200,000"),
-        ("--search greedy --require ab", "required phrases need a beam"),
+        (
+            "--length-rule mean --length-penalty 1",
+            "length_penalty: the length rule mean has no exponent; power and gnmt",
+        ),
+        ("--search diverse --num-beam-groups 4", "cannot be divided evenly into 4 groups"),
+        ("--search sample --nbest 2 --format tsv", "nbest 2 needs as many num_samples, not 1"),
+        ("--search exhaustive", "exhaustive search met over 200,000 prefixes"),
+        ("--search greedy --force-phrases ab", "force_phrases needs a beam search, and the search is 'greedy'"),
         ("--trace", "need --format jsonl"),
-        ("--trace --format jsonl --search greedy", "a trace is of a beam"),
-        ("--require xyz", "'xyz' holds something that the model's vocabulary lacks"),
+        ("--trace --format jsonl --search greedy", "trace needs a beam search, and the search is 'greedy'"),
+        ("--force-phrases xyz", "'xyz' is not covered by the model's vocabulary"),
         ("--pattern (a", "'(a' is no regular expression"),
-        ("--shortest 5 --longest 3", "the longest length is 3; it must be at least the shortest, 5"),
-        ("--repetition 0.5", "repetition: must be greater than or equal to 1"),
-        ("--no-repeat -1", "no_repeat"),
+        ("--min-new-tokens 5 --max-new-tokens 3", "max_new_tokens is 3; it must be at least min_new_tokens, 5"),
+        ("--repetition-penalty 0.5", "--repetition-penalty: must be greater than or equal to 1, found 0.5"),
+        ("--no-repeat-ngram-size -1", "--no-repeat-ngram-size: must be greater than or equal to 0, found -1"),
         ("--mbr chrff", "did you mean 'chrf'?"),
-        ("--lm runs/copy", "fusion needs a language model"),
+        ("--lm runs/copy", "shallow fusion needs a language model"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(here: Callable[..., Done], options: str, words: str) -> None:
@@ -276,24 +290,30 @@ def test_what_cannot_be_is_refused_in_a_sentence(here: Callable[..., Done], opti
 
 def test_an_option_changes_the_models_own_search_and_leaves_the_rest_of_it(work: Path) -> None:
     opened = pipeline.load(work / RUN, "cpu")
-    search: Any = {"name": "beam", "size": 4, "stop": "exact", "length": {"name": "gnmt", "alpha": 0.9}}
-    changes = {"search": search, "no_repeat": 3}
-    generation = opened.config.generation.model_validate(changes)
+    fields: dict[str, Any] = {"beam": 4, "early_stopping": "never", "length_rule": {"name": "gnmt", "alpha": 0.9}}
+    generation = GenerationOptions.model_validate(fields | {"no_repeat_ngram_size": 3})
     own = pipeline.replace(opened, config=opened.config.model_copy(update={"generation": generation}))
-    for beam, rule, given, expected in [
-        (None, None, {"coverage": 0.1}, search | {"coverage": 0.1}),
-        (7, None, {"ending": "shrink"}, search | {"size": 7, "ending": "shrink"}),
-        (None, None, {"alpha": 0.2}, search | {"length": {"name": "gnmt", "alpha": 0.2}}),
-        (None, "none", {}, search | {"length": "none"}),
+    for given, expected in [
+        ({}, {}),
+        ({"coverage_penalty": 0.1}, {"coverage_penalty": 0.1}),
+        ({"beam": 7, "finished_policy": "shrink"}, {"beam": 7, "finished_policy": "shrink"}),
+        ({"length_penalty": 0.2}, {"length_rule": {"name": "gnmt", "alpha": 0.2}}),
+        ({"length_rule": "none"}, {"length_rule": "none"}),
+        ({"early_stopping": "false"}, {"early_stopping": False}),
+        ({"early_stopping": "true"}, {"early_stopping": True}),
+        ({"search": "beam"}, {}),
+        (
+            {"search": "diverse", "num_beam_groups": 2},
+            {"search": "diverse", "num_beam_groups": 2, "early_stopping": False},
+        ),
     ]:
-        found = searching.part(own, None, beam, rule, given)
-        assert found == opened.config.generation.model_validate({"search": expected}).search
-    assert searching.part(own, None, 7, None, {}) is None  # which is left to the Pipeline
-    assert own.search_part(7, 1) == opened.config.generation.model_validate({"search": search | {"size": 7}}).search
-    greedy = searching.part(own, "greedy", None, None, {})
-    assert greedy is not None
-    assert greedy.name == "greedy"
-    assert own.with_generation(repetition=2.0).config.generation == generation.model_copy(update={"repetition": 2.0})
+        missing = {name: None for name in GenerationOptions.model_fields if name not in given}  # as typer leaves them
+        resolved = own.resolve_options(parse_options(given | missing))
+        assert search_part(resolved) == search_part(GenerationOptions.model_validate(fields | expected))
+        assert resolved.no_repeat_ngram_size == 3
+    assert search_part(own.resolve_options(parse_options({"beam": 1}))).name == "greedy"
+    greedy = own.resolve_options(parse_options({"search": "greedy", "repetition_penalty": 2.0}))
+    assert greedy.explicit == {"search": Part("greedy"), "no_repeat_ngram_size": 3, "repetition_penalty": 2.0}
 
 
 # -- N lines in, N lines out -------------------------------------------------------------------------------------------

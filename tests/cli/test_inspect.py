@@ -15,8 +15,8 @@ import dragoman
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.data.objectives import objectives
-from dragoman.inspection.render.image import Panel
-from dragoman.inspection.views import alignment, beam_tree, positions, saliency, steps
+from dragoman.inspection.render.image import AttentionPanel
+from dragoman.inspection.views import alignment, beam, positions, saliency, steps
 from dragoman.text import codec as codecs
 
 RUN = "runs/copy"
@@ -35,16 +35,16 @@ def test_a_page_holds_the_views_that_python_gives(work: Path, tmp_path: Path, he
     assert done.code == 0, done.err
     assert done.out == ""
     views = embedded(page)
-    assert [view["view"] for view in views] == ["alignment", "beam", "steps", "why"]
-    model = dragoman.load(work / RUN, plain=True)
-    assert views[0] == alignment.look(model, "a b")
-    assert views[1] == beam_tree.tree(model, "a b")
-    assert views[2] == steps.walk(model, "a b")
+    assert [view["view"] for view in views] == ["alignment", "beam", "saliency", "steps"]
+    model = dragoman.load(work / RUN, reference=True)
+    assert views[0] == alignment.compute_alignment(model, "a b")
+    assert views[1] == beam.trace_beam(model, "a b")
+    assert views[3] == steps.trace_steps(model, "a b")
 
 
 def test_views_in_the_terminal_say_what_the_data_says(work: Path, here: Callable[..., Any]) -> None:
     out = here("inspect", RUN, "a b", "--target", "a b", "--view", "beam,steps").out
-    tree = beam_tree.tree(dragoman.load(work / RUN, plain=True), "a b", "a b")
+    tree = beam.trace_beam(dragoman.load(work / RUN, reference=True), "a b", "a b")
     assert tree["verdict"]["sentence"] in " ".join(out.split())
     assert f"log p {tree['results'][0]['log_prob']:.3f}" in out
     assert "free:" in out
@@ -54,9 +54,9 @@ def test_views_in_the_terminal_say_what_the_data_says(work: Path, here: Callable
 def test_what_the_source_weighs_is_as_large_in_the_terminal_as_in_the_data(
     work: Path, here: Callable[..., Any]
 ) -> None:
-    done = here("inspect", RUN, "a b", "--view", "why")
+    done = here("inspect", RUN, "a b", "--view", "saliency")
     assert done.code == 0, done.err
-    norms = saliency.gradients(dragoman.load(work / RUN, plain=True), "a b")["norms"]
+    norms = saliency.compute_saliency(dragoman.load(work / RUN, reference=True), "a b")["norms"]
     assert f"the largest is {max(map(max, norms)):.3g}:" in done.out
 
 
@@ -77,17 +77,19 @@ def test_a_replay_ends_with_what_the_model_says_at_the_last_step(work: Path, her
 def test_positions_are_refused_in_one_sentence_where_a_model_has_none(here: Callable[..., Any]) -> None:
     done = here("inspect", RUN, "--view", "positions")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "no position scheme is in the encoder 'rnn' and the decoder 'rnn'; look at a model with" in done.err
+    assert "there is no position scheme in the encoder 'rnn' and the decoder 'rnn'; use a model with" in done.err
 
 
 def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, here: Callable[..., Any]) -> None:
     config = configs.load(None, "transformer-tiny", ["data.train=none.tsv", "tokenizer.source=characters"]).config
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["ab"], ["ab"], [])
+    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["ab"], ["ab"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(tmp_path / "tiny", config, model_folder.unique_weights(model), codec, {})
     done = here("inspect", tmp_path / "tiny", "--view", "positions")
     assert done.code == 0, done.err
-    assert done.out.startswith(positions.similarity(dragoman.load(tmp_path / "tiny", plain=True))["what"] + "\n")
+    assert done.out.startswith(
+        positions.compute_position_similarity(dragoman.load(tmp_path / "tiny", reference=True))["description"] + "\n"
+    )
     assert re.search(r"^ *0 ██", done.out, re.MULTILINE), done.out  # a place is most like itself
 
 
@@ -113,8 +115,8 @@ def untrained(folder: Path, objective: str, parts: dict[str, Any]) -> Path:
         "training": {"objective": objective},
     }
     config = configs.validate(value, "a test")
-    extra = list(objectives.build(config.training.objective).symbols)
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
+    extra = list(objectives.build(config.training.objective).extra_symbols)
+    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return folder
@@ -127,7 +129,7 @@ def test_what_writes_no_target_beside_a_source_is_not_said_to_have_no_attention(
     model, path = untrained(tmp_path / "model", *WITHOUT_ALIGNMENT[kind]), tmp_path / "a.png"
     done = here("inspect", model, "ab", "--png", path)
     assert (done.code, done.err.count("\n"), path.exists()) == (2, 1, False)
-    sentence = f"the alignment shows attention from target to source, and {kind} has none of that kind"
+    sentence = f"the alignment shows attention from target to source, and {kind} has none"
     assert f"{path}: there is nothing to draw: {sentence}" in done.err
     assert sentence in done.out  # what it says is shown all the same
     assert "no attention to show" not in done.out + done.err
@@ -141,15 +143,17 @@ def test_a_picture_of_a_model_without_heads_to_show_is_an_error_for_none_was_mad
     model = untrained(tmp_path / "labels", *WITHOUT_ALIGNMENT["a classifier"])
     done = here("inspect", model, "ab", option, path, "--maps", "encoder")
     assert (done.code, done.err.count("\n"), path.exists()) == (2, 1, False)
-    assert "no encoder attention, for heads are shown of a single model with a decoder" in done.err
+    assert "no encoder attention, because heads are shown only of a single model with a decoder" in done.err
 
 
 @pytest.mark.parametrize("source", ["prefix", "full_prefix"])
 def test_a_picture_of_what_reads_source_and_target_as_one_sequence_has_a_column_for_each_token(
     source: str, tmp_path: Path, here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Panel] = []
-    monkeypatch.setattr("dragoman.inspection.render.image.alignment", lambda path, panels: drawn.extend(panels))
+    drawn: list[AttentionPanel] = []
+    monkeypatch.setattr(
+        "dragoman.inspection.render.alignment_image.draw_attention", lambda path, panels: drawn.extend(panels)
+    )
     parts = {"encoder": "none", "decoder": PREFIX | {"source": source}, "tie": "none"}
     model = untrained(tmp_path / "one", "pairs", parts)
     done = here("inspect", model, "ab", "--target", "ba", "--png", tmp_path / "a.png", "--maps", "decoder")
@@ -164,8 +168,8 @@ def test_a_picture_of_what_reads_source_and_target_as_one_sequence_has_a_column_
 
 
 def test_sentences_near_each_other_are_named(here: Callable[..., Any]) -> None:
-    out = here("inspect", RUN, "a b", "b a", "c c c", "--view", "space").out
-    assert out.count("near:") == 3
+    out = here("inspect", RUN, "a b", "b a", "c c c", "--view", "embedding_space").out
+    assert out.count("neighbors:") == 3
 
 
 @pytest.mark.parametrize(("option", "first"), [("--svg", b"<?xml"), ("--pdf", b"%PDF")])

@@ -70,7 +70,7 @@ def embedded(page: Path) -> list[dict[str, Any]]:
 def look(place: Path, model: str, source: str) -> dict[str, Any]:
     from dragoman.inference import pipeline
 
-    return alignment.look(pipeline.load(place / model, "cpu", plain=True), source)
+    return alignment.compute_alignment(pipeline.load(place / model, "cpu", reference=True), source)
 
 
 def test_a_photo_has_a_grid_for_each_word(run: Callable[..., Done], place: Path, monkeypatch: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_second_source_is_given_as_predict_takes_it(run: Callable[..., Done]) 
     both = run("asked", "what color is it ?\tphoto.png")
     done = run("asked", "photo.png", "--second-source", "what color is it ?")
     assert (done.code, done.out, done.err) == (0, both.out, "")
-    for arguments, words in {("soft", "photo.png"): "reads one source", ("asked",): "given as arguments"}.items():
+    for arguments, words in {("soft", "photo.png"): "has one source", ("asked",): "given as arguments"}.items():
         done = run(*arguments, "--second-source", "what ?")
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert words in done.err
@@ -146,7 +146,7 @@ def test_soft_and_hard_stand_beside_each_other(run: Callable[..., Done], place: 
     monkeypatch.chdir(place)
     views = embedded(place / "both.html")
     assert [[one["view"] for one in view["views"]] for view in views] == [
-        [name] * 2 for name in ("alignment", "beam", "steps", "why")
+        [name] * 2 for name in ("alignment", "beam", "saliency", "steps")
     ]
     assert views[0]["models"] == ["soft", "hard"]
     assert views[0]["views"] == [look(place, model, "photo.png") for model in ("soft", "hard")]

@@ -13,9 +13,9 @@ import pytest
 from pydantic import Field
 
 import dragoman
-from dragoman.cli.list_parts import KINDS, registries
-from dragoman.cli.parts_page import allowed, page, prose, table
-from dragoman.config import Training
+from dragoman.cli.list_parts import KINDS, load_registries
+from dragoman.cli.parts_page import describe_type, escape_markdown, format_options, render_page
+from dragoman.config import TrainingOptions
 from dragoman.core.registry import NonNegativeInt, Part, PositiveInt, Registry, UnitInterval, options_of
 from dragoman.nn.scores import scores
 
@@ -40,14 +40,14 @@ def test_every_registry_of_the_package_is_listed_under_its_name() -> None:
     plurals = {registry.kind.replace(" ", "_") + "s": registry for registry in found if registry.kind != "search"}
     plurals |= {"searches": next(registry for registry in found if registry.kind == "search")}
     del plurals["readers"]  # nobody names one: the ending of a file does
-    assert registries() == plurals
-    assert [*registries(), "presets"] == list(KINDS)
+    assert load_registries() == plurals
+    assert [*load_registries(), "presets"] == list(KINDS)
 
 
 def test_the_page_has_every_part_under_its_kind_with_its_options() -> None:
-    text = page(registries())
+    text = render_page(load_registries())
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    for kind, registry in registries().items():
+    for kind, registry in load_registries().items():
         assert f"](#{kind})" in text
         parts = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", sections[kind], re.MULTILINE | re.DOTALL))
         assert list(parts) == registry.names
@@ -73,7 +73,7 @@ def test_the_page_has_every_part_under_its_kind_with_its_options() -> None:
     ],
 )
 def test_a_type_is_said_in_words(kind: Any, words: str) -> None:
-    assert allowed(kind, [], registries()) == words
+    assert describe_type(kind, [], load_registries()) == words
 
 
 def test_a_table_shows_defaults_as_a_config_writes_them_and_comments_behind_settings() -> None:
@@ -82,10 +82,10 @@ def test_a_table_shows_defaults_as_a_config_writes_them_and_comments_behind_sett
     ) -> None:
         pass
 
-    rows = table(options_of(part, "part"), registries()).split("\n")[2:]
+    rows = format_options(options_of(part, "part"), load_registries()).split("\n")[2:]
     assert [row.split(" | ")[-1] for row in rows if row] == ["`true` |", "`null` |", "`dot` |", "required |"]
-    assert "| `save_every` | whole number > 0 | `500` | steps |" in table(Training, registries())
+    assert "| `save_every` | whole number > 0 | `500` | steps |" in format_options(TrainingOptions, load_registries())
 
 
 def test_text_is_no_markup_unless_it_is_code() -> None:
-    assert prose("F * α of `a_*` [q; k], y_<t, x_1") == r"F \* α of `a_*` \[q; k], y\_\<t, x_1"
+    assert escape_markdown("F * α of `a_*` [q; k], y_<t, x_1") == r"F \* α of `a_*` \[q; k], y\_\<t, x_1"

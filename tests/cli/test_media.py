@@ -30,8 +30,8 @@ IMAGE = {"name": "image", "pixels": 16, "channels": 4, "stages": [1], "augment":
 FRONTENDS: dict[str, dict[str, Any]] = {
     "image": IMAGE,
     "audio": {"name": "audio", "rate": 8000, "bins": 16, "channels": 4},
-    "frames": {"name": "frames", "numbers": 5, "channels": 4},
-    "clips": {"name": "clips", "frames": 3, "pixels": 16, "channels": 4, "stages": [1], "augment": False},
+    "frames": {"name": "features", "numbers": 5, "channels": 4},
+    "clips": {"name": "video", "frames": 3, "pixels": 16, "channels": 4, "stages": [1], "augment": False},
 }
 FORMS = {"image": "{}.png", "audio": "{}.wav", "frames": "{}.npy", "clips": "{}.zip"}
 QUESTION = "b a"
@@ -78,7 +78,7 @@ def model(folder: Path, kind: str, **parts: Any) -> Path:
             **parts,
         },
         "training": {"steps": 4, "optimizer": {"name": "adam", "rate": 0.03}, "schedule": "constant"},
-        "generation": {"ratio": 0.0, "extra": 6},
+        "generation": {"max_length_ratio": 0.0, "max_length_extra": 6},
         "runtime": {"device": "cpu", "threads": 1},
     }
     for _ in training.run(configs.validate(value, kind), folder / f"run-{kind}"):
@@ -171,7 +171,7 @@ def test_a_list_may_have_the_columns_that_were_trained_on(
     (tmp_path / "sources.tsv").write_text("".join("\t".join(line[:-1]) + "\n" for line in lines))
     trained, sources = (here("predict", run, tmp_path / f"{name}.tsv", *TSV) for name in ("trained", "sources"))
     assert (trained.code, trained.out) == (0, sources.out)
-    assert "4 lines have columns besides their sources, left out" in trained.err
+    assert "4 lines have columns besides their sources, which are left out" in trained.err
     assert len(said(sources)) == COUNT
 
 
@@ -194,19 +194,19 @@ def test_a_media_file_with_a_second_source_is_one_input_of_both(
 @pytest.mark.parametrize(
     ("kind", "arguments", "says"),
     [
-        ("image", ["lost.png"], "there is no file 'lost.png' (looked in '.'"),
+        ("image", ["lost.png"], "there is no file 'lost.png' (searched in '.'"),
         ("image", ["broken.png"], "'broken.png' is not an image that can be read"),
         ("image", ["empty"], "'empty' is a folder, not a file; name the files in it, on the command line as empty/*"),
         ("audio", ["empty/"], "'empty/' is a folder, not a file; name the files in it, on the command line as empty/*"),
-        ("image", ["names.csv"], "names.csv: lists of names, one a line, end with .txt, .tsv or .jsonl"),
-        ("image", ["names.txt", "0.png"], "some files are media and some hold lines"),
-        ("image", ["0.png", "--second-source", "x"], "the model reads one source; leave it out"),
-        ("image", ["names.txt", "--second-source", "x"], "--second-source goes with a media file"),
+        ("image", ["names.csv"], "names.csv: a list of files must end with .txt, .tsv or .jsonl"),
+        ("image", ["names.txt", "0.png"], "some files are media files and some are lists"),
+        ("image", ["0.png", "--second-source", "x"], "the model has one source; leave out --second-source"),
+        ("image", ["names.txt", "--second-source", "x"], "--second-source needs a media file"),
         ("image", ["0.png", "--files", "nowhere"], "nowhere: there is no such folder or archive"),
         ("image", ["0.png", "--files", "names.txt"], "names.txt: neither a folder nor an archive"),
-        ("asked", ["0.png"], "give the other with --second-source"),
-        ("asked", ["0.png", "--second-source", " "], "give the other with --second-source"),
-        ("audio", ["broken.png"], "'broken.png' is not a sound that can be read"),
+        ("asked", ["0.png"], "give the other one with --second-source"),
+        ("asked", ["0.png", "--second-source", " "], "give the other one with --second-source"),
+        ("audio", ["broken.png"], "'broken.png' is not audio that can be read"),
         ("clips", ["empty"], "'empty' has no frames in it"),
     ],
 )
@@ -273,13 +273,13 @@ def test_quality_by_length_is_in_the_unit_of_what_is_read_and_left_out_with_a_wo
     assert ("by the rarest source token" in done.out) == (unit == "tokens")
     assert ("left out: the sources are" in done.out) == (unit != "tokens")
     found = json.loads(here(*asked, "--json").out)[str(run)]
-    assert found["length_of"] == (unit or None)
+    assert found["length_unit"] == (unit or None)
     assert bool(found["by_length"]["exact"]) == bool(unit)
     drawn = here(*asked, "--png", tmp_path / "a.png")
     assert (drawn.code, (tmp_path / "a.png").exists()) == ((0, True) if unit else (2, False))
     if not unit:
         assert (drawn.out, drawn.err.count("\n")) == ("", 1)
-        assert "a.png: there is no quality by length to draw" in drawn.err
+        assert "a.png: there is no quality by length, because images all have one size" in drawn.err
 
 
 def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(
@@ -287,17 +287,17 @@ def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(
 ) -> None:
     (tmp_path / "other.png").write_bytes(source("image", 2))
     one = pipeline.load(made("asked"), "cpu")
-    two = one.with_files([str(tmp_path)])
+    two = one.with_media_roots([str(tmp_path)])
     assert two.predict([f"{QUESTION}\tother.png"])[0] == one.predict([f"{QUESTION}\t2.png"])[0]
-    assert one.with_files([]) is one
+    assert one.with_media_roots([]) is one
     with pytest.raises(DataError, match=r"no file 'other\.png'"):
         one.predict([f"{QUESTION}\tother.png"])
     with pytest.raises(UserError, match="no such folder"):
-        one.with_files([str(tmp_path / "nowhere")])
+        one.with_media_roots([str(tmp_path / "nowhere")])
 
 
 def test_training_begins_only_with_places_that_are_there(made: Callable[[str], Path], tmp_path: Path) -> None:
-    value = configs.load(made("image") / "config.yaml").config.plain()
+    value = configs.load(made("image") / "config.yaml").config.to_mapping()
     value["data"]["files"] = [*value["data"]["files"], str(tmp_path / "nowhere.zip")]
     with pytest.raises(DataError, match=r"nowhere\.zip: there is no such folder or archive"):
         list(training.run(configs.validate(value, "places"), tmp_path / "run"))
@@ -316,7 +316,7 @@ def test_a_run_keeps_to_mirroring_or_not_as_it_began(here: Callable[..., Done], 
 def test_what_was_answered_before_a_file_that_is_missing_is_not_lost(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
-    monkeypatch.setattr(pipeline, "FILES", held)
+    monkeypatch.setattr(pipeline, "MEDIA_WINDOW", held)
     loaded = pipeline.load(made("image"), "cpu")
     wanted = loaded.predict(["2.png", "0.png", "1.png"])
     answers = loaded.stream(["2.png", "0.png", "1.png", "nowhere.png", "0.png"])
@@ -351,13 +351,13 @@ def test_what_cannot_be_read_is_left_out_if_one_asks_for_it(
 
 
 @pytest.mark.parametrize("kind", ["image", "asked"])
-def test_the_doctor_reads_the_files_that_a_models_sources_name(
+def test_data_check_reads_the_files_that_a_models_sources_name(
     here: Callable[..., Done], made: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
     run = made(kind)
     (tmp_path / "album").mkdir()
     (tmp_path / "album" / "new.png").write_bytes(source("image", 7))
-    before, names = ("", "source,target") if kind == "image" else ("a b\t", "source,second,target")
+    before, names = ("", "source,target") if kind == "image" else ("a b\t", "source,second_source,target")
     (tmp_path / "pairs.tsv").write_text(f"{before}0.png\ta\n{before}new.png\tb\n")
     asked = ("data", "check", tmp_path / "pairs.tsv", "--columns", names)
     alone = here(*asked, "--model", run)

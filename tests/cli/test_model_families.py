@@ -25,7 +25,7 @@ COMMON = [
     *("training.steps=20", "training.validate_every=20", "training.schedule=constant", "training.average=1"),
     *("training.batch_tokens=400", "training.optimizer.rate=0.01", "training.log_every=5", "runtime.threads=1"),
     *("model.width=16", "model.encoder={name: transformer, layers: 1, heads: 2}", "tokenizer.source=words"),
-    *("model.decoder={name: transformer, layers: 1, heads: 2}", "generation.extra=5"),
+    *("model.decoder={name: transformer, layers: 1, heads: 2}", "generation.max_length_extra=5"),
 ]
 HEAD = ["model.decoder=null", "tokenizer.joint=false", "model.tie=none"]
 
@@ -152,34 +152,34 @@ def test_a_tagger_learns_to_mark_nouns(folder: Path, say: Callable[..., str]) ->
 OWN = """
 import numpy as np
 from dragoman.core.types import EOS, PAD
-from dragoman.data.objectives import Objective, Row, objectives, plain
+from dragoman.data.objectives import Objective, TrainingRow, objectives, to_list
 
 @objectives.register("before")
 class Before(Objective):
     'Predict at each token of a text the one before it.'
 
-    joint = marks = True
+    needs_joint_vocabulary = has_token_labels = True
     head = "tagger"
 
-    def lengths(self, source, target):
+    def max_lengths(self, source, target):
         return target, np.zeros_like(target)
 
     def __call__(self, source, target, rng):
-        x = plain(target)
-        return Row(x, [], [PAD, *x[:-1]])
+        x = to_list(target)
+        return TrainingRow(x, [], [PAD, *x[:-1]])
 
 @objectives.register("backwards")
 class Backwards(Objective):
     'Predict every token of a text from those behind it.'
 
-    goes_on = empty_source = one_table = True
+    continues_text = has_empty_source = shares_embeddings = True
     decoder_source = "prefix"
 
-    def lengths(self, source, target):
+    def max_lengths(self, source, target):
         return np.zeros_like(source), target
 
     def __call__(self, source, target, rng):
-        return Row([], [*plain(target)[-2::-1], EOS])
+        return TrainingRow([], [*to_list(target)[-2::-1], EOS])
 """
 
 
@@ -190,7 +190,7 @@ class Backwards(Objective):
             "before",
             ["model.head=classifier"],
             ["model.head=tagger", "model.decoder=null"],
-            token_labels=pytest.mark.long,
+            marks=pytest.mark.long,
         ),
         ("backwards", [], ["model.encoder=none", "model.decoder.source=prefix"]),
     ],
@@ -200,14 +200,14 @@ def test_an_objective_of_a_user_s_own_says_which_model_it_needs_and_trains_it(
 ) -> None:
     (folder / "own.py").write_text(OWN, encoding="utf-8")
     sets = ["data.train=texts.txt", f"training.objective={name}"]
-    refused = process(*train(name, *sets, *other), "--import", "own", cwd=folder)
+    refused = process(*train(name, *sets, *other), "--plugin", "own", cwd=folder)
     assert refused.code == 2
     for key, value in (item.split("=") for item in remedy):
         assert f"{key} to {value}" in refused.err
-    trained = process(*train(name, *sets, *remedy), "--import", "own", cwd=folder)
+    trained = process(*train(name, *sets, *remedy), "--plugin", "own", cwd=folder)
     assert trained.code == 0, trained.err
     found = losses(folder / "runs" / name)
     assert found[-1] < found[0]
-    said = process("predict", f"runs/{name}", "--import", "own", cwd=folder, input=b"the big dog\n")
+    said = process("predict", f"runs/{name}", "--plugin", "own", cwd=folder, input=b"the big dog\n")
     assert said.code == 0, said.err
     assert said.out.strip()

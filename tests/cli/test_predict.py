@@ -20,18 +20,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.cli.inputs import Input
+from dragoman.cli.inputs import LineInputs
 from dragoman.cli.output import render
-from dragoman.core.processes import possible
-from dragoman.data.lines import Tally
+from dragoman.core.processes import can_fork
+from dragoman.data.lines import ReadReport
 from dragoman.inference.pipeline import Prediction
 
 from .conftest import Done, process
 
 RUN = "runs/copy"
-workers_work = pytest.mark.skipif(not possible(), reason="workers need Linux")
+workers_work = pytest.mark.skipif(not can_fork(), reason="workers need Linux")
 CLEAN = ["a b", "", "c a d", "b", "  ", "d d a"]
-RESULT = Prediction("a b", -0.5, -2.0, ["a", "␣", "b"], [-0.5, -0.5, -0.5, -0.5], "end", ["a", "␣", "b", "</s>"])
+RESULT = Prediction("a b", -0.5, -2.0, ["a", "␣", "b"], [-0.5, -0.5, -0.5, -0.5], "eos", ["a", "␣", "b", "</s>"])
 
 
 def lines(done: Done) -> list[str]:
@@ -276,9 +276,18 @@ def test_the_options_of_speed_are_refused_in_one_sentence(here: Callable[..., Do
     assert here("predict", RUN, "--workers", "0", input=b"a\n").code == 2
 
 
-def test_plain_results_are_those_of_the_fast_paths(here: Callable[..., Done]) -> None:
+def test_results_of_the_reference_are_those_of_the_engines(here: Callable[..., Done]) -> None:
     data = "".join(f"{line}\n" for line in many(40)).encode()
-    assert lines(here("predict", RUN, "--plain", input=data)) == lines(here("predict", RUN, input=data))
+    assert lines(here("predict", RUN, "--reference", input=data)) == lines(here("predict", RUN, input=data))
+
+
+def test_the_engine_is_explained_on_request(here: Callable[..., Done]) -> None:
+    done = here("predict", RUN, "--explain-engine", "--device", "cpu", input=b"a\n")
+    assert "decoding on cpu: " in done.err
+    assert "not cuda: " in done.err
+    assert "decoding" not in here("predict", RUN, "--device", "cpu", input=b"a\n").err
+    reference = here("predict", RUN, "--explain-engine", "--reference", "--device", "cpu", input=b"a\n")
+    assert "decoding on cpu: reference" in reference.err
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
@@ -290,7 +299,7 @@ def test_the_number_of_lines_is_guessed_from_the_bytes_read_and_right_in_the_end
     rng = random.Random(5)
     data = "".join("".join(rng.choices("abcdefgh ", k=rng.randrange(90))) + "\n" for _ in range(20_000)).encode()
     path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    given = Input(str(path), "stop", Tally())
+    given = LineInputs(str(path), "stop", ReadReport())
     assert given.expected is None
     for number, _ in enumerate(given, 1):
         if number == 10_000:
@@ -304,7 +313,7 @@ def test_nobody_knows_how_much_comes_through_a_pipe(monkeypatch: pytest.MonkeyPa
     os.close(here)
     with os.fdopen(there, encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        given = Input("-", "stop", Tally())
+        given = LineInputs("-", "stop", ReadReport())
         assert [(source.source, given.expected) for source in given] == [("a", None), ("b", None)]
     assert given.expected == 2
 
@@ -316,7 +325,7 @@ def test_a_terminal_shows_how_far_a_file_is_while_workers_answer_it(work: Path, 
     ours, theirs = os.openpty()
     args = [sys.executable, "-m", "dragoman", "predict", RUN, str(source), "-o", str(output)]
     env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
-    workers = ["--workers", "2"] if possible() else []
+    workers = ["--workers", "2"] if can_fork() else []
     with subprocess.Popen([*args, *workers], cwd=work, stderr=theirs, stdin=subprocess.DEVNULL, env=env) as parent:
         os.close(theirs)
         shown = b""

@@ -76,13 +76,13 @@ def test_the_page_holds_the_same_as_the_json(here: Callable[..., Done], tmp_path
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (["--limit", "copying"], "'copying' is not NAME=SHARE"),
-        (["--limit", "copying=many"], "NAME=SHARE"),
+        (["--limit", "copying"], "'copying' is not NAME=FRACTION"),
+        (["--limit", "copying=many"], "NAME=FRACTION"),
         (["--limit", "copyin=0.1"], "did you mean 'copying'"),
         (["--limit", "copying=10"], "from 0 to 1"),
         (["--pairs", "none.tsv"], "none.tsv: there is no such file"),
         (["--neutral", "copy.yaml"], "copy.yaml:2: found 1 columns"),
-        (["--items", "test.tsv"], "belong to --neutral"),
+        (["--items", "test.tsv"], "need --neutral"),
         (["--data", "none.tsv"], "none.tsv"),
     ],
 )

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = config.tokenizer.target
     assert target is not None
     texts = WORDS.split("\n")
-    codec = codecs.learn(config.tokenizer.source, target, False, "nfc", texts, texts, [])
+    codec = codecs.learn_codec(config.tokenizer.source, target, False, "nfc", texts, texts, [])
     weights = model_folder.unique_weights(configs.build_model(config, len(codec.source), len(codec.target)))
     model_folder.save(folder, config, weights, codec, {})
     return folder
@@ -123,7 +123,7 @@ def test_what_cannot_be_explained_is_one_sentence_and_exit_code_2(
         ("words.txt", "low", "--side", "source"): "--side is for models",
         (str(model), "low", "--merges", "3"): "--merges is for text files",
         (str(model), "low", "--side", "both"): "source, target",
-        (str(model),): "which words",
+        (str(model),): "name the words to split",
     }.items():
         done = explain(*args)
         assert (done.code, done.out) == (2, "")

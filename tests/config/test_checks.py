@@ -97,8 +97,12 @@ BROKEN = [
     ),
     Broken(
         "numbers that are none",
-        DATA + "training: {clip: .nan, optimizer: {name: adam, rate: .nan}}\ngeneration: {ratio: .inf}\n",
-        [["training.clip", "nan"], ["training.optimizer.rate", "nan"], ["generation.ratio", "finite", "inf"]],
+        DATA + "training: {clip: .nan, optimizer: {name: adam, rate: .nan}}\ngeneration: {max_length_ratio: .inf}\n",
+        [
+            ["training.clip", "nan"],
+            ["training.optimizer.rate", "nan"],
+            ["generation.max_length_ratio", "finite", "inf"],
+        ],
     ),
     Broken(
         "rules between fields, and a wrong type elsewhere",
@@ -132,6 +136,44 @@ BROKEN = [
     Broken("columns", "data: {train: a.tsv, columns: [source, taget]}\n", [["data.columns.1", "'taget'", "'target'"]]),
     Broken(
         "columns without a target", "data: {train: a.tsv, columns: [source, '-']}\n", [["data.columns", "'target'"]]
+    ),
+    Broken(
+        "options of generation that do not exist",
+        DATA + "generation: {serch: beam, beam: 0}\n",
+        [
+            ["generation.serch is not an option", "did you mean 'search'"],
+            ["generation.beam", "greater than 0", "found 0"],
+        ],
+    ),
+    Broken(
+        "an unknown search", DATA + "generation: {search: bean}\n", [["generation", "'bean'", "did you mean 'beam'"]]
+    ),
+    Broken(
+        "an option that the search lacks",
+        DATA + "generation: {search: {name: beam, coverage_penaltie: 1.0}}\n",
+        [["generation", "search beam", "coverage_penaltie", "did you mean 'coverage_penalty'"]],
+    ),
+    Broken(
+        "an option of another search",
+        DATA + "generation: {search: greedy, temperature: 0.5}\n",
+        [["generation", "temperature is not an option of the search 'greedy'", "set search to sample"]],
+    ),
+    Broken(
+        "an option of another search than that of validation",
+        DATA + "training: {validate_generation: {search: beam, top_k: 5}}\n",
+        [["training.validate_generation", "top_k", "set search to sample"]],
+    ),
+    Broken(
+        "a diverse beam that cannot be divided",
+        DATA + "generation: {search: diverse, beam: 5, num_beam_groups: 2}\n",
+        [["generation", "beam of 5", "2 groups"]],
+    ),
+    Broken("an unknown length rule", DATA + "generation: {length_rule: men}\n", [["generation", "'men'", "'mean'"]]),
+    Broken("an unknown metric of risk", DATA + "generation: {mbr: chr}\n", [["generation", "'chr'", "'chrf'"]]),
+    Broken(
+        "lengths of generation that cross",
+        DATA + "generation: {min_new_tokens: 5, max_new_tokens: 4}\n",
+        [["generation.max_new_tokens is 4", "min_new_tokens, 5"]],
     ),
     Broken("an unknown preset", "preset: dats\n" + DATA, [["preset", "'dats'", "did you mean 'dates'"]]),
     Broken("a preset that is a list", "preset: [dates]\n" + DATA, [["preset", "dates"]]),

@@ -12,6 +12,7 @@ import torch
 
 from dragoman import config as configs
 from dragoman.core.errors import ConfigError, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, Capacity, Example
 from dragoman.data.objectives import objectives
@@ -67,7 +68,7 @@ REFUSED = {
     "model.pointer needs one vocabulary": [*APART, "model.pointer=general"],
     "training.objective is labels, which an encoder answers alone": [*APART, "training.objective=labels"],
     "training.objective is lm, so one table": [*ONE, "training.objective=lm", "model.tie=output"],
-    "training.objective is lm, so there is one network": ["training.objective=lm"],
+    "training.objective is lm, which needs a decoder-only model": ["training.objective=lm"],
     "training.objective is lm, which reads from left": [
         ONE[0],
         "model.decoder.source=full_prefix",
@@ -75,8 +76,8 @@ REFUSED = {
     ],
     "training.objective is unilm, which sees words from both sides": [*ONE, "training.objective=unilm"],
     "model.pointer copies from the source": [*ONE, "training.objective=lm", "model.pointer=general"],
-    "training.objective is unilm, so there is one network": ["training.objective=unilm"],
-    "pairs with source_loss, so there is one network": ["training.objective={name: pairs, source_loss: true}"],
+    "training.objective is unilm, which needs a decoder-only model": ["training.objective=unilm"],
+    "pairs with source_loss, which needs a decoder-only model": ["training.objective={name: pairs, source_loss: true}"],
     "pairs with source_loss, which reads from left": [
         ONE[0],
         "model.decoder.source=full_prefix",
@@ -116,7 +117,7 @@ def test_what_does_not_go_together_is_refused_and_the_remedy_of_the_sentence_hel
             [*HEAD, "model.head=tagger", "training.objective={name: masked, mask: 1.0}"],
             "training.objective: mask is 1.0 and random is 0.1; together they must not exceed 1",
         ),
-        ([*APART, "model.head=tagger", "training.objective=tags"], "give a decoder or a head"),
+        ([*APART, "model.head=tagger", "training.objective=tags"], "set a decoder or a head"),
     ],
 )
 def test_other_sentences_say_what_must_change(sets: list[str], words: str) -> None:
@@ -136,10 +137,12 @@ TEXTS = ["abcdefgh", "a b c"]
 
 def opened(*sets: str) -> Pipeline:
     """Random weights, large enough to say something definite."""
-    config = loaded("generation.search=greedy", "generation.ratio=1.0", "generation.extra=6", *sets)
+    config = loaded(
+        "generation.search=greedy", "generation.max_length_ratio=1.0", "generation.max_length_extra=6", *sets
+    )
     tokenizing = config.tokenizer
-    symbols = objectives.build(config.training.objective).symbols
-    codec = codecs.learn(tokenizing.source, tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, symbols)
+    symbols = objectives.build(config.training.objective).extra_symbols
+    codec = codecs.learn_codec(tokenizing.source, tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, symbols)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         for p in model.parameters():
@@ -216,7 +219,7 @@ def test_a_classifier_answers_with_labels_the_best_first_and_they_score_alike() 
     found = pipeline.predict(sources, nbest=3, attention=True)
     for source, one in zip(sources, found, strict=True):
         if not source:
-            assert one.finish_reason == "blank"
+            assert one.finish_reason == "empty_source"
             continue
         ranked = [one, *one.alternatives]
         assert [len(label.tokens) for label in ranked] == [1, 1, 1]
@@ -250,21 +253,21 @@ def test_a_masked_language_model_fills_positions_and_scores_no_text() -> None:
         pipeline.score(["abc"])
 
 
-def test_draws_of_a_pipeline_depend_on_a_source_s_place_alone() -> None:
+def test_samples_of_a_pipeline_depend_on_a_source_s_index_alone() -> None:
     # A high temperature: weights by chance may be all but sure that the text ends at once.
-    pipeline, sample = opened(), Part("sample", {"seed": 5, "temperature": 10.0})
+    pipeline, sample = opened(), GenerationOptions(search=Part("sample"), seed=5, temperature=10.0)
     sources = ["abc", "h", "abc", "defgh abc", *["abc"] * 12]
-    found = pipeline.predict(sources, search=sample)
-    assert [p.text for p in pipeline.predict(sources[:2], search=sample)] == [p.text for p in found[:2]]
+    found = pipeline.predict(sources, sample)
+    assert [p.text for p in pipeline.predict(sources[:2], sample)] == [p.text for p in found[:2]]
     assert len({one.text for source, one in zip(sources, found, strict=True) if source == "abc"}) > 1
     examples = [Example(source) for source in sources]
-    assert [p.text for p in pipeline.stream(iter(examples), search=sample)] == [p.text for p in found]
+    assert [p.text for p in pipeline.stream(iter(examples), sample)] == [p.text for p in found]
 
 
 def test_a_pair_too_long_for_the_positions_of_one_sequence_is_not_scored() -> None:
     limits = ["data.max_source=8", "data.max_target=8", "model.decoder.position={name: learned, length: 16}"]
     pipeline: Any = opened(*ONE, *limits)
-    assert (pipeline.model.max_source_positions, pipeline.model.longest_target) == (8, 16)
+    assert (pipeline.model.max_source_positions, pipeline.model.max_target_positions) == (8, 16)
     assert len(pipeline.score([("abcdefg", "abcdefg")])) == 1
     with pytest.raises(UserError, match=r"the target has 9 tokens.*at most 8"):
         pipeline.score([("abcdefg", "abcdefgh")])

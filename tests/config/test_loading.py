@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import explain, load, presets, validate
+from dragoman.config import explain_origins, list_presets, load, validate
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError
+from dragoman.core.registry import Part
 
 from .conftest import TINY, written
 
@@ -38,7 +39,7 @@ def test_a_file_goes_over_its_preset_and_set_over_both(tmp_path: Path) -> None:
     }
     assert (config.training.steps, config.training.batch_tokens) == (900, 2048)
     assert (config.training.optimizer.name, config.training.optimizer.options["rate"]) == ("adam", 0.5)
-    origins = {key: origin for key, _, origin in explain(loaded)}
+    origins = {key: origin for key, _, origin in explain_origins(loaded)}
     assert origins["model.width"] == origins["training.steps"] == str(path)
     assert origins["model.encoder.name"] == origins["training.batch_tokens"] == "preset rnn-attention"
     assert origins["model.encoder.layers"] == "--set model.encoder.layers"
@@ -58,9 +59,35 @@ def test_a_part_under_another_name_starts_over_and_so_do_its_origins(tmp_path: P
     encoder = loaded.config.model.encoder  # type: ignore[attr-defined]
     fresh = load(written(tmp_path, "data: {train: a.tsv}\nmodel: {encoder: transformer}\n", "fresh.yaml")).config
     assert encoder == fresh.model.encoder  # type: ignore[attr-defined]
-    origins = {key: origin for key, _, origin in explain(loaded) if key.startswith("model.encoder.")}
+    origins = {key: origin for key, _, origin in explain_origins(loaded) if key.startswith("model.encoder.")}
     assert origins.pop("model.encoder.name") == str(path)
     assert set(origins.values()) == {"default"}
+
+
+def test_another_search_drops_the_options_of_earlier_layers_that_it_does_not_take(tmp_path: Path) -> None:
+    path = written(tmp_path, "preset: bahdanau2015\ndata: {train: a.tsv}\ngeneration: {min_new_tokens: 2}\n")
+    assert load(path).config.generation.explicit == {"beam": 12, "length_rule": Part("none"), "min_new_tokens": 2}
+    for search, kept in (("greedy", []), ("diverse", ["beam", "length_rule"])):
+        loaded = load(path, None, [f"generation.search={search}"])
+        generation, origins = loaded.config.generation, {key: origin for key, _, origin in explain_origins(loaded)}
+        assert set(generation.explicit) == {"search", "min_new_tokens", *kept}
+        assert origins["generation.search"] == "--set generation.search"
+        assert origins["generation.beam"] == ("preset bahdanau2015" if kept else "default")
+    greedy = load(path, None, ["training.validate_generation.beam=3", "training.validate_generation.search=greedy"])
+    assert set(greedy.config.training.validate_generation.explicit) == {"search"}
+    with pytest.raises(
+        ConfigError, match="beam is not an option of the search 'greedy': set search to beam or diverse"
+    ):
+        load(path, None, ["generation={search: greedy, beam: 3}"])
+
+
+def test_options_inside_a_search_are_fields_beside_it_and_the_later_layer_wins(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "preset: bahdanau2015\ndata: {train: a.tsv}\ngeneration: {search: {name: beam, beam: 3}}\n"
+    )
+    assert load(path).config.generation.explicit == {"beam": 3, "length_rule": Part("none")}
+    for later in ("generation.beam=4", "generation.search.beam=4", "generation.search={name: beam, beam: 4}"):
+        assert load(path, None, [later]).config.generation.beam == 4
 
 
 def test_naming_the_same_part_again_keeps_its_options(tmp_path: Path) -> None:
@@ -68,7 +95,7 @@ def test_naming_the_same_part_again_keeps_its_options(tmp_path: Path) -> None:
     loaded = load(path, None, ["model.encoder.name=rnn"])
     for part in (loaded.config.model.decoder, loaded.config.model.encoder):  # type: ignore[attr-defined]
         assert (part.options["cell"], part.options["width"]) == ("gru", 128)
-    origins = {key: origin for key, _, origin in explain(loaded)}
+    origins = {key: origin for key, _, origin in explain_origins(loaded)}
     assert origins["model.decoder.width"] == "preset dates"
 
 
@@ -76,7 +103,7 @@ def test_options_may_be_added_to_a_part_named_before_by_its_bare_name(tmp_path: 
     path = written(tmp_path, TINY + "tokenizer: {source: bpe}\n")
     loaded = load(path, None, ["tokenizer.source.size=300"])
     assert (loaded.config.tokenizer.source.name, loaded.config.tokenizer.source.options["size"]) == ("bpe", 300)
-    origins = {key: origin for key, _, origin in explain(loaded)}
+    origins = {key: origin for key, _, origin in explain_origins(loaded)}
     assert origins["tokenizer.source.name"] == str(path)
     assert origins["tokenizer.source.size"] == "--set tokenizer.source.size"
 
@@ -89,8 +116,8 @@ def test_explain_lists_every_value_of_the_config_once(tmp_path: Path) -> None:
             return {".".join(path): value}
         return {key: item for name, one in value.items() for key, item in leaves(one, (*path, name)).items()}
 
-    shown = list(explain(loaded))
-    assert {key: value for key, value, _ in shown} == leaves(loaded.config.plain())
+    shown = list(explain_origins(loaded))
+    assert {key: value for key, value, _ in shown} == leaves(loaded.config.to_mapping())
     assert len({key for key, _, _ in shown}) == len(shown)
 
 
@@ -119,10 +146,10 @@ def test_a_problem_set_on_the_command_line_says_so() -> None:
         load(None, "dates", ["data.train=a.tsv", "training.steps=0"])
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", list_presets())
 def test_every_preset_is_right_once_it_has_data(preset: str) -> None:
     text = (resources.files("dragoman.presets") / f"{preset}.yaml").read_text(encoding="utf-8")
     value = yaml.parse(text, preset)  # validated, not rehearsed: at full size that takes seconds for each
     config = validate({**value, "data": {**value.get("data", {}), "train": "a.tsv", "valid": "b.tsv"}}, preset)
-    assert presets()[preset], "the first line of a preset says what it is"
-    assert validate(yaml.parse(config.text(), "saved"), "saved") == config
+    assert list_presets()[preset], "the first line of a preset says what it is"
+    assert validate(yaml.parse(config.to_yaml(), "saved"), "saved") == config

@@ -19,7 +19,7 @@ from dragoman.config import Config
 from dragoman.core import yaml
 from dragoman.data.objectives import objectives
 
-EVERY = list(configs.presets())
+EVERY = list(configs.list_presets())
 
 PAIRS = "a cat sat .\tune chatte est assise .\nthe dog ran .\tle chien court .\na bird sang !\tun oiseau chante !\n"
 TEXTS = "a cat sat . a dog ran .\nthe bird sang and sang !\nno dog sang . why ?\n"
@@ -32,7 +32,7 @@ def plain(name: str) -> dict[str, Any]:
     """A preset with every default filled in, and no model built."""
     text = (resources.files("dragoman.presets") / f"{name}.yaml").read_text(encoding="utf-8")
     value = yaml.parse(text, name)
-    return configs.validate({**value, "data": {"train": "train.tsv", **value.get("data", {})}}, name).plain()
+    return configs.validate({**value, "data": {"train": "train.tsv", **value.get("data", {})}}, name).to_mapping()
 
 
 def at(value: Any, key: str) -> Any:
@@ -129,7 +129,9 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
             TWO + "readout": "none",
             "model.initializer.range": 0.04,
             "training.optimizer.rate": 2e-4,
-            "generation.search.length.name": "gnmt",
+            "generation.length_rule.name": "gnmt",
+            "generation.length_rule.alpha": 0.2,
+            "generation.beam": 8,
         },
     ),
     (
@@ -143,7 +145,7 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
             "training.optimizer.nesterov": True,
             "training.optimizer.rate": 0.25,
             "training.clip": 0.1,
-            "generation.search.size": 5,
+            "generation.beam": 5,
         },
     ),
     (
@@ -157,9 +159,9 @@ FACTS: list[tuple[str, dict[str, Any]]] = [
             "training.optimizer.beta2": 0.98,
             "training.optimizer.eps": 1e-9,
             "training.average": 5,
-            "generation.search.size": 4,
-            "generation.search.length.alpha": 0.6,
-            "generation.extra": 50,
+            "generation.beam": 4,
+            "generation.length_rule.alpha": 0.6,
+            "generation.max_length_extra": 50,
         },
     ),
     (
@@ -336,7 +338,7 @@ def draw(folder: Path) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_preset_trains_with_nothing_but_a_file_given(name: str, tmp_path: Path) -> None:
     value = plain(name)
-    paired = objectives[at(value, "training.objective.name")].paired  # type: ignore[attr-defined]
+    paired = objectives[at(value, "training.objective.name")].is_paired  # type: ignore[attr-defined]
     draw(tmp_path)
     file = tmp_path / "train.txt"
     file.write_text((PAIRS if paired else TEXTS) * 4)
@@ -345,11 +347,11 @@ def test_a_preset_trains_with_nothing_but_a_file_given(name: str, tmp_path: Path
     losses = [report.loss for report in training.run(config, tmp_path / "run") if report.kind == "step"]
     assert [math.isfinite(loss) for loss in losses] == [True, True]
     model = model_folder.load(tmp_path / "run")
-    if not model.model.draws:  # else there is a term in it whose gradient alone means something
+    if not model.model.is_stochastic:  # else there is a term in it whose gradient alone means something
         assert losses[0] == pytest.approx(math.log(len(model.codec.target)), rel=0.5)  # at first every token is as good
 
 
 def test_every_preset_describes_itself_in_one_line() -> None:
-    for name, line in configs.presets().items():
+    for name, line in configs.list_presets().items():
         assert 20 < len(line) <= 140, name
         assert line.endswith("."), name

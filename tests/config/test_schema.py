@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config import Config, load, validate
-from dragoman.config.schema import inside
+from dragoman.config.schema import nested_types
 from dragoman.core import yaml
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Options, Part, Registry
 
 from .conftest import TINY, written
@@ -49,9 +50,9 @@ def test_the_text_of_a_config_loads_to_an_equal_config(
     value["training"] |= {"validate_metrics": metrics, "best": [*metrics, "loss"][0], "freeze": freeze}
     value["training"]["optimizer"]["rate"] = rate
     config = validate(value, "made up")
-    again = validate(yaml.parse(config.text(), "saved"), "saved")
+    again = validate(yaml.parse(config.to_yaml(), "saved"), "saved")
     assert again == config
-    assert again.text() == config.text()
+    assert again.to_yaml() == config.to_yaml()
 
 
 def test_the_schema_is_json_whose_references_resolve_and_which_lists_every_option() -> None:
@@ -79,7 +80,7 @@ def test_the_schema_is_json_whose_references_resolve_and_which_lists_every_optio
         assert set(fields) <= set(node["properties"])
         for name, info in fields.items():
             here = variants(node["properties"][name])
-            for kind in inside(info):
+            for kind in nested_types(info):
                 if isinstance(kind, Registry):
                     for part in kind.names:
                         (one,) = (v for v in here if v.get("properties", {}).get("name", {}).get("const") == part)
@@ -90,7 +91,10 @@ def test_the_schema_is_json_whose_references_resolve_and_which_lists_every_optio
 
     compare(Config.model_fields, schema)
     assert "preset" in schema["properties"]
-    assert {("encoder", "rnn"), ("decoder", "transformer"), ("score", "additive"), ("search", "beam")} <= seen
+    generation = resolved(schema["properties"]["generation"])["properties"]
+    for name, info in GenerationOptions.model_fields.items():
+        assert generation[name]["description"] == info.description
+    assert {("encoder", "rnn"), ("decoder", "transformer"), ("score", "additive")} <= seen
     assert {("metric", "bleu"), ("optimizer", "adamw"), ("schedule", "plateau"), ("tokenizer", "bpe")} <= seen
 
 

@@ -43,9 +43,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
-    files.write(tmp_path / "a", b"one")
-    files.write(tmp_path / "a", b"two")
-    with files.aside(tmp_path / "b") as file:
+    files.write_file(tmp_path / "a", b"one")
+    files.write_file(tmp_path / "a", b"two")
+    with files.open_atomic(tmp_path / "b") as file:
         file.write(b"th")
         file.write(b"ree")
     files.write_folder(tmp_path / "c", {"x": b"1", "y": b""})
@@ -54,8 +54,8 @@ def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_permission_bits_follow_the_umask(tmp_path: Path, umask: int) -> None:
-    files.write(tmp_path / "a", b"")
-    with files.aside(tmp_path / "b"):
+    files.write_file(tmp_path / "a", b"")
+    with files.open_atomic(tmp_path / "b"):
         pass
     files.write_folder(tmp_path / "c", {"x": b""})
     for name in ("a", "b", "c/x"):
@@ -64,7 +64,7 @@ def test_permission_bits_follow_the_umask(tmp_path: Path, umask: int) -> None:
 
 
 def test_a_file_written_piece_by_piece_appears_only_when_all_of_it_is_there(tmp_path: Path) -> None:
-    with files.aside(tmp_path / "a") as file:
+    with files.open_atomic(tmp_path / "a") as file:
         file.write(b"x")
         file.flush()
         assert not (tmp_path / "a").exists()
@@ -78,10 +78,10 @@ def test_a_file_written_piece_by_piece_appears_only_when_all_of_it_is_there(tmp_
 def test_an_exception_in_the_middle_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, stop: type[BaseException]
 ) -> None:
-    files.write(tmp_path / "a", b"old")
+    files.write_file(tmp_path / "a", b"old")
 
     def interrupted() -> None:
-        with files.aside(tmp_path / "a") as file:
+        with files.open_atomic(tmp_path / "a") as file:
             file.write(b"new")
             raise stop
 
@@ -91,11 +91,11 @@ def test_an_exception_in_the_middle_leaves_the_old_file_and_nothing_else(
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
-def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_renamed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(RunError, match="cannot be written"):
-        files.write(tmp_path / "a", b"x")
-    with pytest.raises(RunError, match="cannot be written"), files.aside(tmp_path / "a") as file:
+        files.write_file(tmp_path / "a", b"x")
+    with pytest.raises(RunError, match="cannot be written"), files.open_atomic(tmp_path / "a") as file:
         file.write(b"x")
     assert everything(tmp_path) == ["a"]
 
@@ -124,14 +124,14 @@ def test_a_folder_with_something_in_it_is_not_replaced(tmp_path: Path) -> None:
 def test_a_missing_folder_is_one_sentence_with_the_path(tmp_path: Path) -> None:
     place = tmp_path / "missing" / "a"
     with pytest.raises(RunError, match="a: cannot be written: No such file"):
-        files.write(place, b"x")
+        files.write_file(place, b"x")
     files.make_folder(place.parent)
-    files.write(place, b"x")
+    files.write_file(place, b"x")
     assert place.exists()
 
 
 def test_a_folder_under_a_file_is_one_sentence(tmp_path: Path) -> None:
-    files.write(tmp_path / "a", b"")
+    files.write_file(tmp_path / "a", b"")
     with pytest.raises(RunError, match="b: cannot be written: Not a directory"):
         files.make_folder(tmp_path / "a" / "b")
 
@@ -140,27 +140,30 @@ def test_a_folder_under_a_file_is_one_sentence(tmp_path: Path) -> None:
 def test_a_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunError, match="Permission denied"):
-        files.write(tmp_path / "a", b"x")
+        files.write_file(tmp_path / "a", b"x")
 
 
 def test_a_full_disk_is_one_sentence_and_what_was_saved_stays(small_disk: Path) -> None:
-    files.write(small_disk / "a", b"old")
+    files.write_file(small_disk / "a", b"old")
     large = bytes(200_000)
     with pytest.raises(RunError, match="disk is full: 200,000 bytes are needed"):
-        files.write(small_disk / "a", large)
+        files.write_file(small_disk / "a", large)
     with pytest.raises(RunError, match="disk is full: 204,800 bytes are needed"):  # 1 block and 49
         files.write_folder(small_disk / "c", {"x": b"1", "y": large})
-    with pytest.raises(RunError, match=r"disk is full: [\d,]+ bytes are free"), files.aside(small_disk / "b") as file:
+    with (
+        pytest.raises(RunError, match=r"disk is full: [\d,]+ bytes are free"),
+        files.open_atomic(small_disk / "b") as file,
+    ):
         file.write(large)
     assert everything(small_disk) == ["a"]
     assert (small_disk / "a").read_bytes() == b"old"
 
 
-def test_a_killed_process_leaves_the_old_file_and_what_it_began_can_be_swept(tmp_path: Path) -> None:
-    files.write(tmp_path / "a", b"old")
+def test_a_killed_process_leaves_the_old_file_and_its_temporary_file_can_be_removed(tmp_path: Path) -> None:
+    files.write_file(tmp_path / "a", b"old")
     code = (
         "import sys, time; from pathlib import Path; from dragoman.core import files\n"
-        "with files.aside(Path(sys.argv[1])) as file:\n"
+        "with files.open_atomic(Path(sys.argv[1])) as file:\n"
         "    file.write(b'new'); file.flush(); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")])
@@ -174,21 +177,21 @@ def test_a_killed_process_leaves_the_old_file_and_what_it_began_can_be_swept(tmp
         process.kill()
         process.wait()
     assert (tmp_path / "a").read_bytes() == b"old"
-    [left] = files.sweep(tmp_path)
-    assert left.startswith(files.TEMPORARY)
+    [left] = files.remove_temporary(tmp_path)
+    assert left.startswith(files.TEMPORARY_PREFIX)
     assert everything(tmp_path) == ["a"]
 
 
 # -- taking away ---------------------------------------------------------------------------------------------------
 
 
-def test_sweeping_removes_only_what_was_half_written(tmp_path: Path) -> None:
-    files.write(tmp_path / "a", b"")
-    files.write(tmp_path / ".tmp-b-1", b"")
+def test_remove_temporary_removes_only_temporary_files(tmp_path: Path) -> None:
+    files.write_file(tmp_path / "a", b"")
+    files.write_file(tmp_path / ".tmp-b-1", b"")
     files.write_folder(tmp_path / ".tmp-c-2", {"x": b""})
-    assert files.sweep(tmp_path) == [".tmp-b-1", ".tmp-c-2"]
+    assert files.remove_temporary(tmp_path) == [".tmp-b-1", ".tmp-c-2"]
     assert everything(tmp_path) == ["a"]
-    assert files.sweep(tmp_path / "missing") == []
+    assert files.remove_temporary(tmp_path / "missing") == []
 
 
 def test_a_folder_is_removed_whole(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from dragoman.core import processes
 from dragoman.core.errors import ConfigError, DataError, UserError
-from dragoman.core.processes import AHEAD, ordered
+from dragoman.core.processes import TASKS_PER_WORKER, map_in_order
 
-pytestmark = pytest.mark.skipif(not processes.possible(), reason="workers need Linux")
+pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers need Linux")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def _nobody_is_left() -> Iterator[None]:
 @given(tasks=st.lists(st.integers(), max_size=25), count=st.integers(1, 4))
 @settings(max_examples=15)
 def test_any_number_of_workers_gives_the_results_of_none(tasks: list[int], count: int) -> None:
-    assert list(ordered(lambda x: [x * x, str(x)], tasks, count)) == [[x * x, str(x)] for x in tasks]
+    assert list(map_in_order(lambda x: [x * x, str(x)], tasks, count)) == [[x * x, str(x)] for x in tasks]
 
 
 def test_a_result_waits_for_its_turn() -> None:
@@ -45,7 +45,7 @@ def test_a_result_waits_for_its_turn() -> None:
             second_is_done.set()
         return task
 
-    assert list(ordered(work, range(6), 2)) == list(range(6))
+    assert list(map_in_order(work, range(6), 2)) == list(range(6))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -58,20 +58,20 @@ def test_tasks_are_taken_only_so_far_ahead_of_the_results(count: int) -> None:
             taken += 1
             yield taken
 
-    results = ordered(lambda x: x, endless(), count)
+    results = map_in_order(lambda x: x, endless(), count)
     for done in range(200):
         assert next(results) == done + 1
-        assert taken <= done + AHEAD * count
+        assert taken <= done + TASKS_PER_WORKER * count
     results.close()
 
 
 def test_tasks_and_results_larger_than_a_pipe_do_not_block_each_other() -> None:
     large = os.urandom(3 << 20)
-    assert all(result == large for result in ordered(lambda x: x, [large] * 9, 2))
+    assert all(result == large for result in map_in_order(lambda x: x, [large] * 9, 2))
 
 
 def test_few_tasks_start_few_workers() -> None:
-    results = ordered(lambda x: os.getpid(), range(2), 8)
+    results = map_in_order(lambda x: os.getpid(), range(2), 8)
     pids = [next(results)]
     assert len(multiprocessing.active_children()) <= 2
     assert os.getpid() not in [*pids, *results]
@@ -97,7 +97,7 @@ def test_an_error_of_the_function_comes_after_the_results_before_it(place: int, 
             raise DataError("no good", "pairs.tsv", task)
         return task
 
-    found, error = until_error(ordered(work, range(12), count))
+    found, error = until_error(map_in_order(work, range(12), count))
     assert found == list(range(place))
     assert isinstance(error, DataError)
     assert (error.file, error.line, str(error)) == ("pairs.tsv", place, f"pairs.tsv:{place}: no good")
@@ -107,7 +107,7 @@ def test_an_error_that_cannot_be_sent_arrives_in_words() -> None:
     def work(task: int) -> int:
         raise ConfigError("a.yaml", ["steps is wrong"])  # whose constructor wants more than its message
 
-    _, error = until_error(ordered(work, range(3), 2))
+    _, error = until_error(map_in_order(work, range(3), 2))
     assert "steps is wrong" in str(error)
 
 
@@ -117,7 +117,7 @@ def test_an_error_of_the_tasks_comes_after_the_results_before_it(count: int) -> 
         yield from range(7)
         raise DataError("not UTF-8", "sources.txt", 8)
 
-    found, error = until_error(ordered(lambda x: x, tasks(), count))
+    found, error = until_error(map_in_order(lambda x: x, tasks(), count))
     assert found == list(range(7))
     assert str(error) == "sources.txt:8: not UTF-8"
 
@@ -135,7 +135,7 @@ def test_a_worker_that_dies_is_named_after_the_results_before_it(place: int, end
             end()
         return task
 
-    found, error = until_error(ordered(work, range(30), 2, name=lambda task: f"task {task}"))
+    found, error = until_error(map_in_order(work, range(30), 2, describe_task=lambda task: f"task {task}"))
     assert found == list(range(place))
     assert isinstance(error, UserError)
     assert error.code == 2
@@ -152,25 +152,25 @@ def test_a_worker_killed_from_outside_is_noticed_whatever_it_was_doing() -> None
             os.kill(child.pid, signal.SIGKILL)
         yield from range(10, 1000)
 
-    found, error = until_error(ordered(lambda x: x, tasks(), 2))
+    found, error = until_error(map_in_order(lambda x: x, tasks(), 2))
     assert found == list(range(len(found)))
-    assert len(found) < 10 + 2 * AHEAD
+    assert len(found) < 10 + 2 * TASKS_PER_WORKER
     assert "SIGKILL" in str(error)
 
 
 def test_ctrl_c_while_a_worker_is_forked_comes_right_after() -> None:
     forked = False
-    with pytest.raises(KeyboardInterrupt), processes.uninterrupted():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), processes.defer_interrupt():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         forked = True
     assert forked
-    with processes.uninterrupted():
+    with processes.defer_interrupt():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_who_stops_listening_leaves_no_worker() -> None:
-    results = ordered(lambda x: os.getpid(), iter(int, 1), 2)
+    results = map_in_order(lambda x: os.getpid(), iter(int, 1), 2)
     pid = next(results)
     os.kill(pid, 0)  # it is there
     results.close()
@@ -180,8 +180,8 @@ def test_who_stops_listening_leaves_no_worker() -> None:
 
 STUCK = """
 import signal, sys
-from dragoman.core.processes import ordered
-results = ordered(lambda x: x if x == 0 else signal.pause(), iter(range(100)), 3)
+from dragoman.core.processes import map_in_order
+results = map_in_order(lambda x: x if x == 0 else signal.pause(), iter(range(100)), 3)
 print(next(results), flush=True)
 next(results)
 """
@@ -226,7 +226,7 @@ def test_a_worker_computes_with_one_thread_after_the_parent_used_several() -> No
     try:
         work(0)
         expected = float((x @ x).sum())
-        for threads, _, total in ordered(work, range(4), 2):
+        for threads, _, total in map_in_order(work, range(4), 2):
             assert threads == 1
             assert total == pytest.approx(expected, rel=1e-3, abs=1e-2)
     finally:
@@ -241,4 +241,4 @@ def test_weights_lie_in_memory_once() -> None:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) << 10
 
-    assert max(ordered(work, range(4), 2)) < 128 << 20
+    assert max(map_in_order(work, range(4), 2)) < 128 << 20

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from dragoman import config
-from dragoman.core.errors import ConfigError, nearest
+from dragoman.core.errors import ConfigError, did_you_mean
 from dragoman.core.registry import (
     NonNegativeInt,
     Options,
@@ -81,7 +81,7 @@ def test_a_name_a_mapping_and_a_part_mean_the_same() -> None:
 
 
 def test_defaults_are_filled_in_at_every_depth() -> None:
-    assert cars.parse("van").plain() == {
+    assert cars.parse("van").to_mapping() == {
         "name": "van",
         "engine": {"name": "petrol", "cylinders": 4},
         "load": 1.5,
@@ -137,7 +137,7 @@ def test_what_names_no_part_is_refused(value: Any) -> None:
 
 
 def test_an_unknown_name_gets_a_hint_and_the_list() -> None:
-    assert cars.unknown("vann") == "no car called 'vann'; did you mean 'van'? (there is cart, van)"
+    assert cars.unknown_name_message("vann") == "no car called 'vann'; did you mean 'van'? (there is cart, van)"
     with pytest.raises(KeyError, match="did you mean 'van'"):
         cars["vann"]
 
@@ -159,7 +159,7 @@ def test_two_parts_of_one_name_are_refused() -> None:
 
 
 def test_the_line_of_a_part_is_the_first_of_its_docstring() -> None:
-    assert engines.line("petrol") == "Burns."
+    assert engines.summary("petrol") == "Burns."
 
 
 def test_a_part_cannot_be_changed_and_travels() -> None:
@@ -246,4 +246,4 @@ def test_an_installed_package_adds_parts_through_an_entry_point(
 
 @pytest.mark.parametrize(("word", "hint"), [("layer", "; did you mean 'layers'?"), ("zzz", "")])
 def test_a_hint_is_given_only_when_a_name_is_near(word: str, hint: str) -> None:
-    assert nearest(word, ["layers", "width"]) == hint
+    assert did_you_mean(word, ["layers", "width"]) == hint

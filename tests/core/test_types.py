@@ -36,12 +36,12 @@ def test_area_is_that_of_the_longer_side() -> None:
 
 
 def test_rows_are_cut_to_the_padding_they_need() -> None:
-    some = batch().rows(0, 2)
+    some = batch().slice_rows(0, 2)
     assert some.source.tolist() == [[4, 5, 6, 2], [7, 2, 0, 0]]
     assert some.target.tolist() == [[1, 5, 2, 0], [1, 5, 6, 2]]
     assert some.lines == [10, 20]
-    assert batch().rows(2, 3).target.tolist() == [[1, 2]]
-    assert some.tokens + batch().rows(2, 3).tokens == batch().tokens
+    assert batch().slice_rows(2, 3).target.tolist() == [[1, 2]]
+    assert some.tokens + batch().slice_rows(2, 3).tokens == batch().tokens
 
 
 def test_a_batch_moves_with_its_lines() -> None:

@@ -122,7 +122,7 @@ def test_a_broken_line_is_named_with_its_column() -> None:
     assert problem("a: 1\nb: [1, 2\nc: 3").startswith("line 3, column 2: not valid YAML")
 
 
-def test_merging_is_refused_and_said_so() -> None:
+def test_merge_keys_are_an_error() -> None:
     assert problem("a: &a {x: 1}\nb:\n  <<: *a").startswith("line 3, column 3: not valid YAML: '<<'")
 
 

@@ -1,4 +1,4 @@
-"""A codec to see through, and pairs for it: what token stores are built from."""
+"""A codec whose ids are easy to check, and pairs for it: what token stores are built from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LIMITS = {"max_source": 100, "max_target": 100}
 
 
 class Letters:
-    """A codec to see through: a letter's id is its code point, moved; </s> ends both sides."""
+    """A codec whose ids are easy to check: a letter's id is its code point, moved; </s> ends both sides."""
 
-    samples = False
-    modality = second = None
+    is_stochastic = False
+    modality = second_source = None
 
     def __init__(self, size: int = 1000, shift: int = 0) -> None:
         self.source = self.target = range(size)

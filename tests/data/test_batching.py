@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Batch, Example
-from dragoman.data.batching import Batches, Cursor, collate, epoch_order, in_order, plan
-from dragoman.data.objectives import Objective, Row, objectives
+from dragoman.data.batching import BatchStream, Cursor, collate, epoch_order, plan_batches, validation_batches
+from dragoman.data.objectives import Objective, TrainingRow, objectives
 from dragoman.data.store import builder
-from dragoman.data.store.store import Store
+from dragoman.data.store.store import TokenStore
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -36,27 +36,29 @@ def corpus(count: int, first: int = 1) -> list[Example]:
 
 def learned(name: str, **options: object) -> Codec:
     lines = [example.source for example in corpus(50)]
-    return codecs.learn(Part(name, options), Part(name, options), True, "nfc", lines, lines, [])
+    return codecs.learn_codec(Part(name, options), Part(name, options), True, "nfc", lines, lines, [])
 
 
 PLAIN = learned("characters")
 SAMPLING = learned("bpe", size=40, dropout=0.5, byte_fallback=False)
 
 
-def stored(folder: Path, count: int, codec: Codec, first: int = 1, limit: int = 100) -> Store:
+def stored(folder: Path, count: int, codec: Codec, first: int = 1, limit: int = 100) -> TokenStore:
     examples = corpus(count, first)
-    return builder.build(examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.samples)
+    return builder.build_store(
+        examples, codec, folder, max_source=limit, max_target=limit, keep_text=codec.is_stochastic
+    )
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> tuple[Store, Store]:
+def plain(tmp_path_factory) -> tuple[TokenStore, TokenStore]:
     """Two corpora: lines 1 to 50, and lines 1001 to 1020."""
     folder = tmp_path_factory.mktemp("plain")
     return stored(folder / "a", 50, PLAIN), stored(folder / "b", 20, PLAIN, 1001)
 
 
 @pytest.fixture(scope="module")
-def sampling(tmp_path_factory) -> Store:
+def sampling(tmp_path_factory) -> TokenStore:
     return stored(tmp_path_factory.mktemp("sampling") / "a", 50, SAMPLING)
 
 
@@ -65,8 +67,8 @@ def same(one: Batch, other: Batch) -> bool:
     return one.lines == other.lines and all(torch.equal(getattr(one, name), getattr(other, name)) for name in tensors)
 
 
-def epoch_of(batches: Batches, epoch: int) -> list[Batch]:
-    stream = batches.after(Cursor(epoch, 0))
+def epoch_of(batches: BatchStream, epoch: int) -> list[Batch]:
+    stream = batches.batches_from(Cursor(epoch, 0))
     return [batch for batch, _ in itertools.takewhile(lambda item: item[1].epoch == epoch, stream)]
 
 
@@ -119,7 +121,7 @@ def test_an_epoch_holds_each_line_as_often_as_its_weight_says(sizes, data, seed,
 
 @given(seed=st.integers(0, 2**32), epoch=st.integers(0, 50), block=st.integers(256, 2000))
 @settings(deadline=None, max_examples=8)
-def test_no_block_is_larger_than_asked_for_and_few_are_smaller(seed, epoch, block):
+def test_no_block_exceeds_its_size_and_few_are_smaller(seed, epoch, block):
     blocks = list(epoch_order([3000, 500], [1, 2.5], seed, epoch, block=block))
     assert max(map(len, blocks)) <= block
     assert min(map(len, blocks[:-1]), default=block) >= block - 2 * (block // 256)
@@ -158,7 +160,7 @@ def test_batches_hold_every_row_once_and_keep_their_budget(lengths, tokens, sent
     source, target = np.array(lengths).T
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(lengths))[: len(lengths) // 2 + 1]
-    batches = plan(source, target, order, tokens=tokens, sentences=sentences, rng=rng)
+    batches = plan_batches(source, target, order, tokens=tokens, sentences=sentences, rng=rng)
     assert sorted(np.concatenate(batches).tolist()) == sorted(order.tolist())
     for rows in batches:
         assert len(rows) == 1 or len(rows) * max(source[rows].max(), target[rows].max()) <= tokens
@@ -170,14 +172,17 @@ def test_batches_hold_every_row_once_and_keep_their_budget(lengths, tokens, sent
 )
 def test_batches_are_filled_as_far_as_the_budget_allows(length, tokens, sentences, full):
     lengths, rng = np.full(1000, length), np.random.default_rng(1)
-    sizes = [len(rows) for rows in plan(lengths, lengths, np.arange(1000), tokens=tokens, sentences=sentences, rng=rng)]
+    sizes = [
+        len(rows)
+        for rows in plan_batches(lengths, lengths, np.arange(1000), tokens=tokens, sentences=sentences, rng=rng)
+    ]
     assert sorted(sizes)[1:] == [full] * (len(sizes) - 1)
 
 
 def test_rows_of_a_batch_are_alike_in_length_and_batches_come_in_no_order_of_length():
     rng = np.random.default_rng(1)
     source, target = rng.integers(1, 100, (2, 20_000))
-    batches = plan(source, target, np.arange(20_000), tokens=2000, sentences=None, rng=rng)
+    batches = plan_batches(source, target, np.arange(20_000), tokens=2000, sentences=None, rng=rng)
     longest = np.maximum(source, target)
     assert sum(len(rows) * longest[rows].max() for rows in batches) < 1.03 * longest.sum()
     means = np.array([longest[rows].mean() for rows in batches])
@@ -191,7 +196,7 @@ def test_equal_lengths_are_batched_differently_each_time():
         rng = np.random.default_rng(seed)
         return {
             frozenset(rows.tolist())
-            for rows in plan(lengths, lengths, np.arange(100), tokens=50, sentences=None, rng=rng)
+            for rows in plan_batches(lengths, lengths, np.arange(100), tokens=50, sentences=None, rng=rng)
         }
 
     assert groups(1) == groups(1)
@@ -209,11 +214,11 @@ def test_equal_lengths_are_batched_differently_each_time():
     block=st.sampled_from([1, 16, 1 << 20]),
 )
 def test_the_stream_shows_every_line_weight_times_per_epoch_within_the_budget(plain, weights, tokens, seed, block):
-    batches = Batches(list(zip(plain, weights, strict=True)), PLAIN, tokens=tokens, seed=seed, block=block)
+    batches = BatchStream(list(zip(plain, weights, strict=True)), PLAIN, tokens=tokens, seed=seed, block=block)
     texts = {example.line: example for example in corpus(50) + corpus(20, 1001)}
     for epoch in (0, 1):
         got = epoch_of(batches, epoch)
-        assert len(got) == batches.per_epoch(epoch)
+        assert len(got) == batches.count_batches(epoch)
         assert Counter(lines_of(got)) == {line: weights[line > 1000] for line in texts}
         for batch in got:
             assert batch.area <= tokens or len(batch) == 1
@@ -229,21 +234,21 @@ def test_the_stream_shows_every_line_weight_times_per_epoch_within_the_budget(pl
 def test_from_any_cursor_the_rest_of_the_stream_is_the_same(plain, sampling, seed, block, weight):
     for stores, codec in ((plain, PLAIN), ([sampling], SAMPLING)):
         corpora = [(part, weight) for part in stores]
-        batches = Batches(corpora, codec, tokens=150, sentences=8, seed=seed, block=block)
-        length = sum(batches.per_epoch(epoch) for epoch in (0, 1)) + 3
-        whole = list(itertools.islice(batches.after(START), length))
+        batches = BatchStream(corpora, codec, tokens=150, sentences=8, seed=seed, block=block)
+        length = sum(batches.count_batches(epoch) for epoch in (0, 1)) + 3
+        whole = list(itertools.islice(batches.batches_from(START), length))
         assert whole[-1][1].epoch == 2
-        for done in {0, 1, length // 3, batches.per_epoch(0) - 1, batches.per_epoch(0), length - 5}:
-            again = Batches(corpora, codec, tokens=150, sentences=8, seed=seed, block=block)
+        for done in {0, 1, length // 3, batches.count_batches(0) - 1, batches.count_batches(0), length - 5}:
+            again = BatchStream(corpora, codec, tokens=150, sentences=8, seed=seed, block=block)
             cursor = whole[done - 1][1] if done else START
-            rest = list(itertools.islice(again.after(cursor), length - done))
+            rest = list(itertools.islice(again.batches_from(cursor), length - done))
             assert [after for _, after in rest] == [after for _, after in whole[done:]]
             assert all(same(one, other) for (one, _), (other, _) in zip(rest, whole[done:], strict=True))
 
 
 def test_epochs_and_seeds_differ_in_their_order(plain):
     orders = {
-        tuple(lines_of(epoch_of(Batches([(plain[0], 1)], PLAIN, tokens=100, seed=seed), epoch)))
+        tuple(lines_of(epoch_of(BatchStream([(plain[0], 1)], PLAIN, tokens=100, seed=seed), epoch)))
         for seed in range(3)
         for epoch in range(3)
     }
@@ -252,8 +257,8 @@ def test_epochs_and_seeds_differ_in_their_order(plain):
 
 def test_ranks_take_turns_in_one_stream_and_share_its_cursor(plain):
     def stream(rank: int, ranks: int, cursor: Cursor = START) -> list[tuple[Batch, Cursor]]:
-        batches = Batches([(plain[0], 1)], PLAIN, tokens=60, seed=3, rank=rank, ranks=ranks)
-        return list(itertools.islice(batches.after(cursor), 60 // ranks))
+        batches = BatchStream([(plain[0], 1)], PLAIN, tokens=60, seed=3, rank=rank, ranks=ranks)
+        return list(itertools.islice(batches.batches_from(cursor), 60 // ranks))
 
     alone, (first, second, third) = stream(0, 1), [stream(rank, 3) for rank in range(3)]
     assert alone[-1][1].epoch > 0
@@ -280,7 +285,7 @@ def rows_of(batches: list[Batch]) -> dict[int, tuple[tuple[int, ...], tuple[int,
 def test_a_sampled_split_depends_on_seed_epoch_and_line_but_never_on_the_batch(sampling):
     def split(epoch: int, seed: int = 1, tokens: int = 200, ranks: int = 1) -> dict:
         streams = [
-            Batches([(sampling, 1)], SAMPLING, tokens=tokens, seed=seed, rank=rank, ranks=ranks)
+            BatchStream([(sampling, 1)], SAMPLING, tokens=tokens, seed=seed, rank=rank, ranks=ranks)
             for rank in range(ranks)
         ]
         return rows_of([batch for batches in streams for batch in epoch_of(batches, epoch)])
@@ -293,7 +298,7 @@ def test_a_sampled_split_depends_on_seed_epoch_and_line_but_never_on_the_batch(s
 
 
 def test_a_sampled_split_is_what_the_codec_draws_from_seed_epoch_corpus_and_row(sampling):
-    drawn = rows_of(epoch_of(Batches([(sampling, 1)], SAMPLING, tokens=200, seed=5), 2))
+    drawn = rows_of(epoch_of(BatchStream([(sampling, 1)], SAMPLING, tokens=200, seed=5), 2))
     for row, example in enumerate(corpus(50)):
         rng = np.random.default_rng(np.random.SeedSequence((5, 2, 0, row)))
         expected = tuple(SAMPLING.encode_source(example, rng)), tuple(SAMPLING.encode_target(example.target, rng))
@@ -306,7 +311,7 @@ def test_a_sampled_split_beyond_the_limit_gives_way_to_the_plain_one(tmp_path):
     part = stored(tmp_path / "short", 50, SAMPLING, limit=limit)
     plain = {int(part.lines[i]): tuple(part.source(i).tolist()) for i in range(len(part))}
     for epoch in range(5):
-        drawn = rows_of(epoch_of(Batches([(part, 1)], SAMPLING, tokens=200, seed=1), epoch))
+        drawn = rows_of(epoch_of(BatchStream([(part, 1)], SAMPLING, tokens=200, seed=1), epoch))
         assert all(len(source) <= limit and len(target) <= limit for source, target in drawn.values())
         assert any(source != plain[line] for line, (source, _) in drawn.items())
 
@@ -321,11 +326,11 @@ def test_a_sampled_text_never_makes_a_row_beyond_the_limits(name, options, max_s
     objective = objectives.build(Part(name, options))
     lines = [example.source for example in corpus(50)]
     part = Part("bpe", {"size": 75, "dropout": 0.5, "byte_fallback": False})
-    codec = codecs.learn(part, part, True, "nfc", lines, lines, objective.symbols)
-    objective.prepare(codec)
+    codec = codecs.learn_codec(part, part, True, "nfc", lines, lines, objective.extra_symbols)
+    objective.bind_codec(codec)
     limits = {"max_source": max_source, "max_target": max_target}
-    store = builder.build(corpus(50), codec, tmp_path / "a", **limits, keep_text=True, objective=objective)
-    batches = Batches([(store, 1)], codec, tokens=400, seed=1, objective=objective)
+    store = builder.build_store(corpus(50), codec, tmp_path / "a", **limits, keep_text=True, objective=objective)
+    batches = BatchStream([(store, 1)], codec, tokens=400, seed=1, objective=objective)
     drawn = [batch for epoch in range(3) for batch in epoch_of(batches, epoch)]
     assert max(batch.source.shape[1] for batch in drawn) <= max_source
     assert max(batch.target.shape[1] for batch in drawn) <= max_target + 1  # <s> comes before it
@@ -335,15 +340,15 @@ def test_a_sampled_text_never_makes_a_row_beyond_the_limits(name, options, max_s
 
 
 def test_sampling_needs_texts(tmp_path):
-    part = builder.build(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
+    part = builder.build_store(corpus(5), SAMPLING, tmp_path / "a", max_source=100, max_target=100, keep_text=False)
     with pytest.raises(ValueError, match="keep_text"):
-        Batches([(part, 1)], SAMPLING, tokens=100, seed=1)
+        BatchStream([(part, 1)], SAMPLING, tokens=100, seed=1)
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
 def test_a_weight_must_be_a_positive_number(plain, weight):
     with pytest.raises(ValueError, match="positive"):
-        Batches([(plain[0], weight)], PLAIN, tokens=100, seed=1)
+        BatchStream([(plain[0], weight)], PLAIN, tokens=100, seed=1)
 
 
 # -- validation --------------------------------------------------------------------------------------------------------
@@ -351,7 +356,7 @@ def test_a_weight_must_be_a_positive_number(plain, weight):
 
 @pytest.mark.parametrize("tokens", [1, 50, 1000])
 def test_validation_sees_every_row_once_unsampled_and_short_ones_first(sampling, tokens):
-    batches = list(in_order(sampling, tokens))
+    batches = list(validation_batches(sampling, tokens))
     rows = rows_of(batches)
     assert sorted(lines_of(batches)) == list(range(50))
     for row, example in enumerate(corpus(50)):
@@ -367,7 +372,7 @@ def test_validation_sees_every_row_once_unsampled_and_short_ones_first(sampling,
 
 # -- objectives --------------------------------------------------------------------------------------------------------
 
-NOISY = codecs.learn(
+NOISY = codecs.learn_codec(
     Part("words"),
     Part("words"),
     True,
@@ -379,30 +384,30 @@ NOISY = codecs.learn(
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> tuple[Store, Objective]:
+def texts(tmp_path_factory) -> tuple[TokenStore, Objective]:
     objective = objectives.build(Part("masked", {"share": 0.4}))
-    objective.prepare(NOISY)
+    objective.bind_codec(NOISY)
     folder = tmp_path_factory.mktemp("texts") / "a"
     limits = {"max_source": 100, "max_target": 100}
-    return builder.build(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
+    return builder.build_store(corpus(50), NOISY, folder, **limits, keep_text=False, objective=objective), objective
 
 
-def test_marks_are_padded_like_the_source_and_cut_with_the_rows():
-    rows = [Row([7, 8, 9], [], [PAD, 5, PAD]), Row([7], [4]), Row([], [4, 2])]
+def test_token_labels_are_padded_like_the_source_and_sliced_with_the_rows():
+    rows = [TrainingRow([7, 8, 9], [], [PAD, 5, PAD]), TrainingRow([7], [4]), TrainingRow([], [4, 2])]
     batch = collate(rows, [0, 1, 2])
     assert batch.token_labels.tolist() == [[PAD, 5, PAD], [PAD] * 3, [PAD] * 3]
     assert batch.tokens == 1 + 1 + 2
-    assert batch.rows(1, 3).token_labels.tolist() == [[PAD], [PAD]]
-    assert batch.rows(0, 2).to("cpu").token_labels.tolist() == [[PAD, 5, PAD], [PAD] * 3]
+    assert batch.slice_rows(1, 3).token_labels.tolist() == [[PAD], [PAD]]
+    assert batch.slice_rows(0, 2).to("cpu").token_labels.tolist() == [[PAD, 5, PAD], [PAD] * 3]
     assert collate([([7, 8], [4])], [0]).token_labels is None
 
 
 def test_noise_is_the_same_from_any_cursor_and_another_in_each_epoch(texts):
     built, objective = texts
-    batches = Batches([(built, 1.0)], NOISY, tokens=60, seed=3, objective=objective)
+    batches = BatchStream([(built, 1.0)], NOISY, tokens=60, seed=3, objective=objective)
     first = epoch_of(batches, 0)
     assert all(batch.area <= 60 for batch in first)
-    again = [batch for batch, _ in itertools.islice(batches.after(Cursor(0, 2)), len(first) - 2)]
+    again = [batch for batch, _ in itertools.islice(batches.batches_from(Cursor(0, 2)), len(first) - 2)]
     for one, other in zip(first[2:], again, strict=True):
         assert same(one, other)
         assert torch.equal(one.token_labels, other.token_labels)
@@ -421,12 +426,12 @@ def test_noise_is_the_same_from_any_cursor_and_another_in_each_epoch(texts):
 
 def test_what_is_hidden_is_what_was_stored(texts):
     built, objective = texts
-    for batch in in_order(built, 60, objective):
+    for batch in validation_batches(built, 60, objective):
         for i, row in enumerate(batch.lines):
             stored = built.target(row).tolist()
             n = int(batch.source_lengths[i])
             shown, token_labels = batch.source[i, :n].tolist(), batch.token_labels[i, :n].tolist()
             assert [mark or id for id, mark in zip(shown, token_labels, strict=True)] == stored
             assert batch.target[i].tolist() == [BOS]
-    one, other = ([batch.token_labels.tolist() for batch in in_order(built, 60, objective)] for _ in range(2))
+    one, other = ([batch.token_labels.tolist() for batch in validation_batches(built, 60, objective)] for _ in range(2))
     assert one == other  # a validation set is the same one each time

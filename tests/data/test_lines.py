@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.errors import DataError
-from dragoman.data.lines import LINE_LIMIT, Line, Tally, clean, count_lines, read_lines
+from dragoman.data.lines import LINE_LIMIT, Line, ReadReport, count_lines, read_lines, replace_separators
 
 
 def write(folder: Path, content: bytes, name: str = "a.txt") -> Path:
@@ -24,8 +24,8 @@ def write(folder: Path, content: bytes, name: str = "a.txt") -> Path:
     return path
 
 
-def texts(path: Path | io.IOBase, tally: Tally | None = None) -> list[str]:
-    return [line.text for line in read_lines(path, tally=tally)]
+def texts(path: Path | io.IOBase, report: ReadReport | None = None) -> list[str]:
+    return [line.text for line in read_lines(path, report=report)]
 
 
 def from_bytes(content: bytes) -> list[Line]:
@@ -69,17 +69,19 @@ def test_lines_end_with_a_line_feed_and_the_last_may_do_without(content, expecte
         (b"a\x0bb\x0cc\n", ["a b c"], "separators"),
     ],
 )
-def test_marks_and_foreign_line_ends_never_split_a_line_and_are_noted(tmp_path, content, expected, kind):
-    tally = Tally()
-    assert texts(write(tmp_path, content), tally) == expected
-    assert tally.count(kind) == (2 if content.count(b"\r") == 2 and kind == "crlf" else 1)
+def test_byte_order_marks_and_foreign_line_ends_never_split_a_line_and_are_counted(tmp_path, content, expected, kind):
+    report = ReadReport()
+    assert texts(write(tmp_path, content), report) == expected
+    assert report.count(kind) == (2 if content.count(b"\r") == 2 and kind == "crlf" else 1)
 
 
 def test_clean_replaces_exactly_what_splitlines_would_split_on():
     for code in range(sys.maxunicode + 1):
         character = chr(code)
-        assert (clean(character) == " ") == (len(f"a{character}b".splitlines()) == 2 or character == " "), hex(code)
-    assert clean("a\r\nb") == "a b"
+        assert (replace_separators(character) == " ") == (
+            len(f"a{character}b".splitlines()) == 2 or character == " "
+        ), hex(code)
+    assert replace_separators("a\r\nb") == "a b"
 
 
 def test_a_byte_order_mark_later_in_the_file_is_text():
@@ -117,7 +119,7 @@ def test_lines_that_were_written_are_read_back(lines, end, zipped, mark):
         (b"x\xed\xbf\xbf\n", 1, "lone surrogate U+DFFF"),
     ],
 )
-def test_bytes_that_are_not_text_are_named_with_their_place(tmp_path, content, line, says):
+def test_bytes_that_are_not_text_are_named_with_file_and_line(tmp_path, content, line, says):
     path = write(tmp_path, content)
     with pytest.raises(DataError) as caught:
         texts(path)
@@ -128,28 +130,28 @@ def test_bytes_that_are_not_text_are_named_with_their_place(tmp_path, content, l
     assert (caught.value.file, caught.value.line) == (str(path), line)
 
 
-def test_skipped_lines_keep_their_place_and_are_counted_exactly(tmp_path):
+def test_skipped_lines_keep_their_number_and_are_counted_exactly(tmp_path):
     good, bad = b"fine\n", [b"caf\xe9\n", b"nul\0\n", b"\xed\xa0\x80\n"]
     content = b"".join(bad[i // 3 % 3] if i % 3 == 0 else good for i in range(90))
-    path, tally = write(tmp_path, content), Tally()
-    lines = list(read_lines(path, on_error="skip", tally=tally))
+    path, report = write(tmp_path, content), ReadReport()
+    lines = list(read_lines(path, on_error="skip", report=report))
     assert len(lines) == 90
-    assert [line.number for line in lines if line.bad] == list(range(1, 91, 3))
-    assert all(line.text == ("" if line.bad else "fine") for line in lines)
-    assert (tally.count("encoding"), tally.count("nul")) == (20, 10)
-    assert f"{path}: NUL characters in 10 lines (the first is line 4); skipped" in tally.notices()
+    assert [line.number for line in lines if line.error] == list(range(1, 91, 3))
+    assert all(line.text == ("" if line.error else "fine") for line in lines)
+    assert (report.count("encoding"), report.count("nul")) == (20, 10)
+    assert f"{path}: NUL characters in 10 lines (the first is line 4); skipped" in report.notices()
 
 
-def test_a_tally_says_one_sentence_for_each_file_and_kind(tmp_path):
-    tally = Tally()
-    texts(write(tmp_path, b"x\r\n" * 1204, "pairs.tsv"), tally)
-    texts(write(tmp_path, b"x\r\n", "other.tsv"), tally)
-    assert tally.notices() == [
+def test_a_read_report_has_one_sentence_for_each_file_and_kind(tmp_path):
+    report = ReadReport()
+    texts(write(tmp_path, b"x\r\n" * 1204, "pairs.tsv"), report)
+    texts(write(tmp_path, b"x\r\n", "other.tsv"), report)
+    assert report.notices() == [
         f"{tmp_path}/pairs.tsv: CRLF line ends in 1,204 lines; read as plain line ends",
         f"{tmp_path}/other.tsv: CRLF line ends in 1 line; read as plain line ends",
     ]
-    first = next(iter(tally))
-    assert first.places == [f"{tmp_path}/pairs.tsv:{line}" for line in range(1, 6)]
+    first = next(iter(report))
+    assert first.locations == [f"{tmp_path}/pairs.tsv:{line}" for line in range(1, 6)]
 
 
 @pytest.mark.parametrize(
@@ -203,20 +205,20 @@ def test_damaged_and_misnamed_gzip_files_are_errors_that_name_them(tmp_path):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 @pytest.mark.parametrize("more", [-1, 0, 1, 2, 3, 4, 5, 70_000])
-def test_a_line_is_cut_only_when_it_is_longer_than_the_limit(mark, end, more):
+def test_a_line_is_truncated_only_if_it_is_longer_than_the_limit(mark, end, more):
     lines = from_bytes(mark + b"x" * (LINE_LIMIT + more) + end + (b"next" if end else b""))
     assert len(lines) == (2 if end else 1)
     assert len(lines[0].text) == LINE_LIMIT + min(more, 0)
-    assert lines[0].cut == (more > 0)
+    assert lines[0].is_truncated == (more > 0)
     assert not end or lines[1] == Line("next", 2)
 
 
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
 @pytest.mark.parametrize("shift", range(4))
-def test_a_cut_never_splits_a_character(character, shift):
+def test_truncation_never_splits_a_character(character, shift):
     text = "x" * shift + character * (LINE_LIMIT // len(character.encode()) + 10)
     (line,) = from_bytes(text.encode())
-    assert line.cut
+    assert line.is_truncated
     assert text.startswith(line.text)
     assert LINE_LIMIT - len(character.encode()) < len(line.text.encode()) <= LINE_LIMIT
 
@@ -241,17 +243,18 @@ class Endless(io.RawIOBase):
 
 
 def test_a_hundred_megabytes_without_a_newline_take_little_memory():
-    tally = Tally()
+    report = ReadReport()
     tracemalloc.start()
     try:
         lines = [
-            (line.number, len(line.text), line.cut) for line in read_lines(Endless(100 << 20, b"\nend"), tally=tally)
+            (line.number, len(line.text), line.is_truncated)
+            for line in read_lines(Endless(100 << 20, b"\nend"), report=report)
         ]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert lines == [(1, LINE_LIMIT, True), (2, 3, False)]
-    assert tally.count("cut") == 1
+    assert report.count("truncated") == 1
     assert peak < 16 << 20
 
 
@@ -265,7 +268,7 @@ import resource, sys
 from dragoman.data.lines import read_lines
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 1 << 31
 resource.setrlimit(resource.RLIMIT_AS, (now + (48 << 20),) * 2)
-print([(len(line.text), line.cut) for line in read_lines(sys.argv[1])])
+print([(len(line.text), line.is_truncated) for line in read_lines(sys.argv[1])])
 """
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"[({LINE_LIMIT}, True)]\n", done.stderr

@@ -20,8 +20,8 @@ import torch
 from dragoman.core.errors import DataError
 from dragoman.core.registry import Part
 from dragoman.core.types import Batch, Example
-from dragoman.data.batching import Batches, Cursor
-from dragoman.data.loader import load
+from dragoman.data.batching import BatchStream, Cursor
+from dragoman.data.loader import load_batches
 from dragoman.data.store import builder
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
@@ -48,29 +48,29 @@ TEXTS = [" ".join(["one two three four"] * (1 + i % 4)) + f" {i}" for i in range
 
 
 def learned(name: str, **options: object) -> Codec:
-    return codecs.learn(Part(name, options), Part(name, options), True, "nfc", TEXTS, TEXTS, ["<to:de>"])
+    return codecs.learn_codec(Part(name, options), Part(name, options), True, "nfc", TEXTS, TEXTS, ["<to:de>"])
 
 
-def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> Batches:
+def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> BatchStream:
     """Endless batches of a few rows; one line bears a language tag if one is given."""
     examples = [Example(text, text, None, lang if i == 50 else None, line=i) for i, text in enumerate(TEXTS)]
-    part = builder.build(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.samples)
-    return Batches([(part, 1.0)], codec, tokens=200, seed=1)
+    part = builder.build_store(examples, codec, folder, max_source=200, max_target=200, keep_text=codec.is_stochastic)
+    return BatchStream([(part, 1.0)], codec, tokens=200, seed=1)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Batches:
+def plain(tmp_path_factory) -> BatchStream:
     return batches_of(tmp_path_factory.mktemp("plain") / "store", learned("characters"))
 
 
 @pytest.fixture(scope="module")
-def sampling(tmp_path_factory) -> Batches:
+def sampling(tmp_path_factory) -> BatchStream:
     codec = learned("bpe", size=50, dropout=0.5, byte_fallback=False)
     return batches_of(tmp_path_factory.mktemp("sampling") / "store", codec, "de")
 
 
-def take(batches: Batches, cursor: Cursor, workers: int, count: int, ahead: int = 0) -> list[tuple[Batch, Cursor]]:
-    with contextlib.closing(load(batches, cursor, workers, ahead=ahead)) as stream:
+def take(batches: BatchStream, cursor: Cursor, workers: int, count: int, ahead: int = 0) -> list[tuple[Batch, Cursor]]:
+    with contextlib.closing(load_batches(batches, cursor, workers, prefetch=ahead)) as stream:
         return list(itertools.islice(stream, count))
 
 
@@ -109,8 +109,8 @@ def assert_same(one: list[tuple[Batch, Cursor]], other: list[tuple[Batch, Cursor
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_stream_is_the_same_with_any_number_of_workers(sampling, workers):
-    count = 2 * sampling.per_epoch(0) + 5
-    expected = list(itertools.islice(sampling.after(START), count))
+    count = 2 * sampling.count_batches(0) + 5
+    expected = list(itertools.islice(sampling.batches_from(START), count))
     assert expected[-1][1].epoch == 2
     assert_same(take(sampling, START, 0, count), expected)
     assert_same(take(sampling, START, workers, count), expected)
@@ -138,13 +138,13 @@ def test_what_is_prepared_comes_with_the_cursors_of_its_batches(plain, ahead):
         where.add(threading.current_thread().name)
         return batch.lines
 
-    with contextlib.closing(load(plain, START, 0, ahead=ahead, prepare=prepare)) as stream:
+    with contextlib.closing(load_batches(plain, START, 0, prefetch=ahead, prepare=prepare)) as stream:
         got = list(itertools.islice(stream, 30))
     assert got == [(batch.lines, after) for batch, after in take(plain, START, 0, 30)]
-    assert where == {"loader-ahead" if ahead else threading.current_thread().name}
+    assert where == {"loader-prefetch" if ahead else threading.current_thread().name}
 
 
-def test_a_thread_runs_no_further_ahead_than_asked(plain):
+def test_a_thread_prefetches_no_more_than_its_limit(plain):
     made, taken, lead = [], [], []
 
     def prepare(batch: Batch) -> int:
@@ -152,7 +152,7 @@ def test_a_thread_runs_no_further_ahead_than_asked(plain):
         lead.append(len(made) - len(taken))
         return len(made)
 
-    with contextlib.closing(load(plain, START, 0, ahead=3, prepare=prepare)) as stream:
+    with contextlib.closing(load_batches(plain, START, 0, prefetch=3, prepare=prepare)) as stream:
         for number, _ in itertools.islice(stream, 200):
             taken.append(number)
     assert taken == list(range(1, 201))
@@ -169,7 +169,7 @@ def test_workers_do_not_need_torch():
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_is_named_with_its_signal(plain, victim):
-    stream = load(plain, START, 2)
+    stream = load_batches(plain, START, 2)
     next(stream)
     pid = crew()[f"loader-{victim}"]
     os.kill(pid, signal.SIGKILL)
@@ -179,15 +179,17 @@ def test_a_killed_worker_is_named_with_its_signal(plain, victim):
     assert not crew()
 
 
-def test_an_error_of_the_user_travels_in_its_place_as_its_message(sampling):
+def test_a_user_error_of_a_worker_is_raised_in_order_with_its_message(sampling):
     options = {"size": 50, "dropout": 0.5, "byte_fallback": False}
-    stranger = codecs.learn(Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, [])  # knows no tag
+    stranger = codecs.learn_codec(
+        Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, []
+    )  # knows no tag
 
     def until_it_fails(workers: int, seed: int) -> tuple[int, str]:
-        batches = Batches([(sampling.stores[0], 1.0)], stranger, tokens=80, seed=seed)
+        batches = BatchStream([(sampling.stores[0], 1.0)], stranger, tokens=80, seed=seed)
         count = 0
         try:
-            for _ in load(batches, START, workers):
+            for _ in load_batches(batches, START, workers):
                 if count == 0:  # a worker has time to come to the error, and must not end before we have read so far
                     assert not any(ends(pid, within=0.5) for pid in crew().values())
                 count += 1
@@ -200,7 +202,7 @@ def test_an_error_of_the_user_travels_in_its_place_as_its_message(sampling):
     assert until_it_fails(1, seed) == until_it_fails(2, seed) == expected
 
 
-def test_a_store_damaged_after_the_start_is_told_by_its_message(tmp_path):
+def test_a_store_damaged_after_the_start_is_an_error_with_its_message(tmp_path):
     batches = batches_of(tmp_path / "store", learned("characters"))
     file = tmp_path / "store" / "target.ids"
     file.write_bytes(file.read_bytes()[:-2])
@@ -211,18 +213,18 @@ def test_a_store_damaged_after_the_start_is_told_by_its_message(tmp_path):
 def test_our_own_error_in_a_worker_is_no_data_error_and_shows_where(tmp_path):
     batches = batches_of(tmp_path / "store", learned("characters"))
     batches.tokens = None
-    with pytest.raises(RuntimeError, match=r"(?s)loader worker 0 \(pid \d+\) failed:.*Traceback.*_cuts"):
+    with pytest.raises(RuntimeError, match=r"(?s)loader worker 0 \(pid \d+\) failed:.*Traceback.*_batch_boundaries"):
         take(batches, START, 1, 5)
 
 
-def test_an_error_while_preparing_is_raised_in_its_place(plain):
+def test_an_error_of_prepare_is_raised_in_order(plain):
     def prepare(batch: Batch) -> list[int]:
         if batch.lines == bad:
             raise ValueError("too large for the device")
         return batch.lines
 
     bad = take(plain, START, 0, 6)[5][0].lines
-    stream = load(plain, START, 0, ahead=3, prepare=prepare)
+    stream = load_batches(plain, START, 0, prefetch=3, prepare=prepare)
     assert len(list(itertools.islice(stream, 5))) == 5
     with pytest.raises(ValueError, match="too large for the device"):
         next(stream)
@@ -238,7 +240,7 @@ def test_an_interrupt_reaches_a_consumer_that_waits_for_the_thread(plain):
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does; signals reach the main thread
         return batch
 
-    stream = load(plain, START, 1, ahead=2, prepare=prepare)
+    stream = load_batches(plain, START, 1, prefetch=2, prepare=prepare)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert not threads()
@@ -247,7 +249,7 @@ def test_an_interrupt_reaches_a_consumer_that_waits_for_the_thread(plain):
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_closing_the_stream_ends_the_workers_and_the_thread(plain, ahead):
-    stream = load(plain, START, 2, ahead=ahead)
+    stream = load_batches(plain, START, 2, prefetch=ahead)
     next(stream)
     pids = crew().values()
     assert len(pids) == 2
@@ -258,7 +260,7 @@ def test_closing_the_stream_ends_the_workers_and_the_thread(plain, ahead):
     assert all(ends(pid) for pid in pids)
 
 
-def test_closing_ends_a_thread_that_waits_for_room(plain):
+def test_closing_ends_a_thread_that_waits_for_a_free_slot(plain):
     made, full = [], threading.Event()
 
     def prepare(batch: Batch) -> Batch:
@@ -267,7 +269,7 @@ def test_closing_ends_a_thread_that_waits_for_room(plain):
             full.set()
         return batch
 
-    stream = load(plain, START, 0, ahead=2, prepare=prepare)
+    stream = load_batches(plain, START, 0, prefetch=2, prepare=prepare)
     next(stream)
     assert full.wait(DEADLINE)
     stream.close()
@@ -276,7 +278,7 @@ def test_closing_ends_a_thread_that_waits_for_room(plain):
 
 def test_an_error_in_the_consumer_ends_the_workers(plain):
     def consume() -> None:
-        for _ in load(plain, START, 2):
+        for _ in load_batches(plain, START, 2):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -287,7 +289,7 @@ def test_an_error_in_the_consumer_ends_the_workers(plain):
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_signals_that_stop_a_training_are_left_to_the_parent(plain, name):
     expected = take(plain, START, 0, 200)
-    with contextlib.closing(load(plain, START, 1)) as stream:
+    with contextlib.closing(load_batches(plain, START, 1)) as stream:
         got = [next(stream)]
         os.kill(crew()["loader-0"], signal.Signals[name])
         got += itertools.islice(stream, 199)
@@ -297,16 +299,16 @@ def test_signals_that_stop_a_training_are_left_to_the_parent(plain, name):
 SCRIPT = """
 import multiprocessing, sys
 from pathlib import Path
-from dragoman.data import store
-from dragoman.data.batching import Batches, Cursor
-from dragoman.data.loader import load
+from dragoman.data.store import store
+from dragoman.data.batching import BatchStream, Cursor
+from dragoman.data.loader import load_batches
 
 class Plain:
-    samples = False
-    medium = second = None
+    is_stochastic = False
+    modality = second_source = None
 
-batches = Batches([(store.open(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1)
-stream = load(batches, Cursor(), 2, ahead=int(sys.argv[2]))
+batches = BatchStream([(store.open_store(Path(sys.argv[1])), 1.0)], Plain(), tokens=200, seed=1)
+stream = load_batches(batches, Cursor(), 2, prefetch=int(sys.argv[2]))
 next(stream)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 sys.stdin.read()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, PAD, UNK
-from dragoman.data.objectives import Objective, objectives, segments, some
+from dragoman.data.objectives import Objective, objectives, round_randomly, sample_segments
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
@@ -24,7 +24,7 @@ WORDS = [*(f"w{i}" for i in range(40)), "end.", "what?"]
 
 
 def learned(extra: list[str]) -> Codec:
-    return codecs.learn(Part("symbols"), Part("symbols"), True, "nfc", WORDS, [], extra)
+    return codecs.learn_codec(Part("symbols"), Part("symbols"), True, "nfc", WORDS, [], extra)
 
 
 CODEC = learned(["<to:de>", "<mask>", *SENTINELS])
@@ -33,7 +33,7 @@ SIZE = len(CODEC.target)
 
 def objective(name: str, **options: Any) -> Objective:
     found = objectives.build(objectives.parse({"name": name, **options}))
-    found.prepare(CODEC)
+    found.bind_codec(CODEC)
     return found
 
 
@@ -80,7 +80,7 @@ def test_a_row_of_a_text_is_whole_within_its_bounds_and_a_function_of_the_genera
     made = objective(kind[0], **kind[1])
     stored = np.array([*text, EOS], np.uint16)
     row = made([], stored, rng(seed))
-    most_source, most_target = made.lengths(np.array([0]), np.array([len(stored)]))
+    most_source, most_target = made.max_lengths(np.array([0]), np.array([len(stored)]))
     assert len(row.source) <= most_source[0]
     assert len(row.target) <= most_target[0]
     assert row.token_labels is None or len(row.token_labels) == len(row.source)
@@ -95,10 +95,10 @@ def test_rows_of_a_text_have_only_what_their_objective_says(
 ) -> None:
     made = objective(kind[0], **kind[1])
     row = made([], [*text, EOS], rng(seed))
-    assert made.token_labels or row.token_labels is None
+    assert made.has_token_labels or row.token_labels is None
     assert made.head is None or not row.target
-    assert not (made.empty_source and row.source)
-    if made.packs:
+    assert not (made.has_empty_source and row.source)
+    if made.supports_packing:
         assert row.source
         assert row.target
 
@@ -121,31 +121,35 @@ def test_symbols_of_a_text_are_never_lost_masked_or_made_up(
 @pytest.mark.parametrize("name", objectives.names)
 def test_texts_without_a_token_are_either_fine_or_refused_with_a_reason(name: str) -> None:
     made = objective(name)
-    if made.paired:
+    if made.is_paired:
         return
     for text in ([EOS], [UNK, EOS]):
         row = made([], text, rng(0))
-        assert made.problem([], text) is not None or row.target
+        assert made.blocker([], text) is not None or row.target
         assert EOS not in row.source[:-1] + row.target[:-1]
-    assert made.problem([], [FIRST, EOS]) is None
+    assert made.blocker([], [FIRST, EOS]) is None
 
 
 def test_only_objectives_that_put_one_text_on_both_sides_need_a_joint_vocabulary() -> None:
-    joint = {name for name in objectives.names if objective(name).joint}
+    joint = {name for name in objectives.names if objective(name).needs_joint_vocabulary}
     assert joint == {"masked", "denoising", "span_corruption", "prefix", "unilm"}
-    assert objective("pairs", source_loss=True).joint
+    assert objective("pairs", source_loss=True).needs_joint_vocabulary
 
 
 def test_only_rows_of_a_source_and_a_target_lie_end_to_end() -> None:
-    assert {name for name in objectives.names if objective(name).packs} == {"pairs", "denoising", "span_corruption"}
-    assert not objective("pairs", source_loss=True).packs
+    assert {name for name in objectives.names if objective(name).supports_packing} == {
+        "pairs",
+        "denoising",
+        "span_corruption",
+    }
+    assert not objective("pairs", source_loss=True).supports_packing
 
 
 @pytest.mark.parametrize("name", ["masked", "denoising", "span_corruption", "unilm"])
 def test_tokenizers_learned_without_its_symbols_are_refused_by_name(name: str) -> None:
     made = objectives.build(Part(name))
-    with pytest.raises(ModelError, match=f"without the symbol {made.symbols[0]}"):
-        made.prepare(learned([]))
+    with pytest.raises(ModelError, match=f"without the symbol {made.extra_symbols[0]}"):
+        made.bind_codec(learned([]))
 
 
 def test_options_that_exceed_the_whole_are_refused() -> None:
@@ -170,10 +174,10 @@ def test_a_pair_stays_as_it_is_and_source_loss_asks_for_the_next_source_token() 
 def test_a_label_is_one_token_without_the_end() -> None:
     labels = objective("labels")
     assert labels([7, EOS], [9, EOS], rng(0))[:3] == ([7, EOS], [9], None)
-    assert labels.problem([7, EOS], [9, EOS]) is None
-    assert labels.problem([7, EOS], [9, 9, EOS]) == "target is not one label"
-    assert labels.problem([7, EOS], [EOS]) == "target is not one label"
-    assert [x.tolist() for x in labels.lengths(np.array([2, 5]), np.array([2, 2]))] == [[2, 5], [1, 1]]
+    assert labels.blocker([7, EOS], [9, EOS]) is None
+    assert labels.blocker([7, EOS], [9, 9, EOS]) == "target is not one label"
+    assert labels.blocker([7, EOS], [EOS]) == "target is not one label"
+    assert [x.tolist() for x in labels.max_lengths(np.array([2, 5]), np.array([2, 2]))] == [[2, 5], [1, 1]]
 
 
 def test_tags_stand_at_their_tokens_and_nothing_at_language_tags_and_the_end() -> None:
@@ -181,19 +185,19 @@ def test_tags_stand_at_their_tokens_and_nothing_at_language_tags_and_the_end() -
     source = [TAG, FIRST, UNK, FIRST + 1, EOS]
     row = tags(source, [11, 12, 13, EOS], rng(0))
     assert row[:3] == (source, [], [PAD, 11, 12, 13, PAD])
-    assert tags.problem(source, [11, 12, 13, EOS]) is None
-    assert tags.problem(source, [11, 12, EOS]) == "tags and tokens differ in number"
-    assert tags.problem(source, [11, 12, 13, 14, EOS]) == "tags and tokens differ in number"
+    assert tags.blocker(source, [11, 12, 13, EOS]) is None
+    assert tags.blocker(source, [11, 12, EOS]) == "tags and tokens differ in number"
+    assert tags.blocker(source, [11, 12, 13, 14, EOS]) == "tags and tokens differ in number"
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
 @given(text=TEXTS, seed=SEEDS, share=SHARES)
-def test_marks_restore_a_masked_text(text: list[int], seed: int, share: float) -> None:
+def test_token_labels_restore_a_masked_text(text: list[int], seed: int, share: float) -> None:
     row = objective("masked", share=share)([], [*text, EOS], rng(seed))
     assert row.token_labels is not None
-    assert [mark or id for mark, id in zip(row.token_labels, row.source, strict=True)] == [*text, EOS]
+    assert [label or id for label, id in zip(row.token_labels, row.source, strict=True)] == [*text, EOS]
     assert any(row.token_labels) == any(id >= FIRST for id in text)
     assert row.target == []
 
@@ -201,7 +205,7 @@ def test_marks_restore_a_masked_text(text: list[int], seed: int, share: float) -
 def test_masked_tokens_come_in_their_shares() -> None:
     row = objective("masked", share=0.3, mask=0.3, random=0.6)([], [*LONG, EOS], rng(1))
     assert row.token_labels is not None
-    chosen = [(id, mark) for id, mark in zip(row.source, row.token_labels, strict=True) if mark]
+    chosen = [(id, label) for id, label in zip(row.source, row.token_labels, strict=True) if label]
     assert len(chosen) == pytest.approx(0.3 * len(LONG), abs=1)
     shares = Counter("mask" if id == MASK else "kept" if id == mark else "random" for id, mark in chosen)
     assert shares["mask"] / len(chosen) == pytest.approx(0.3, abs=0.06)
@@ -250,7 +254,7 @@ def test_span_corruption_cuts_its_share_in_spans_of_their_mean_length_and_all_sp
     sentinels = sum(MASK < id < FIRST for id in row.target)
     assert (len(row.target) - sentinels - 1, sentinels - 1) == (60, 20)
     draw = rng(3)
-    found = Counter(tuple(segments(5, 3, draw).tolist()) for _ in range(1200))
+    found = Counter(tuple(sample_segments(5, 3, draw).tolist()) for _ in range(1200))
     assert set(found) == {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
     assert min(found.values()) > 130
 
@@ -330,6 +334,6 @@ def test_unilm_takes_its_tasks_by_their_weights() -> None:
 
 def test_a_share_of_a_few_is_right_on_average() -> None:
     draw = rng(6)
-    found = Counter(some(0.15, 3, draw) for _ in range(2000))
+    found = Counter(round_randomly(0.15, 3, draw) for _ in range(2000))
     assert set(found) == {0, 1}
     assert found[1] / 2000 == pytest.approx(0.45, abs=0.06)

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.data.lines import LINE_LIMIT, Tally
-from dragoman.data.readers import Reading, files_of, parallel, read_pairs, read_sources, readers
-from dragoman.data.readers.parallel import departure
-from dragoman.text.codec import learn
+from dragoman.data.lines import LINE_LIMIT, ReadReport
+from dragoman.data.readers import ReadOptions, parallel, read_pairs, read_sources, readers, spec_files
+from dragoman.data.readers.parallel import find_misalignment
+from dragoman.text.codec import learn_codec
 
 
 def write(folder: Path, content: bytes | str, name: str) -> Path:
@@ -37,13 +37,13 @@ def pairs(spec, **options) -> list[tuple[str, str | None]]:
 
 
 def sources_in(stream: io.RawIOBase | io.BytesIO, format: str, **options) -> Iterator[Example]:
-    return readers[format]().sources(stream, None, Reading(("source",), **options))
+    return readers[format]().read_sources(stream, None, ReadOptions(("source",), **options))
 
 
 # -- the formats --------------------------------------------------------------------------------------------------
 
 
-def test_every_format_gives_the_same_pairs_with_their_places(tmp_path):
+def test_every_format_gives_the_same_pairs_with_file_and_line(tmp_path):
     expected = [("Hund", "dog"), ("", "blank"), ("Öl 😀", "oil")]
     tsv = write(tmp_path, "".join(f"{s}\t{t}\n" for s, t in expected), "a.tsv")
     source = write(tmp_path, "".join(f"{s}\n" for s, _ in expected), "a.de")
@@ -68,10 +68,10 @@ def test_a_messy_file_gives_the_texts_of_the_clean_one(tmp_path):
     tidy = "Öl\toil\nzwei Hunde\ttwo dogs\nein Wort\tone word\n"
     messy = "Öl\toil\r\nzwei\u2028Hunde\ttwo\rdogs\r\nein\x85Wort\tone word\r\n"
     a, b = write(tmp_path, tidy, "a.tsv"), write(tmp_path, messy.encode("utf-8-sig"), "b.tsv")
-    tally = Tally()
-    assert pairs(b, tally=tally) == pairs(a)
-    assert {noted.kind: noted.count for noted in tally} == {"bom": 1, "crlf": 3, "separators": 2}
-    assert len(tally.notices()) == 3
+    report = ReadReport()
+    assert pairs(b, report=report) == pairs(a)
+    assert {issue.kind: issue.count for issue in report} == {"bom": 1, "crlf": 3, "separators": 2}
+    assert len(report.notices()) == 3
 
 
 def test_a_messy_file_gives_the_token_ids_of_the_clean_one(tmp_path):
@@ -80,18 +80,18 @@ def test_a_messy_file_gives_the_token_ids_of_the_clean_one(tmp_path):
     a, b = write(tmp_path, tidy, "a.tsv"), write(tmp_path, messy.encode("utf-8-sig"), "b.tsv")
     clean, odd = list(read_pairs(a)), list(read_pairs(b))
     letters = Part("characters")
-    codec = learn(letters, letters, True, "nfc", [e.source for e in clean], [e.target or "" for e in clean], [])
+    codec = learn_codec(letters, letters, True, "nfc", [e.source for e in clean], [e.target or "" for e in clean], [])
     assert [codec.encode_source(e) for e in odd] == [codec.encode_source(e) for e in clean]
     assert [codec.encode_target(e.target or "") for e in odd] == [codec.encode_target(e.target or "") for e in clean]
 
 
 def test_files_of_names_the_files_behind_a_spec(tmp_path):
-    assert files_of("a.tsv") == [Path("a.tsv")]
-    assert files_of("a.de,a.en") == [Path("a.de"), Path("a.en")]
-    assert files_of("a.jsonl.gz") == [Path("a.jsonl.gz")]
-    assert files_of("-") == []
+    assert spec_files("a.tsv") == [Path("a.tsv")]
+    assert spec_files("a.de,a.en") == [Path("a.de"), Path("a.en")]
+    assert spec_files("a.jsonl.gz") == [Path("a.jsonl.gz")]
+    assert spec_files("-") == []
     comma = write(tmp_path, "a\tb\n", "one,two.tsv")
-    assert files_of(str(comma)) == [comma]
+    assert spec_files(str(comma)) == [comma]
     assert pairs(comma) == [("a", "b")]
 
 
@@ -151,12 +151,12 @@ def test_references_may_be_fewer_than_the_columns_named_but_for_the_first(tmp_pa
 
 
 @pytest.mark.parametrize("line", ["a\tb\n", "a\tb\tc\td\n"])
-def test_lines_with_differing_numbers_of_targets_are_told_what_works(tmp_path, line):
-    tally, path = Tally(), write(tmp_path, line, "a.tsv")
+def test_a_varying_number_of_targets_is_an_error_with_a_remedy(tmp_path, line):
+    report, path = ReadReport(), write(tmp_path, line, "a.tsv")
     with pytest.raises(DataError, match=r"data\.columns or --columns.*JSON lines with lists") as caught:
         pairs(path, columns=["source", "target", "target"])
-    pairs(path, columns=["source", "target", "target"], on_error="skip", tally=tally)
-    assert [noted.remedy in str(caught.value) for noted in tally] == [True]
+    pairs(path, columns=["source", "target", "target"], on_error="skip", report=report)
+    assert [issue.remedy in str(caught.value) for issue in report] == [True]
 
 
 def test_blank_lines_are_blank_pairs_in_every_format(tmp_path):
@@ -167,10 +167,10 @@ def test_blank_lines_are_blank_pairs_in_every_format(tmp_path):
 
 
 def test_json_texts_are_cleaned_like_those_of_files(tmp_path):
-    tally = Tally()
+    report = ReadReport()
     path = write(tmp_path, '{"source": "a\\nb\\r\\nc", "target": "d\\u2028e", "other": [1]}\n', "a.jsonl")
-    assert pairs(path, tally=tally) == [("a b c", "d e")]
-    assert tally.count("separators") == 1
+    assert pairs(path, report=report) == [("a b c", "d e")]
+    assert report.count("separators") == 1
 
 
 def test_languages_come_from_json(tmp_path):
@@ -225,7 +225,7 @@ def test_a_broken_file_is_refused_with_its_name_and_line(tmp_path, name, content
     assert caught.value.code == 2
 
 
-def test_a_file_with_extra_columns_is_told_about_columns(tmp_path):
+def test_extra_columns_are_an_error_that_names_the_columns_option(tmp_path):
     with pytest.raises(DataError, match=r"\[source, target, -\], or pass --on-error skip"):
         pairs(write(tmp_path, "a\tb\tc\n", "a.tsv"))
 
@@ -235,10 +235,10 @@ def test_skipping_leaves_out_exactly_the_bad_lines_and_counts_them(tmp_path, end
     good = b"a\tb\n" if ending == "tsv" else OBJECT
     bad = [b"caf\xe9\tb\n", b"no tab\n" if ending == "tsv" else b"[1]\n", b"x\0\ty\n"]
     path = write(tmp_path, b"".join(bad[i % 3] if i % 4 == 0 else good for i in range(48)), f"a.{ending}")
-    tally = Tally()
-    found = list(read_pairs(path, on_error="skip", tally=tally))
+    report = ReadReport()
+    found = list(read_pairs(path, on_error="skip", report=report))
     assert [example.line for example in found] == [i + 1 for i in range(48) if i % 4]
-    kinds = {noted.kind: noted.count for noted in tally}
+    kinds = {issue.kind: issue.count for issue in report}
     assert kinds == {"encoding": 4, "nul": 4, "columns" if ending == "tsv" else "json": 4}
 
 
@@ -253,7 +253,7 @@ def corpus(rng: np.random.Generator, size: int) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(("place", "missing"), [(0, 1), (300, 1), (300, 7), (999, 1), (640, 40)])
-def test_sides_that_differ_are_refused_with_both_counts_near_the_place(tmp_path, side, place, missing):
+def test_files_of_different_lengths_are_an_error_with_both_counts_near_the_misalignment(tmp_path, side, place, missing):
     both = corpus(np.random.default_rng(place + missing), 1000)
     del both[side][place : place + missing]
     paths = [write(tmp_path, "\n".join(lines) + "\n", f"{i}.txt") for i, lines in enumerate(both)]
@@ -274,7 +274,7 @@ def test_a_blank_line_put_in_by_mistake_is_found(tmp_path):
     assert (caught.value.file, caught.value.line) == (str(b), 51)
 
 
-def test_a_side_that_ends_early_is_said_to_end_early(tmp_path):
+def test_a_side_that_ends_early_is_reported_as_such(tmp_path):
     source, target = corpus(np.random.default_rng(1), 100)
     a, b = write(tmp_path, "\n".join(source), "a"), write(tmp_path, "\n".join(target[:90]), "b")
     with pytest.raises(DataError, match="end 10 lines too early") as caught:
@@ -288,18 +288,18 @@ def test_a_side_that_ends_early_is_said_to_end_early(tmp_path):
         pairs(f"{empty},{b}")
 
 
-def test_a_place_behind_the_lengths_that_are_kept_is_not_guessed(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "LOOK", 100)
+def test_a_misalignment_after_the_kept_lengths_is_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "MAX_LENGTHS_KEPT", 100)
     source, target = corpus(np.random.default_rng(2), 400)
     del target[300]
     a, b = write(tmp_path, "\n".join(source), "a"), write(tmp_path, "\n".join(target), "b")
-    with pytest.raises(DataError, match="first 99 lines seem to go together; look behind them"):
+    with pytest.raises(DataError, match="first 99 lines seem to match; look after them"):
         pairs(f"{a},{b}")
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 50), max_size=25), st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
-def test_the_departure_is_the_best_of_all_places_tried_one_by_one(shorter, extra, data):
+def test_find_misalignment_equals_trying_every_line(shorter, extra, data):
     k = len(extra)
     longer = np.array(data.draw(st.permutations([*shorter, *extra])))
     typical = np.median(np.log1p(longer)) - (np.median(np.log1p(shorter)) if shorter else 0)
@@ -309,15 +309,15 @@ def test_the_departure_is_the_best_of_all_places_tried_one_by_one(shorter, extra
         return float(np.abs(r).sum())
 
     if shorter:
-        p = departure(longer, np.array(shorter), k)
+        p = find_misalignment(longer, np.array(shorter), k)
         assert misfit(p) == pytest.approx(min(misfit(q) for q in range(len(shorter) + 1)), abs=1e-9)
 
 
 def test_a_bad_line_on_either_side_leaves_out_the_pair_and_keeps_the_step(tmp_path):
     a, b = write(tmp_path, b"1\n\xff\n3\n4\n", "a"), write(tmp_path, b"1\n2\n\0\n4\n", "b")
-    tally = Tally()
-    assert pairs(f"{a},{b}", on_error="skip", tally=tally) == [("1", "1"), ("4", "4")]
-    assert (tally.count("encoding"), tally.count("nul")) == (1, 1)
+    report = ReadReport()
+    assert pairs(f"{a},{b}", on_error="skip", report=report) == [("1", "1"), ("4", "4")]
+    assert (report.count("encoding"), report.count("nul")) == (1, 1)
 
 
 @pytest.mark.parametrize("spec", ["a,b,c", "a,", ",b"])
@@ -381,14 +381,14 @@ def test_sources_without_a_newline_take_little_memory(format):
 def test_as_many_sources_come_out_as_lines_go_in(lines, ended):
     content = b"\n".join([b"first", *lines, b"last"]) + (b"\n" if ended else b"")
     for format in ("tsv", "jsonl"):
-        tally = Tally()
-        found = list(sources_in(io.BytesIO(content), format, on_error="skip", tally=tally))
+        report = ReadReport()
+        found = list(sources_in(io.BytesIO(content), format, on_error="skip", report=report))
         assert [example.line for example in found] == list(range(1, len(lines) + 3))
     readable = [
         line.decode("utf-8", "ignore") == line.decode("utf-8", "replace") and b"\0" not in line for line in lines
     ]
-    texts = list(sources_in(io.BytesIO(content), "tsv", on_error="skip", tally=(tally := Tally())))[1:-1]
-    assert tally.count("encoding") + tally.count("nul") == readable.count(False)
+    texts = list(sources_in(io.BytesIO(content), "tsv", on_error="skip", report=(report := ReadReport())))[1:-1]
+    assert report.count("encoding") + report.count("nul") == readable.count(False)
     assert all(example.source == "" for example, good in zip(texts, readable, strict=True) if not good)
 
 
@@ -434,12 +434,12 @@ assert "torch" not in sys.modules
 # -- the registry -------------------------------------------------------------------------------------------------
 
 
-def test_every_reader_says_in_a_line_what_it_reads():
+def test_every_reader_has_a_one_line_description():
     assert {"tsv", "parallel", "jsonl"} <= set(readers.names)
-    assert all(readers.line(name) for name in readers.names)
+    assert all(readers.summary(name) for name in readers.names)
 
 
-def test_a_new_reader_is_asked_before_the_one_that_takes_any_file(monkeypatch):
+def test_a_new_reader_comes_before_the_one_that_accepts_any_file(monkeypatch):
     class Numbers:
         """Pairs of numbers, from no file at all."""
 
@@ -449,10 +449,10 @@ def test_a_new_reader_is_asked_before_the_one_that_takes_any_file(monkeypatch):
         def files(self, spec):
             return []
 
-        def read(self, spec, reading):
+        def read_pairs(self, spec, options):
             return (Example(str(i), str(i * i)) for i in range(int(spec.removeprefix("numbers:"))))
 
     assert readers.names
     monkeypatch.setitem(readers._parts, "zahlen", Numbers)
     assert pairs("numbers:3") == [("0", "0"), ("1", "1"), ("2", "4")]
-    assert files_of("numbers:3") == []
+    assert spec_files("numbers:3") == []

@@ -13,20 +13,20 @@ from dragoman import config as configs
 from dragoman.core.errors import ConfigError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.data.batching import Batches, Cursor, in_order
+from dragoman.data.batching import BatchStream, Cursor, validation_batches
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.data.samples import scenes
 from dragoman.data.store import builder
 from dragoman.text import codec as codecs
-from dragoman.text.codec import Codec, Reader
+from dragoman.text.codec import Codec, SecondSourceReader
 
 WORDS = Part("words")
 
 
 class Rows:
-    """A medium to see through: a file `a3` is three rows of (97, 3)."""
+    """A modality whose numbers are easy to check: a file `a3` is three rows of (97, 3)."""
 
-    width, dtype, augments = 2, "<i4", False
+    width, dtype, has_augmentation = 2, "<i4", False
 
     def __init__(self) -> None:
         self.read_names: list[str] = []
@@ -36,14 +36,11 @@ class Rows:
         count = int(example.source[1:])
         return np.array([[ord(example.source[0]), count]] * count, np.int32)
 
-    def state(self) -> dict[str, bytes]:
-        return {"facts": b"none"}
 
-
-def codec(examples: list[Example], second: Reader) -> Codec:
+def codec(examples: list[Example], second: SecondSourceReader) -> Codec:
     texts = [e.source for e in examples] + ([e.second_source for e in examples] if second == "text" else [])
     targets = [e.target or "" for e in examples]
-    return codecs.learn(WORDS, WORDS, False, "nfc", texts, targets, [], None, second)
+    return codecs.learn_codec(WORDS, WORDS, False, "nfc", texts, targets, [], None, second)
 
 
 PAIRS = [
@@ -77,20 +74,20 @@ def test_a_column_or_key_names_the_second_source(tmp_path: Path, form: str) -> N
 def test_a_store_keeps_both_and_batches_have_them_row_by_row(tmp_path: Path, kind: str) -> None:
     modality: Any = Rows()
     both = codec(PAIRS, "text" if kind == "text" else modality)
-    made = builder.build(iter(PAIRS), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
+    made = builder.build_store(iter(PAIRS), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.skipped == {"blank source": 1}
     assert len(made) == 3
     if kind == "medium":
         assert modality.read_names == ["x1", "y3"]  # the file that two lines name is read once
-        assert (tmp_path / "store" / "second.ids").stat().st_size == (1 + 3) * 2 * 4
+        assert (tmp_path / "store" / "second_source.ids").stat().st_size == (1 + 3) * 2 * 4
     expected = {e.line: np.asarray(both.encode_second_source(e)).tolist() for e in PAIRS[:3]}
     sources = {e.line: np.asarray(both.encode_source(e)).tolist() for e in PAIRS[:3]}
-    batches = Batches([(made, 1.0)], both, tokens=100, seed=1)
+    batches = BatchStream([(made, 1.0)], both, tokens=100, seed=1)
     # In training `lines` are lines of the file, in validation rows of the store.
-    for batch, first in ((next(batches.after(Cursor()))[0], 0), (next(in_order(made, 100)), 1)):
+    for batch, first in ((next(batches.batches_from(Cursor()))[0], 0), (next(validation_batches(made, 100)), 1)):
         assert batch.second_source is not None
         assert batch.second_source_lengths is not None
-        for piece in (batch, batch.rows(1, 3), batch.rows(0, 2).to("cpu")):
+        for piece in (batch, batch.slice_rows(1, 3), batch.slice_rows(0, 2).to("cpu")):
             assert piece.second_source is not None
             assert piece.second_source_lengths is not None
             for row, line in enumerate(number + first for number in piece.lines):
@@ -102,19 +99,18 @@ def test_the_area_of_a_batch_counts_the_longer_source(tmp_path: Path) -> None:
     modality: Any = Rows()
     long = [Example("who", "a", second_source="z8", line=1), Example("who", "a", second_source="z2", line=2)]
     both = codec(long, modality)
-    made = builder.build(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
+    made = builder.build_store(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
     assert made.source_lengths.tolist() == [8, 2]
-    sizes = sorted(len(batch) for batch in in_order(made, 8))
+    sizes = sorted(len(batch) for batch in validation_batches(made, 8))
     assert sizes == [1, 1]
-    assert next(in_order(made, 16)).area == 16
+    assert next(validation_batches(made, 16)).area == 16
 
 
 def test_codecs_with_another_second_source_differ_and_come_back_from_their_files() -> None:
     modality: Any = Rows()
     one, two = codec(PAIRS, "text"), codec(PAIRS, modality)
     assert len({one.fingerprint, two.fingerprint, Codec(one.source, one.target).fingerprint}) == 3
-    assert two.files()["second.facts"] == b"none"
-    again = codecs.restore(WORDS, WORDS, False, "nfc", one.files(), None, "text")
+    again = codecs.restore_codec(WORDS, WORDS, False, "nfc", one.to_files(), None, "text")
     assert again.encode_second_source(PAIRS[2]) == one.encode_second_source(PAIRS[2])
     assert one.second_source_size == len(one.source)
     assert two.second_source_size == 2
@@ -123,8 +119,8 @@ def test_codecs_with_another_second_source_differ_and_come_back_from_their_files
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"data": {"train": "a.tsv"}}, "does not name 'second'"),
-        ({"model": {}}, "model.second is null"),
+        ({"data": {"train": "a.tsv"}}, "does not name 'second_source'"),
+        ({"model": {}}, "model.second_source is null"),
         ({"training": {"objective": "lm"}}, "pairs or labels"),
         (
             {"model": {"encoder": "none", "decoder": {"source": "prefix"}, "second_source": {}}},
@@ -134,7 +130,7 @@ def test_codecs_with_another_second_source_differ_and_come_back_from_their_files
         ({"model": {"second_source": {"encodr": "rnn"}}}, "did you mean 'encoder'"),
     ],
 )
-def test_what_does_not_go_with_two_sources_is_said_in_a_sentence(change: dict[str, Any], says: str) -> None:
+def test_what_two_sources_do_not_support_is_a_config_error(change: dict[str, Any], says: str) -> None:
     value = {
         "data": {"train": "a.tsv", "columns": ["source", "second_source", "target"]},
         "model": {"second_source": {}},
@@ -146,20 +142,20 @@ def test_what_does_not_go_with_two_sources_is_said_in_a_sentence(change: dict[st
 
 def test_no_training_picture_shows_what_the_tests_ask_about() -> None:
     rng = np.random.default_rng(3)
-    seen = {scenes.combination("train", rng) for _ in range(2000)}
-    new = {scenes.combination("test", rng) for _ in range(2000)}
+    seen = {scenes.sample_combination("train", rng) for _ in range(2000)}
+    new = {scenes.sample_combination("test", rng) for _ in range(2000)}
     assert (len(seen), len(new), len(seen & new)) == (36, 12, 0)
     for places in ((0, 1), (0, 2), (1, 2)):  # but every two of the three are seen together
         assert {tuple(c[i] for i in places) for c in new} <= {tuple(c[i] for i in places) for c in seen}
 
 
 def test_pictures_are_a_function_of_the_seed_and_show_the_color(tmp_path: Path) -> None:
-    one, again = (next(scenes.items("labels", "train", 1, 5)) for _ in range(2))
-    other = next(scenes.items("labels", "train", 1, 6))
+    one, again = (next(scenes.generate("labels", "train", 1, 5)) for _ in range(2))
+    other = next(scenes.generate("labels", "train", 1, 6))
     (picture,), (same,), (else_,) = (list(item.files.values()) for item in (one, again, other))
     assert picture.tolist() == same.tolist()
     assert picture.tolist() != else_.tolist()
-    thing = scenes.Thing("square", "red", 0.5, 0.5)
-    drawn = scenes.draw([thing], 32, np.random.default_rng(0))
-    assert abs(drawn[scenes.mask(thing, 32)].mean(0) - np.array(scenes.COLORS["red"])).max() < 3
-    assert abs(drawn[0, 0].astype(int) - scenes.GROUND).max() < 30
+    thing = scenes.SceneObject("square", "red", 0.5, 0.5)
+    drawn = scenes.render([thing], 32, np.random.default_rng(0))
+    assert abs(drawn[scenes.object_mask(thing, 32)].mean(0) - np.array(scenes.COLORS["red"])).max() < 3
+    assert abs(drawn[0, 0].astype(int) - scenes.BACKGROUND_GRAY).max() < 30

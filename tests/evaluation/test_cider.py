@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.registry import Part
-from dragoman.evaluation.cider import agreement, cider_d, rarities
-from dragoman.evaluation.metrics import corpus, metrics
+from dragoman.evaluation.cider import cider_d, document_frequencies, item_score
+from dragoman.evaluation.metrics import corpus_score, metrics
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), max_size=8)
 ITEMS = st.lists(st.tuples(WORDS, st.lists(WORDS, min_size=1, max_size=3)), min_size=1, max_size=5)
@@ -40,7 +40,7 @@ def test_a_corpus_worked_by_hand() -> None:
     assert first == pytest.approx(10 * math.exp(-1 / 72) * (1 / 2 + 1 / math.sqrt(2)) / 8)
     assert second == pytest.approx(5)
     metric = metrics.build(Part("cider"))
-    found = corpus(metric, ["A b, b!", "a d"], [["a b.", "A c."], ["a d"]])
+    found = corpus_score(metric, ["A b, b!", "a d"], [["a b.", "A c."], ["a d"]])
     assert found == pytest.approx(100 * (first + second) / 2)
 
 
@@ -71,16 +71,16 @@ def test_scores_are_those_of_the_definition(items: list[tuple[list[str], list[li
         assert -1e-9 <= found <= 10 + 1e-9
 
 
-def test_saying_a_good_word_again_and_again_does_not_pay() -> None:
+def test_repeating_a_matching_word_does_not_raise_the_score() -> None:
     references = [[said("a dog runs on the beach")], [said("two men sit at a table")]]
-    rarity = rarities(references)
-    best = agreement(said("a dog runs on the beach"), references[0], rarity)
+    rarity = document_frequencies(references)
+    best = item_score(said("a dog runs on the beach"), references[0], rarity)
     assert best == pytest.approx(10)
-    assert agreement(["dog"] * 6, references[0], rarity) < 0.2 * best
-    assert agreement(said("a dog runs on the beach beach beach beach"), references[0], rarity) < 0.9 * best
+    assert item_score(["dog"] * 6, references[0], rarity) < 0.2 * best
+    assert item_score(said("a dog runs on the beach beach beach beach"), references[0], rarity) < 0.9 * best
 
 
-def test_what_is_said_of_every_image_is_worth_nothing() -> None:
+def test_ngrams_in_the_references_of_every_image_have_no_weight() -> None:
     same = [said("a man in a red shirt")]
     assert cider_d([same[0], same[0]], [same, same]) == [0, 0]
     assert cider_d([same[0]], [same]) == [0]  # alone, it is said of every image there is

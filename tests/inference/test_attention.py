@@ -18,15 +18,17 @@ import torch
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import UNK, Example
 from dragoman.inference.ensemble import Ensemble
 from dragoman.inference.pipeline import Pipeline
 from dragoman.text import codec as codecs
-from dragoman.text.vocabulary import UNKNOWN
+from dragoman.text.vocabulary import UNK_SURFACE
 
 TEXTS = ["the old dog sees a boat", "a dog"]
 SOURCES = ["the Zaragoza dog", "Ilse sees Oskar Yngve a boat", "boat", "Xanthippe", "the old old dog sees Ulm"]
+REPLACE = GenerationOptions(replace_unk=True)
 FAMILIES: dict[str, dict[str, Any]] = {
     "before": {"encoder": "rnn", "decoder": "rnn"},
     "after": {"encoder": "rnn", "decoder": {"name": "rnn", "order": "after", "score": "general"}},
@@ -42,11 +44,11 @@ def model(family: str = "before", tokenizer: str = "words", seed: int = 5) -> Pi
         "data": {"train": "nowhere.tsv"},
         "tokenizer": {"joint": False, "source": tokenizer},
         "model": {"width": 8, "tie": "none", **FAMILIES[family]},
-        "generation": {"ratio": 1.0, "extra": 3, "shortest": 3},
+        "generation": {"max_length_ratio": 1.0, "max_length_extra": 3, "min_new_tokens": 3},
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", TEXTS, TEXTS, ["<to:de>", "<to:fr>"])
+    codec = codecs.learn_codec(part, part, False, "nfc", TEXTS, TEXTS, ["<to:de>", "<to:fr>"])
     torch.manual_seed(seed)
     found = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -68,63 +70,61 @@ def test_each_unknown_word_becomes_the_one_that_was_looked_at_most(family: str, 
     plain = model(family, tokenizer)
     asked: dict[str, Any] = {"beam": 3, "nbest": 3}
     seen = plain.predict(SOURCES, beam=3, attention=True)
-    replaced = plain.with_generation(replace_unknown=True).predict(SOURCES, **asked)
-    assert any(UNKNOWN in before.text for before in seen)
+    replaced = plain.predict(SOURCES, REPLACE, **asked)
+    assert any(UNK_SURFACE in before.text for before in seen)
     for source, before, after in zip(SOURCES, seen, replaced, strict=True):
         assert after.ids == before.ids
         assert after.tokens == before.tokens  # what was said, as it was said
         assert after.score == pytest.approx(before.score)
         assert after.text == by_hand([t.strip("▁ ") for t in after.tokens], before.attention, source.split())
         for one in after.alternatives:
-            assert UNKNOWN not in one.text
+            assert UNK_SURFACE not in one.text
 
 
 def test_neither_the_batch_nor_its_order_changes_a_word() -> None:
-    p = model().with_generation(replace_unknown=True)
-    together = [found.text for found in p.predict(SOURCES)]
-    assert together == [p.predict([source])[0].text for source in SOURCES]
-    assert together[::-1] == [found.text for found in p.predict(SOURCES[::-1])]
+    p = model()
+    together = [found.text for found in p.predict(SOURCES, REPLACE)]
+    assert together == [p.predict([source], REPLACE)[0].text for source in SOURCES]
+    assert together[::-1] == [found.text for found in p.predict(SOURCES[::-1], REPLACE)]
 
 
 def test_a_language_tag_and_the_end_are_no_words() -> None:
     p = model()
     example = Example("Ilse sees", target_lang="fr")
     ids = p.codec.encode_source(example)
-    assert p.codec.words(ids, example.source) == ["", "Ilse", "sees", ""]
-    (found,) = p.with_generation(replace_unknown=True).predict([example])
+    assert p.codec.source_words(ids, example.source) == ["", "Ilse", "sees", ""]
+    (found,) = p.predict([example], REPLACE)
     assert "<" not in found.text
 
 
 @pytest.mark.parametrize("part", [Part("words"), Part("symbols"), Part("bpe", {"size": 300})])
 def test_the_words_of_a_source_stand_where_its_ids_do(part: Part) -> None:
     """Numbered ones too, as a model that copies has them: two names have a number, the third has none left."""
-    codec = codecs.learn(part, part, True, "nfc", TEXTS * 20, TEXTS * 20, ["<to:fr>", "<copy:0>", "<copy:1>"])
+    codec = codecs.learn_codec(part, part, True, "nfc", TEXTS * 20, TEXTS * 20, ["<to:fr>", "<copy:0>", "<copy:1>"])
     example = Example("Ilse sees Oskar Ilse Ulm" if part.name != "bpe" else "a dog", target_lang="fr")
-    words = codec.words(codec.encode_source(example), example.source)
+    words = codec.source_words(codec.encode_source(example), example.source)
     assert words == ["", *example.source.split(), ""]
 
 
 def test_a_character_that_nobody_has_seen_is_taken_over_too() -> None:
     p = model(tokenizer="characters")
-    (found,) = p.with_generation(replace_unknown=True).predict(["ñ"])
+    (found,) = p.predict(["ñ"], REPLACE)
     (plain,) = p.predict(["ñ"])
     assert found.ids == plain.ids
-    assert found.text == plain.text.replace(UNKNOWN, "ñ")
+    assert found.text == plain.text.replace(UNK_SURFACE, "ñ")
 
 
 def test_models_together_look_together() -> None:
     first, second = model(seed=5), model(seed=6)
     both = Pipeline(Ensemble([first.model, second.model]), first.codec, first.config, first.device)
     seen = both.predict(SOURCES, attention=True)
-    for source, before, after in zip(
-        SOURCES, seen, both.with_generation(replace_unknown=True).predict(SOURCES), strict=True
-    ):
+    for source, before, after in zip(SOURCES, seen, both.predict(SOURCES, REPLACE), strict=True):
         assert after.text == by_hand([t.strip("▁ ") for t in before.tokens], before.attention, source.split())
 
 
 def test_drawn_results_have_their_own_words() -> None:
-    draws = Part("sample", {"size": 20, "temperature": 2.0, "seed": 3})
-    (found,) = model("after").with_generation(replace_unknown=True).predict([SOURCES[1]], search=draws, nbest=20)
+    samples = GenerationOptions(search=Part("sample"), num_samples=20, temperature=2.0, seed=3, nbest=20)
+    (found,) = model("after").predict([SOURCES[1]], samples.merge(REPLACE))
     names = {word for one in [found, *found.alternatives] for word in one.text.split()} - set(TEXTS[0].split())
     assert names
     assert names <= {"Ilse", "Oskar", "Yngve"}
@@ -135,7 +135,7 @@ def test_a_decoder_that_looks_nowhere_is_told_so() -> None:
         "data": {"train": "nowhere.tsv"},
         "tokenizer": {"joint": False, "source": "words"},
         "model": {"width": 8, "tie": "none", "encoder": "rnn", "decoder": {"name": "rnn", "source": "initial"}},
-        "generation": {"replace_unknown": True},
+        "generation": {"replace_unk": True},
     }
     config = configs.validate(value, "a test")
     with_attention = model()
@@ -144,13 +144,13 @@ def test_a_decoder_that_looks_nowhere_is_told_so() -> None:
     with torch.no_grad():
         blind.output.bias[UNK] += 9.0
     p = Pipeline(blind, with_attention.codec, config, torch.device("cpu"))
-    with pytest.raises(UserError, match="no attention"):
+    with pytest.raises(UserError, match="replace_unk needs a decoder that attends to the source"):
         p.predict(SOURCES)
 
 
 def test_a_state_that_stands_for_several_words_is_no_word() -> None:
-    with pytest.raises(UserError, match="replace_unknown"):
-        model("pyramid").with_generation(replace_unknown=True).predict(SOURCES)
+    with pytest.raises(UserError, match="replace_unk replaces <unk> by words of the source"):
+        model("pyramid").predict(SOURCES, REPLACE)
 
 
 def test_a_language_model_has_no_source_to_take_words_from() -> None:
@@ -159,13 +159,13 @@ def test_a_language_model_has_no_source_to_take_words_from() -> None:
         "tokenizer": {"source": "words", "joint": True},
         "model": {"width": 8, "tie": "all", "encoder": "none", "decoder": {"name": "rnn", "source": "prefix"}},
         "training": {"objective": "lm"},
-        "generation": {"replace_unknown": True},
+        "generation": {"replace_unk": True},
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, True, "nfc", [], TEXTS, [])
+    codec = codecs.learn_codec(part, part, True, "nfc", [], TEXTS, [])
     found = configs.build_model(config, len(codec.source), len(codec.target))
-    with pytest.raises(UserError, match="replace_unknown"):
+    with pytest.raises(UserError, match="replace_unk replaces <unk> by words of the source"):
         Pipeline(found, codec, config, torch.device("cpu")).predict(["a dog"])
 
 
@@ -175,8 +175,7 @@ def test_the_command_writes_the_words_and_changes_nothing_else(tmp_path: Path) -
     model_folder.save(tmp_path / "model", p.config, model_folder.unique_weights(p.model), p.codec, {})
     (tmp_path / "sources.txt").write_text("\n".join(SOURCES) + "\n")
     command = [sys.executable, "-m", "dragoman", "predict", "model", "sources.txt", "--workers", "2"]
-    told = subprocess.run([*command, "--replace-unknown"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = subprocess.run([*command, "--replace-unk"], cwd=tmp_path, capture_output=True, text=True, check=True)
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    replaced = p.with_generation(replace_unknown=True)
-    assert told.stdout.splitlines() == [found.text for found in replaced.predict(SOURCES)]
+    assert told.stdout.splitlines() == [found.text for found in p.predict(SOURCES, REPLACE)]
     assert plain.stdout.splitlines() == [found.text for found in p.predict(SOURCES)]

@@ -12,34 +12,40 @@ import pytest
 import torch
 
 from dragoman import config as configs
-from dragoman.checkpoint.model_folder import Model
+from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ConfigError, UserError
 from dragoman.core.types import EOS
-from dragoman.inference.ensemble import Ensemble, Fused
+from dragoman.inference.ensemble import Ensemble, ShallowFusion
 from dragoman.inference.pipeline import Pipeline
-from dragoman.search.ctc import CTCPrefix
+from dragoman.search.ctc import CTCPrefixScorer
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
-HEARS = ("model.ctc=true", "training.ctc=0.3", "generation.ctc=0.4", "model.encoder.heads=2", "model.decoder.heads=2")
+HEARS = (
+    "model.ctc=true",
+    "training.ctc_weight=0.3",
+    "generation.ctc_weight=0.4",
+    "model.encoder.heads=2",
+    "model.decoder.heads=2",
+)
 PYRAMID = ("model.encoder={name: pyramid, layers: 1}", "model.decoder=rnn")
 SOURCES = ["abc", "h", "gfedcba", "bbaa"]
 
 
 @cache
-def tiny(*sets: str, seed: int = 0) -> Model:
-    common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.extra=4"]
+def tiny(*sets: str, seed: int = 0) -> LoadedModel:
+    common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.max_length_extra=4"]
     config = configs.load(None, "transformer-tiny", [*common, *sets]).config
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", [LETTERS], [LETTERS], [])
+    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [LETTERS], [LETTERS], [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    return Model(Path(f"model-{seed}"), config, model, codec)
+    return LoadedModel(Path(f"model-{seed}"), config, model, codec)
 
 
-def opened(model: Any, like: Model, fast: bool = False) -> Pipeline:
+def opened(model: Any, like: LoadedModel, fast: bool = False) -> Pipeline:
     return Pipeline(model, like.codec, like.config, torch.device("cpu"), fast=fast)
 
 
@@ -51,9 +57,9 @@ def by_hand(pipeline: Pipeline, source: str, ids: list[int], ended: bool) -> flo
     y = [*ids, *[EOS] * ended]
     log_p = pipeline.model.logits(pipeline.model.decode(torch.tensor([[1, *y[:-1]]]), memory).o)[0].log_softmax(-1)
     said = sum(float(log_p[t, token]) for t, token in enumerate(y))
-    rule = CTCPrefix(*pipeline.model.ctc_log_probs(memory), 0.5)
-    heard = rule.heard(torch.tensor([[ids]]), torch.tensor([0]))
-    last = float(rule.extensions(heard)[0, 0, EOS]) if ended else float(heard.psi)
+    rule = CTCPrefixScorer(*pipeline.model.ctc_log_probs(memory), 0.5)
+    heard = rule.prefix_state(torch.tensor([[ids]]), torch.tensor([0]))
+    last = float(rule.extension_scores(heard)[0, 0, EOS]) if ended else float(heard.psi)
     return 0.6 * said + 0.4 * last
 
 
@@ -72,7 +78,7 @@ def test_the_score_of_a_pair_is_what_is_said_alone() -> None:
     """docs/search.md tells it apart from `log_prob` of a result, which has what is heard in it."""
     one = tiny(*HEARS)
     pipeline, silent = opened(one.model, one), opened(one.model, tiny(*HEARS[:2], *HEARS[3:]))
-    assert silent.config.generation.ctc == 0
+    assert silent.config.generation.ctc_weight == 0
     results = zip(SOURCES, pipeline.predict(SOURCES), strict=True)
     ended = [(source, found) for source, found in results if found.finish_reason == "eos"]
     pairs = [(source, found.text) for source, found in ended]
@@ -94,7 +100,7 @@ def test_an_ensemble_hears_the_mean_of_what_its_members_hear() -> None:
     twice = opened(Ensemble([one.model, one.model]), one).predict(SOURCES)
     for a, b in zip(opened(one.model, one).predict(SOURCES), twice, strict=True):
         assert (a.text, a.score) == (b.text, pytest.approx(b.score, abs=1e-4))
-    fused = Fused(
+    fused = ShallowFusion(
         one.model,
         tiny(
             "model.encoder=none",
@@ -130,9 +136,9 @@ def test_a_state_that_stands_for_two_tokens_is_called_by_both(nested: bool) -> N
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (["training.ctc=0.3"], "training.ctc is 0.3, but the model has no such layer"),
-        (["generation.ctc=0.3"], "generation.ctc is 0.3, but the model has no such layer"),
-        (["model.ctc=true"], "training.ctc is 0"),
+        (["training.ctc_weight=0.3"], "training.ctc_weight is 0.3, but the model has no such layer"),
+        (["generation.ctc_weight=0.3"], "generation.ctc_weight is 0.3, but the model has no such layer"),
+        (["model.ctc=true"], "training.ctc_weight is 0"),
     ],
 )
 def test_ctc_is_a_layer_that_is_taught_before_it_is_used(sets: list[str], says: str) -> None:

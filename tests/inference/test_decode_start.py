@@ -11,12 +11,12 @@ from torch import Tensor
 from dragoman import config as configs
 from dragoman.core.types import BOS, EOS, Capacity
 from dragoman.data.batching import collate
-from dragoman.inference.decode_start import begin
+from dragoman.inference.decode_start import start_decoding
 from dragoman.nn.seq2seq import Seq2Seq
 
 V = 12
 TEXTS = [[5, 6, 7, 8], [9], [], [10, 5]]
-CTC = ["model.encoder={name: rnn, cell: gru}", "model.decoder=rnn", "model.ctc=true", "training.ctc=0.3"]
+CTC = ["model.encoder={name: rnn, cell: gru}", "model.decoder=rnn", "model.ctc=true", "training.ctc_weight=0.3"]
 
 
 @cache
@@ -46,8 +46,10 @@ def fed(model: Seq2Seq, source: list[int], tokens: list[int]) -> Tensor:
 @torch.inference_mode()
 def test_a_language_model_goes_on_after_texts_of_any_length(decoder: str) -> None:
     model = language_model(decoder)
-    step, start, heard = begin(model, collate([(text, [EOS]) for text in TEXTS], list(range(4))), True, 0.0)
-    assert heard == []
+    step, start, processors = start_decoding(
+        model, collate([(text, [EOS]) for text in TEXTS], list(range(4))), True, 0.0
+    )
+    assert processors == []
     state = start(Capacity(1, 8))
     said: list[int] = []
     for token in (BOS, 7, 11):  # what a search begins with, and what it chose
@@ -61,7 +63,7 @@ def test_a_language_model_goes_on_after_texts_of_any_length(decoder: str) -> Non
 def test_a_prefix_seen_in_both_directions_is_a_source_and_the_text_begins_after_it() -> None:
     model = language_model("transformer", "full_prefix")
     texts = TEXTS[:2]
-    step, start, _ = begin(model, collate([(text, [EOS]) for text in texts], [0, 1]), True, 0.0)
+    step, start, _ = start_decoding(model, collate([(text, [EOS]) for text in texts], [0, 1]), True, 0.0)
     log_p, _ = step(torch.full((2, 1), BOS), start(Capacity(1, 8)))
     expected = torch.stack([fed(model, text, [BOS]) for text in texts])
     torch.testing.assert_close(log_p[:, 0], expected, atol=1e-5, rtol=1e-5)
@@ -72,12 +74,14 @@ def test_a_source_is_encoded_and_its_encoder_has_a_say_where_it_is_given_one() -
     model = built(*CTC)
     sources = [[5, 6, 7, EOS], [8, EOS]]
     batch = collate([(source, [EOS]) for source in sources], [0, 1])
-    step, start, heard = begin(model, batch, False, 0.0)
+    step, start, processors = start_decoding(model, batch, False, 0.0)
     log_p, _ = step(torch.full((2, 1), BOS), start(Capacity(1, 3)))
     expected = torch.stack([fed(model, source, [BOS]) for source in sources])
     torch.testing.assert_close(log_p[:, 0], expected, atol=1e-5, rtol=1e-5)
-    assert heard == []
-    (rule,) = begin(model, batch, False, 1.0).heard  # the encoder alone: whatever the decoder says, it is the same
+    assert processors == []
+    (rule,) = start_decoding(
+        model, batch, False, 1.0
+    ).ctc_processors  # the encoder alone: whatever the decoder says, it is the same
     empty, rows = torch.zeros(2, 1, 0, dtype=torch.long), torch.arange(2)
     one, other = (rule(x, empty, rows) for x in (torch.zeros(2, 1, V), torch.randn(2, 1, V).log_softmax(-1)))
     torch.testing.assert_close(one, other)

@@ -13,11 +13,19 @@ from torch import Tensor, nn
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
-from dragoman.checkpoint.model_folder import Model
+from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ModelError, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS
-from dragoman.inference.ensemble import Ensemble, Fused, as_one, check_compatible, check_language_model, open_models
+from dragoman.inference.ensemble import (
+    Ensemble,
+    ShallowFusion,
+    check_compatible,
+    check_language_model,
+    combine,
+    load_models,
+)
 from dragoman.inference.pipeline import Pipeline
 from dragoman.nn.attention import record_attention
 from dragoman.text import codec as codecs
@@ -33,21 +41,21 @@ SOURCES = ["abc", "h", "gfedcba", "bb"]
 
 
 @cache
-def tiny(*sets: str, seed: int = 0, letters: str = LETTERS) -> Model:
+def tiny(*sets: str, seed: int = 0, letters: str = LETTERS) -> LoadedModel:
     """A model with large random weights, which says something definite, and ends now and then."""
-    common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.extra=4"]
+    common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.max_length_extra=4"]
     config = configs.load(None, "transformer-tiny", [*common, *sets]).config
-    codec = codecs.learn(config.tokenizer.source, config.tokenizer.source, True, "nfc", [letters], [letters], [])
+    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [letters], [letters], [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
         model.output.bias[EOS] += 1.0
-    return Model(Path(f"model-{seed}"), config, model, codec)
+    return LoadedModel(Path(f"model-{seed}"), config, model, codec)
 
 
-def opened(model: Any, like: Model) -> Pipeline:
+def opened(model: Any, like: LoadedModel) -> Pipeline:
     return Pipeline(model, like.codec, like.config, torch.device("cpu"))
 
 
@@ -139,8 +147,8 @@ def test_an_ensemble_reaches_as_far_as_the_member_that_reaches_least() -> None:
         return [*TRANSFORMER, *limits, f"model.encoder.{position}", f"model.decoder.{position}"]
 
     members = [tiny(*RNN), tiny(*reach(9)), tiny(*reach(12))]
-    p = opened(as_one(members), members[0])
-    assert (p.model.max_source_positions, p.model.longest_target, p.model.is_decoder_only) == (9, 9, False)
+    p = opened(combine(members), members[0])
+    assert (p.model.max_source_positions, p.model.max_target_positions, p.model.is_decoder_only) == (9, 9, False)
     long, short = p.predict(["abcdefgh" * 2, "ab"], beam=2)
     assert (long.source_truncated, short.source_truncated) == (True, False)
     one = tiny("model.encoder=none", "model.decoder={name: transformer, source: prefix, heads: 2}")
@@ -150,11 +158,11 @@ def test_an_ensemble_reaches_as_far_as_the_member_that_reaches_least() -> None:
 
 def test_a_search_that_asks_is_told_where_the_members_look() -> None:
     a, b = tiny(*RNN), tiny(*TRANSFORMER, seed=1)
-    part = Part("beam", {"size": 3, "length": Part("none"), "coverage": 0.5})
+    options = GenerationOptions(beam=3, length_rule=Part("none"), coverage_penalty=0.5)
     both = Ensemble([a.model, b.model], [1, 3])
-    for model in (both, Fused(both, tiny(*LM, seed=2).model, 0.3)):
+    for model in (both, ShallowFusion(both, tiny(*LM, seed=2).model, 0.3)):
         p = opened(model, a)
-        every = [p.predict([source], search=part, attention=True)[0] for source in SOURCES]
+        every = [p.predict([source], options, attention=True)[0] for source in SOURCES]
         assert any(found.finish_reason == "eos" for found in every)
         for found in every:
             assert found.attention is not None  # from another pass, over the whole result
@@ -170,7 +178,7 @@ def test_a_search_that_asks_is_told_where_the_members_look() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_a_fused_search_adds_up_is_log_p_and_the_language_models_share(kind: list[str], count: int) -> None:
     models, lm = [tiny(*RNN), tiny(*TRANSFORMER, seed=1)][:count], tiny(*kind, seed=2)
-    p, changed = opened(Fused(as_one(models), lm.model, 0.7), models[0]), False
+    p, changed = opened(ShallowFusion(combine(models), lm.model, 0.7), models[0]), False
     for source, best in zip(SOURCES, p.predict(SOURCES, beam=3, nbest=3, attention=True), strict=True):
         assert best.attention is not None
         for found in [best, *best.alternatives]:
@@ -187,7 +195,7 @@ def test_what_a_fused_search_adds_up_is_log_p_and_the_language_models_share(kind
 
 def test_a_language_model_without_weight_changes_nothing() -> None:
     one = tiny(*RNN)
-    fused = opened(Fused(one.model, tiny(*LM).model, 0.0), one)
+    fused = opened(ShallowFusion(one.model, tiny(*LM).model, 0.0), one)
     for a, b in zip(opened(one.model, one).predict(SOURCES), fused.predict(SOURCES), strict=True):
         assert (a.text, a.log_probs) == (b.text, pytest.approx(b.log_probs, abs=1e-5))
 
@@ -195,15 +203,15 @@ def test_a_language_model_without_weight_changes_nothing() -> None:
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(UserError, match="must be 0 or more"):
-        Fused(tiny(*RNN).model, tiny(*LM).model, weight)
+        ShallowFusion(tiny(*RNN).model, tiny(*LM).model, weight)
 
 
 def test_only_a_language_model_of_the_same_target_vocabulary_joins_a_model_that_writes() -> None:
     check_language_model(tiny(*RNN), tiny(*LM, seed=2))
     for model, other, words in [
-        (tiny(*RNN), tiny(*TRANSFORMER, seed=1), "model-1 .* objective pairs; fusion needs a language model"),
-        (tiny(*LM), tiny(*LM2, seed=1), "model-0 does not write a target"),
-        (tiny(*LABELS), tiny(*LM, seed=2), "model-0 does not write a target"),
+        (tiny(*RNN), tiny(*TRANSFORMER, seed=1), "model-1 .* objective pairs; shallow fusion needs a language model"),
+        (tiny(*LM), tiny(*LM2, seed=1), "model-0 does not generate a target from a source"),
+        (tiny(*LABELS), tiny(*LM, seed=2), "model-0 does not generate a target from a source"),
         (tiny(*RNN), tiny(*LM, seed=3, letters="abc"), "model-0 and model-3 .* vocabularies.*tokenizer.load: model-0"),
     ]:
         with pytest.raises(ModelError, match=words):
@@ -213,7 +221,7 @@ def test_only_a_language_model_of_the_same_target_vocabulary_joins_a_model_that_
 # -- from disk ---------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, model: Model) -> Path:
+def save(folder: Path, model: LoadedModel) -> Path:
     model_folder.save(folder, model.config, model_folder.unique_weights(model.model), model.codec, {})
     return folder
 
@@ -221,26 +229,26 @@ def save(folder: Path, model: Model) -> Path:
 def test_names_with_a_plus_between_them_open_models_that_work_as_one(tmp_path: Path) -> None:
     models = [tiny(*RNN), tiny(*TRANSFORMER, seed=1)]
     a, b = (save(tmp_path / name, model) for name, model in zip("ab", models, strict=True))
-    found = open_models(f"{a}+{b}")
+    found = load_models(f"{a}+{b}")
     assert [model.path for model in found] == [a, b]
-    whole = opened(as_one(found), found[0]).predict(SOURCES)
-    for one, other in zip(whole, opened(as_one(models), models[0]).predict(SOURCES), strict=True):
+    whole = opened(combine(found), found[0]).predict(SOURCES)
+    for one, other in zip(whole, opened(combine(models), models[0]).predict(SOURCES), strict=True):
         assert (one.text, one.log_probs) == (other.text, other.log_probs)
 
 
 def test_a_folder_with_a_plus_in_its_name_is_one_model(tmp_path: Path) -> None:
     both = save(tmp_path / "a+b", tiny(*RNN))
-    [only] = open_models(both)
+    [only] = load_models(both)
     assert only.path == both
-    assert isinstance(as_one([only]), nn.Module)
-    assert as_one([only]) is only.model
+    assert isinstance(combine([only]), nn.Module)
+    assert combine([only]) is only.model
 
 
 def test_a_member_that_is_not_there_or_not_named_is_said(tmp_path: Path) -> None:
     a = save(tmp_path / "a", tiny(*RNN))
     for path, words in [(f"{a}+{tmp_path}/c", "c: there is no such"), (f"{a}+", "named before or after a '\\+'")]:
         with pytest.raises(ModelError, match=words):
-            open_models(path)
+            load_models(path)
 
 
 def test_members_must_share_tokenizers_and_objective() -> None:

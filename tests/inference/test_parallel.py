@@ -10,29 +10,31 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dragoman import config as configs
 from dragoman.core import processes as workers
 from dragoman.core.errors import DataError, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.inference import parallel as streaming
-from dragoman.inference.parallel import Window, cut, how_many, stream
+from dragoman.inference import pipeline as inference
+from dragoman.inference import windows
+from dragoman.inference.parallel import count_workers, map_windows, predict_stream, score_stream
 from dragoman.inference.pipeline import Pipeline, Prediction
-from dragoman.search import searches
+from dragoman.inference.windows import Window
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
-COUNTS = [1, 2, 3] if workers.possible() else [1]
+GREEDY = GenerationOptions(beam=1)
+COUNTS = [1, 2, 3] if workers.can_fork() else [1]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows small enough that a few lines are many."""
-    for name, value in {"WINDOW": 8, "ENOUGH": 4, "LEAST": 2}.items():
-        monkeypatch.setattr(streaming, name, value)
+    monkeypatch.setattr(inference, "WINDOW", 8)
+    for name, value in {"NEARLY_FULL": 4, "SMALLEST": 2}.items():
+        monkeypatch.setattr(windows, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +42,14 @@ def pipeline() -> Pipeline:
     """Random weights, large enough that the model says something definite."""
     part = {"name": "transformer", "layers": 1, "heads": 2}
     model = {"width": 16, "tie": "none", "encoder": part, "decoder": part}
-    value = {"data": {"train": "nowhere.tsv"}, "model": model, "generation": {"ratio": 1.0, "extra": 3}}
+    value = {
+        "data": {"train": "nowhere.tsv"},
+        "model": model,
+        "generation": {"max_length_ratio": 1.0, "max_length_extra": 3},
+    }
     config = configs.validate(value, "a test")
     source = config.tokenizer.source
-    codec = codecs.learn(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [])
+    codec = codecs.learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [])
     torch.manual_seed(5)
     built = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():
@@ -65,33 +71,6 @@ def same(a: Prediction, b: Prediction) -> None:
         same(one, two)
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
-@given(lines=st.integers(0, 30_000), count=st.integers(1, 5))
-def test_windows_hold_every_source_once_in_order_and_count_where_they_begin(lines: int, count: int) -> None:
-    windows: list[Window[int]] = list(cut(iter(range(lines)), count))
-    assert [source for window in windows for source in window.sources] == list(range(lines))
-    assert all(window.sources[0] == window.first for window in windows)
-    assert all(1 <= len(window.sources) <= streaming.WINDOW for window in windows)
-
-
-@given(lines=st.integers(2 * streaming.LEAST, 30_000), count=st.integers(2, 5))
-def test_a_file_is_shared_out_evenly(lines: int, count: int) -> None:
-    sizes = [len(window.sources) for window in cut(iter(range(lines)), count)]
-    assert len(sizes) >= min(count, lines // streaming.LEAST)
-    loads = [0] * count
-    for size in sizes:  # each to the worker that is free first
-        loads[loads.index(min(loads))] += size
-    if lines >= count * streaming.LEAST:
-        assert max(loads) - lines / count <= max(sizes[-2:])
-
-
-def test_one_process_has_windows_as_large_as_they_may_be() -> None:
-    whole = streaming.WINDOW
-    assert [len(window.sources) for window in cut(range(2 * whole + 5), 1)] == [whole, whole, 5]
-
-
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -100,33 +79,32 @@ def test_one_process_has_windows_as_large_as_they_may_be() -> None:
 @pytest.mark.parametrize("lines", [0, 1, 3, 17, 50])
 def test_workers_give_what_one_process_gives(pipeline: Pipeline, lines: int, count: int) -> None:
     sources = some_lines(lines)
-    found = list(stream(pipeline, iter(sources), workers=count, beam=3, nbest=2))
+    found = list(predict_stream(pipeline, iter(sources), GenerationOptions(beam=3, nbest=2), workers=count))
     expected = pipeline.predict(sources, beam=3, nbest=2)
     assert len(found) == lines
     for a, b in zip(found, expected, strict=True):
         same(a, b)
 
 
-@pytest.mark.skipif(not workers.possible(), reason="workers need Linux")
+@pytest.mark.skipif(not workers.can_fork(), reason="workers need Linux")
 def test_a_short_file_too_is_shared_by_workers_and_a_few_lines_are_not(pipeline: Pipeline) -> None:
-    def who(window: Window[int]) -> list[int]:
-        return [os.getpid()] * len(window.sources)
+    def who(window: Window[int]) -> Iterator[int]:
+        return iter([os.getpid()] * len(window.inputs))
 
-    few, more = streaming.LEAST, 4 * streaming.LEAST
-    assert set(streaming.in_order(pipeline, who, range(few), 2)) == {os.getpid()}
-    found = set(streaming.in_order(pipeline, who, range(more), 2))
+    few, more = windows.SMALLEST, 4 * windows.SMALLEST
+    assert set(map_windows(pipeline, who, range(few), 2)) == {os.getpid()}
+    found = set(map_windows(pipeline, who, range(more), 2))
     assert len(found) == 2
     assert os.getpid() not in found
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("count", COUNTS)
-def test_draws_depend_on_the_place_of_a_line_and_not_on_who_draws(pipeline: Pipeline, count: int) -> None:
-    drawing = searches.parse({"name": "sample", "seed": 7, "size": 2})
-    assert isinstance(drawing, Part)
+def test_samples_depend_on_the_index_of_a_line_and_not_on_the_process(pipeline: Pipeline, count: int) -> None:
+    samples = GenerationOptions(search=Part("sample"), seed=7, num_samples=2, nbest=2)
     sources = ["abc"] * 40
-    found = list(stream(pipeline, sources, workers=count, search=drawing, nbest=2))
-    for a, b in zip(found, pipeline.predict(sources, search=drawing, nbest=2), strict=True):
+    found = list(predict_stream(pipeline, sources, samples, workers=count))
+    for a, b in zip(found, pipeline.predict(sources, samples), strict=True):
         same(a, b)
     assert len({prediction.text for prediction in found}) > 8  # lines of one window at most, were places begun anew
 
@@ -135,7 +113,7 @@ def test_draws_depend_on_the_place_of_a_line_and_not_on_who_draws(pipeline: Pipe
 @pytest.mark.parametrize("count", COUNTS)
 def test_scores_of_pairs_are_those_of_one_process(pipeline: Pipeline, count: int) -> None:
     pairs = list(zip(some_lines(50), reversed(some_lines(50)), strict=True))
-    found = list(streaming.token_scores(pipeline, iter(pairs), workers=count))
+    found = list(score_stream(pipeline, iter(pairs), workers=count))
     for a, b in zip(found, pipeline.token_scores(pairs), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 
@@ -150,7 +128,7 @@ def test_a_line_that_cannot_be_read_stops_after_the_lines_before_it(pipeline: Pi
 
     found: list[Any] = []
     with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: not UTF-8$"):
-        found.extend(stream(pipeline, sources(), workers=count, beam=1))
+        found.extend(predict_stream(pipeline, sources(), GREEDY, workers=count))
     assert [p.text for p in found] == [p.text for p in pipeline.predict(some_lines(good), beam=1)]
 
 
@@ -163,14 +141,14 @@ def test_a_source_that_the_model_cannot_read_stops_after_the_results_before_it(
     wrong = Example("abc", target="abc", target_lang="xx", file="sources.txt", line=good + 1)
     found: list[Any] = []
     with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: "):
-        found.extend(stream(pipeline, [*some_lines(good), wrong, *some_lines(5)], workers=count, beam=1))
+        found.extend(predict_stream(pipeline, [*some_lines(good), wrong, *some_lines(5)], GREEDY, workers=count))
     assert [p.text for p in found] == [p.text for p in pipeline.predict(some_lines(good), beam=1)]
     found, pairs = [], [(line, line) for line in some_lines(good)]
     with pytest.raises(DataError, match=rf"^sources.txt:{good + 1}: "):
-        found.extend(streaming.token_scores(pipeline, [*pairs, wrong, *pairs], workers=count))
+        found.extend(score_stream(pipeline, [*pairs, wrong, *pairs], workers=count))
     scores = [pytest.approx(row, abs=1e-5) for row in pipeline.token_scores(pairs)]
     assert found == scores
-    assert list(streaming.token_scores(pipeline, [*pairs, wrong, *pairs], workers=count, skip=True)) == [
+    assert list(score_stream(pipeline, [*pairs, wrong, *pairs], workers=count, skip=True)) == [
         *scores,
         [],
         *scores,
@@ -188,9 +166,11 @@ def test_an_endless_input_is_read_only_so_far_ahead(pipeline: Pipeline, count: i
             read += 1
             yield source
 
-    results = stream(pipeline, endless(), workers=count, beam=1)
+    results = predict_stream(pipeline, endless(), GREEDY, workers=count)
     for done, _ in enumerate(itertools.islice(results, 150)):
-        assert read <= done + (workers.AHEAD + 1) * count * 8 + 8  # in flight, read ahead, and the window handed out
+        assert (
+            read <= done + (workers.TASKS_PER_WORKER + 1) * count * 8 + 8
+        )  # in flight, read ahead, and the window handed out
     results.close()
 
 
@@ -202,19 +182,19 @@ def test_the_number_of_workers_is_asked_for_or_in_the_config_or_that_of_threads(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # other tests may have left threads in this process
-    assert how_many(pipeline, 3) == 3
-    assert how_many(pipeline, None) == (6 if workers.possible() else 1)
+    assert count_workers(pipeline, 3) == 3
+    assert count_workers(pipeline, None) == (6 if workers.can_fork() else 1)
     with pytest.raises(UserError, match="workers is 0; it must be at least 1"):
-        how_many(pipeline, 0)
+        count_workers(pipeline, 0)
     runtime = pipeline.config.runtime.model_copy(update={"workers": 4})
     configured = Pipeline(
         pipeline.model, pipeline.codec, pipeline.config.model_copy(update={"runtime": runtime}), torch.device("cpu")
     )
-    assert how_many(configured, None) == (4 if workers.possible() else 1)
+    assert count_workers(configured, None) == (4 if workers.can_fork() else 1)
     on_gpu = Pipeline(configured.model, configured.codec, configured.config, torch.device("cuda"))
-    assert how_many(on_gpu, None) == 1
+    assert count_workers(on_gpu, None) == 1
     with pytest.raises(UserError, match="the model is on cuda"):
-        how_many(on_gpu, 2)
+        count_workers(on_gpu, 2)
 
 
 def test_a_program_with_threads_is_not_forked_unasked(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +203,7 @@ def test_a_program_with_threads_is_not_forked_unasked(pipeline: Pipeline, monkey
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        assert how_many(pipeline, None) == 1
+        assert count_workers(pipeline, None) == 1
     finally:
         done.set()
         thread.join()

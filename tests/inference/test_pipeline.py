@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
-from dragoman.core.errors import DataError, UserError
+from dragoman.core.errors import DataError, PartError, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Example
 from dragoman.inference import pipeline
-from dragoman.inference.constraints import Constraints
 from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.search import search_part
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
@@ -62,7 +63,7 @@ def build(name: str, *, texts: tuple[str, ...] = (LETTERS, "a b"), seed: int = 0
     config = configs.validate(value, "a test")
     tags = ["<from:de>", "<to:en>", "<to:fr>"]
     source = config.tokenizer.source
-    codec = codecs.learn(source, config.tokenizer.target or source, False, "nfc", texts, texts, tags)
+    codec = codecs.learn_codec(source, config.tokenizer.target or source, False, "nfc", texts, texts, tags)
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -74,7 +75,7 @@ def build(name: str, *, texts: tuple[str, ...] = (LETTERS, "a b"), seed: int = 0
 
 @cache
 def opened(name: str) -> Pipeline:
-    return build(name, generation={"ratio": 1.0, "extra": 5})
+    return build(name, generation={"max_length_ratio": 1.0, "max_length_extra": 5})
 
 
 def some_sources(seed: int) -> list[str]:
@@ -133,17 +134,17 @@ def test_scores_are_the_same_alone_or_in_any_batch(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_drawn_depends_on_the_seed_and_the_place_and_not_on_the_batch(model: str) -> None:
+def test_samples_depend_on_the_seed_and_the_index_and_not_on_the_batch(model: str) -> None:
     p, sources = opened(model), some_sources(4)
-    draws = Part("sample", {"size": 3, "temperature": 2.0, "seed": 7})
-    together = p.predict(sources, search=draws, nbest=3)
+    samples = GenerationOptions(search=Part("sample"), num_samples=3, temperature=2.0, seed=7)
+    together = p.predict(sources, samples, nbest=3)
     for i, source in enumerate(sources):
-        same(p.predict([""] * i + [source], search=draws, nbest=3)[i], together[i])
-        fewer = p.predict([""] * i + [source], search=Part("sample", {**draws.options, "size": 1}))[i]
+        same(p.predict([""] * i + [source], samples, nbest=3)[i], together[i])
+        fewer = p.predict([""] * i + [source], samples.merge(GenerationOptions(num_samples=1)))[i]
         assert fewer.tokens in [one.tokens for one in (together[i], *together[i].alternatives)]
-    places = p.predict(["abcdefgh"] * 6, search=draws)
-    assert len({one.text for one in places}) > 1
-    other = p.predict(sources, search=Part("sample", {**draws.options, "seed": 8}))
+    repeated = p.predict(["abcdefgh"] * 6, samples)
+    assert len({one.text for one in repeated}) > 1
+    other = p.predict(sources, samples.merge(GenerationOptions(seed=8)))
     assert [one.text for one in other] != [one.text for one in together]
 
 
@@ -155,13 +156,13 @@ def test_a_window_of_the_stream_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         same(a, b)
 
 
-def test_draws_and_constraints_go_by_the_place_in_the_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_and_constraints_go_by_the_index_in_the_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     p, sources = opened("rnn"), some_sources(3)
-    wishes = [Constraints(prefix="ab" * (i % 3), longest=9) for i in range(len(sources))]
-    draws = Part("sample", {"temperature": 2.0})
-    whole = p.predict(sources, search=draws, constraints=wishes)
+    samples = GenerationOptions(search=Part("sample"), temperature=2.0, max_new_tokens=9)
+    options = [samples.merge(GenerationOptions(prefix="ab" * (i % 3))) for i in range(len(sources))]
+    whole = p.predict(sources, options)
     monkeypatch.setattr(pipeline, "WINDOW", 4)
-    for a, b in zip(p.predict(sources, search=draws, constraints=wishes), whole, strict=True):
+    for a, b in zip(p.predict(sources, options), whole, strict=True):
         same(a, b)
 
 
@@ -235,17 +236,17 @@ def test_token_scores_are_log_probabilities_worked_out_token_by_token() -> None:
 
 
 def test_a_result_obeys_the_limits_of_the_config() -> None:
-    short = build("transformer", generation={"ratio": 0.0, "extra": 3})
+    short = build("transformer", generation={"max_length_ratio": 0.0, "max_length_extra": 3})
     assert all(len(p.tokens) <= 3 for p in short.predict(["abcdefgh" * 3, "a"], beam=3))
-    long = build("transformer", generation={"ratio": 1.0, "extra": 12, "shortest": 10})
+    long = build("transformer", generation={"max_length_ratio": 1.0, "max_length_extra": 12, "min_new_tokens": 10})
     assert all(len(p.tokens) >= 10 for p in long.predict(["abc", "a"], beam=3))
 
 
 def test_a_coverage_penalty_adds_the_logarithm_of_how_much_each_source_token_was_looked_at() -> None:
     p, weight = opened("rnn"), 0.3
-    search = Part("beam", {"size": 3, "coverage": weight})
+    options = GenerationOptions(beam=3, coverage_penalty=weight)
     compared = 0
-    for found in p.predict(["abc", "hg", "dadada"], search=search, attention=True):
+    for found in p.predict(["abc", "hg", "dadada"], options, attention=True):
         if found.finish_reason == "eos":
             assert found.attention is not None
             looked = np.minimum(found.attention.sum(0), 1.0)
@@ -266,11 +267,13 @@ def test_a_language_model_that_joins_adds_its_log_p_with_its_weight(tmp_path: Pa
     for name, shape in zip(("model", "lm"), shapes, strict=True):
         config = configs.validate({"data": {"train": "n.tsv"}, "tokenizer": {"joint": True}, **shape}, "a test")
         kind = config.tokenizer.source
-        codec = codecs.learn(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
+        codec = codecs.learn_codec(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
         model = configs.build_model(config, len(codec.source), len(codec.target))
         model_folder.save(tmp_path / name, config, model_folder.unique_weights(model), codec, {})
     plain, lm = (pipeline.load(tmp_path / name, "cpu") for name in ("model", "lm"))
-    for found in pipeline.load_fused(tmp_path / "model", tmp_path / "lm", 0.4, "cpu").predict(["abc", "h"]):
+    for found in pipeline.load_with_language_model(tmp_path / "model", tmp_path / "lm", 0.4, "cpu").predict(
+        ["abc", "h"]
+    ):
         source = "".join(found.source_tokens[:-1])
         both = zip(plain.token_scores([(source, found.text)])[0], lm.token_scores([found.text])[0], strict=True)
         expected = [p + 0.4 * q for p, q in both]
@@ -323,7 +326,7 @@ def test_as_many_results_as_sources_in_order_whatever_they_hold(sources: list[st
     results = p.predict(sources, beam=1)
     assert len(results) == len(sources)
     for source, prediction in zip(sources, results, strict=True):
-        assert (prediction.finish_reason == "blank") == (not source.strip())
+        assert (prediction.finish_reason == "empty_source") == (not source.strip())
         if not source.strip():
             assert (prediction.text, prediction.log_prob, prediction.tokens) == ("", 0.0, [])
         assert prediction.source_tokens == p.codec.source_pieces(p.codec.encode_source(Example(source)))
@@ -340,7 +343,7 @@ def test_no_sources_give_no_results() -> None:
 
 def test_a_source_that_is_too_long_is_cut_and_flagged() -> None:
     p = build("rnn", data={"train": "nowhere.tsv", "max_source": 5})
-    assert p.reading.longest == 20
+    assert p.input_processor.max_source_length == 20
     whole, cut = p.predict(["a" * 19, "a" * 20], beam=1)
     assert (whole.source_truncated, cut.source_truncated) == (False, True)
     assert whole.source_tokens == cut.source_tokens == ["a"] * 19 + ["</s>"]
@@ -350,7 +353,10 @@ def test_positions_that_end_are_never_passed() -> None:
     part = {"name": "transformer", "layers": 1, "heads": 2, "position": {"name": "learned", "length": 16}}
     model = {"width": 16, "encoder": part, "decoder": part}
     p = build(
-        "transformer", model=model, data={"train": "n", "max_source": 16, "max_target": 16}, generation={"extra": 100}
+        "transformer",
+        model=model,
+        data={"train": "n", "max_source": 16, "max_target": 16},
+        generation={"max_length_extra": 100},
     )
     long, short = p.predict(["abcdefgh" * 4, "a"], beam=3, attention=True)
     assert (long.source_truncated, short.source_truncated) == (True, False)
@@ -379,17 +385,27 @@ def test_language_tags_are_read_and_an_unknown_one_is_named() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"beam": 2, "nbest": 3}, "3 best"),
-        ({"beam": 1, "nbest": 2}, "2 best"),
-        ({"nbest": 6}, "6 best"),  # the config's beam is 5
-        ({"nbest": 0}, "0 best"),
-        ({"nbest": -1}, "-1 best"),
+        ({"beam": 2, "nbest": 3}, "nbest 3 needs a beam of at least 3, not 2"),
+        ({"beam": 1, "nbest": 2}, "nbest 2 needs a beam of at least 2, not 1"),
+        ({"nbest": 6}, "nbest 6 needs a beam of at least 6, not 5"),  # the config's beam
+        ({"nbest": 0}, "nbest is 0; it must be at least 1"),
+        ({"nbest": -1}, "nbest is -1"),
         ({"beam": 0}, "beam is 0"),
         ({"beam": -3}, "beam is -3"),
-        ({"search": Part("greedy"), "nbest": 2}, "2 best"),
-        ({"search": Part("sample", {"size": 2}), "nbest": 3}, "3 best results need as many samples"),
-        ({"search": Part("sample"), "trace": True}, "a trace is of a beam, and the search is 'sample'"),
-        ({"beam": 1, "constraints": Constraints(require=("a",))}, "required phrases need a beam"),
+        (
+            {"options": GenerationOptions(search=Part("greedy")), "nbest": 2},
+            "nbest 2 needs a beam of at least 2, not 1",
+        ),
+        (
+            {"options": GenerationOptions(search=Part("sample", {"num_samples": 2})), "nbest": 3},
+            "nbest 3 needs as many num_samples, not 2",
+        ),
+        (
+            {"options": GenerationOptions(search=Part("sample")), "trace": True},
+            "trace needs a beam search, and the search is 'sample'",
+        ),
+        ({"beam": 1, "options": GenerationOptions(force_phrases=("a",))}, "force_phrases needs a beam search"),
+        ({"options": GenerationOptions(search=Part("bean"))}, "search: no search called 'bean'; did you mean 'beam'"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(asked: dict[str, Any], words: str) -> None:
@@ -397,24 +413,40 @@ def test_a_request_that_cannot_be_met_is_refused(asked: dict[str, Any], words: s
         opened("rnn").predict(["abc"], **asked)
 
 
-def test_the_config_decides_the_search_unless_asked_otherwise() -> None:
+def test_the_config_decides_the_search_unless_the_request_does() -> None:
     rule = {"name": "power", "alpha": 0.5}
-    p = build("rnn", generation={"search": {"name": "beam", "size": 3, "length": rule}})
-    assert p.search_part(None, 1) == p.config.generation.search
-    assert p.search_part(1, 1) == Part("greedy")
-    other = p.search_part(7, 2)
-    assert (other.name, other.options["size"]) == ("beam", 7)
-    assert other.options["length"] == Part("power", {"alpha": 0.5})
+    p = build("rnn", generation={"search": "beam", "beam": 3, "length_rule": rule})
+
+    def part(pipeline: Pipeline, options: GenerationOptions | None = None, **request: int) -> Part:
+        return search_part(pipeline.resolve_options(options, **request))
+
+    power = Part("power", {"alpha": 0.5})
+    assert (part(p).name, part(p).options["beam"], part(p).options["length_rule"]) == ("beam", 3, power)
+    assert part(p, beam=1) == part(p, GenerationOptions(beam=1)) == Part("greedy")
+    assert (part(p, beam=1, nbest=1).name, part(p, beam=1, nbest=2).name) == ("greedy", "beam")
+    for other in (part(p, beam=7, nbest=2), part(p, GenerationOptions(beam=7))):
+        assert (other.name, other.options["beam"], other.options["length_rule"]) == ("beam", 7, power)
     for prediction in p.predict(["abc", "d"], beam=7):
         assert math.isclose(prediction.score, prediction.log_prob / len(prediction.log_probs) ** 0.5, rel_tol=1e-6)
-    assert build("rnn", generation={"search": "greedy"}).search_part(None, 1) == Part("greedy")
-    diverse = build("rnn", generation={"search": {"name": "diverse", "size": 4, "groups": 2, "length": rule}})
-    assert diverse.search_part(7, 2) == Part("beam", {"size": 7, "length": Part("power", {"alpha": 0.5})})
+
+
+def test_a_beam_asks_for_the_models_own_search_where_that_has_one_and_else_for_beam_search() -> None:
+    greedy = build("rnn", generation={"search": "greedy"})
+    assert search_part(greedy.resolve_options()) == Part("greedy")
+    assert search_part(greedy.resolve_options(beam=4)).options["beam"] == 4
+    sampling = build("rnn", generation={"search": "sample", "temperature": 2.0, "seed": 3})
+    assert sampling.resolve_options(beam=4).explicit == {"beam": 4}  # what the old search took is dropped
+    diverse = build("rnn", generation={"search": "diverse", "beam": 4, "num_beam_groups": 2, "diversity_penalty": 1.0})
+    wider = search_part(diverse.resolve_options(beam=6))
+    assert (wider.name, wider.options["beam"], wider.options["num_beam_groups"]) == ("diverse", 6, 2)
+    with pytest.raises(PartError, match="a diverse beam of 7 cannot be divided evenly into 2 groups"):
+        diverse.predict(["abc"], beam=7)
+    assert len(diverse.predict(["abc"], GenerationOptions(num_beam_groups=4), nbest=4)[0].alternatives) == 3
 
 
 def test_a_beam_of_1_is_greedy() -> None:
     p = opened("rnn")
-    beam = p.predict(["abc", "hh"], search=Part("beam", {"size": 1}))
+    beam = p.predict(["abc", "hh"], GenerationOptions(search=Part("beam"), beam=1))
     for a, b in zip(p.predict(["abc", "hh"], beam=1), beam, strict=True):
         assert a.tokens == b.tokens
 
@@ -438,7 +470,15 @@ def test_everything_in_all_is_there_and_everything_public_is_in_all() -> None:
         if inspect.isfunction(value) and value.__module__ == "dragoman" and not name.startswith("_")
     }
     assert defined == {"load", "train"}
-    assert set(dragoman.__all__) == {"Constraints", "Part", "Pipeline", "Prediction", "Report", "__version__", *defined}
+    assert set(dragoman.__all__) == {
+        "GenerationOptions",
+        "Part",
+        "Pipeline",
+        "Prediction",
+        "Report",
+        "__version__",
+        *defined,
+    }
     assert (dragoman.Pipeline, dragoman.Prediction) == (Pipeline, Prediction)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dragoman.nothing  # type: ignore[attr-defined]

@@ -64,10 +64,10 @@ def save_and_load(
         "tokenizer": {"source": named, "joint": joint},
         "model": {"width": 16, "tie": "all" if joint else "none", "encoder": encoder, "decoder": decoder, "head": head},
         "training": {"objective": objective},
-        "generation": {"ratio": 1.0, "extra": 6},
+        "generation": {"max_length_ratio": 1.0, "max_length_extra": 6},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn(tokenizer, tokenizer, joint, "nfc", lines, LABELS if head else lines, [])
+    codec = codecs.learn_codec(tokenizer, tokenizer, joint, "nfc", lines, LABELS if head else lines, [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -153,8 +153,11 @@ class Seen(NamedTuple):
 def picture(seed: int = 0, pixels: int = 40) -> Any:
     """(H, W, 3) bytes of two things on dark ground."""
     rng = np.random.default_rng(seed)
-    things = [scenes.put("square", "red", seed % 4, rng), scenes.put("bar", "blue", (seed + 1) % 4, rng)]
-    return scenes.draw(things, pixels, rng)
+    things = [
+        scenes.place_in_corner("square", "red", seed % 4, rng),
+        scenes.place_in_corner("bar", "blue", (seed + 1) % 4, rng),
+    ]
+    return scenes.render(things, pixels, rng)
 
 
 def tone(folder: Path) -> str:
@@ -166,7 +169,7 @@ def tone(folder: Path) -> str:
 
 
 def photo(folder: Path) -> str:
-    (folder / "photo.png").write_bytes(scenes.png(picture()))
+    (folder / "photo.png").write_bytes(scenes.encode_png(picture()))
     return str(folder / "photo.png")
 
 
@@ -182,7 +185,7 @@ def frames(folder: Path) -> str:
 def clip(folder: Path) -> str:
     (folder / "moving").mkdir()
     for i in range(3):
-        (folder / "moving" / f"{i}.png").write_bytes(scenes.png(picture(i)))
+        (folder / "moving" / f"{i}.png").write_bytes(scenes.encode_png(picture(i)))
     return str(folder / "moving")
 
 
@@ -210,18 +213,18 @@ MEDIA: dict[str, tuple[Callable[[Path], str], dict[str, Any]]] = {
     "frames": (
         frames,
         {
-            "frontend": {"name": "frames", "numbers": 5, "subsampling": "stack", "stack": 3, "shift": 0.02},
+            "frontend": {"name": "features", "numbers": 5, "subsampling": "stack", "stack": 3, "shift": 0.02},
             "encoder": {"name": "pyramid", "layers": 1, "cell": "gru", "dropout": 0.0},
             "decoder": LOOKING,
         },
     ),
     "clip": (
         clip,
-        {"frontend": IMAGE | {"name": "clips", "frames": 6}, "encoder": RNN, "decoder": LOOKING},
+        {"frontend": IMAGE | {"name": "video", "frames": 6}, "encoder": RNN, "decoder": LOOKING},
     ),
     "cells": (
         clip,
-        {"frontend": IMAGE | {"name": "clips", "frames": 6, "pool": "none"}, "encoder": QUIET, "decoder": LOOKING},
+        {"frontend": IMAGE | {"name": "video", "frames": 6, "pool": "none"}, "encoder": QUIET, "decoder": LOOKING},
     ),
     "asked": (
         question,
@@ -238,14 +241,14 @@ def seeing(folder: Path, kind: str, seed: int = 0) -> Seen:
         "data": {"train": "nowhere.tsv"},
         "tokenizer": {"source": "words"},
         "model": {"width": 16, "tie": "none", **parts},
-        "training": {"ctc": heard},
-        "generation": {"ratio": 0.0, "shortest": 4, "extra": 7, "ctc": heard},
+        "training": {"ctc_weight": heard},
+        "generation": {"max_length_ratio": 0.0, "min_new_tokens": 4, "max_length_extra": 7, "ctc_weight": heard},
     }
     if parts.get("second_source"):
         value["data"]["columns"] = ["source", "second_source", "target"]
     config = configs.validate(value, "a test")
-    media, words = (configs.modality(config), configs.second_source(config)), Part("words")
-    codec = codecs.learn(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
+    media, words = (configs.build_modality(config), configs.build_second_source(config)), Part("words")
+    codec = codecs.learn_codec(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
     torch.manual_seed(seed)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():

@@ -15,7 +15,8 @@ from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.evaluation.metrics import metrics
 from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.assessment import against, assess, lengths, measure, perplexity
+from dragoman.inspection.assessment import assess, compare_scores, compute_perplexity, score_metric
+from dragoman.inspection.views.quality import group_by_length
 from dragoman.text import codec as codecs
 
 TEXTS = ["abcd", "dcba", "a b"]
@@ -30,11 +31,11 @@ def made(part: dict[str, Any]) -> Pipeline:
     value = {
         "data": {"train": "nowhere.tsv", "max_source": 16, "max_target": 16},
         "model": {"width": 16, "encoder": part, "decoder": part},
-        "generation": {"extra": 3, "ratio": 1.0},
+        "generation": {"max_length_extra": 3, "max_length_ratio": 1.0},
     }
     config = configs.validate(value, "a test")
     kind = config.tokenizer.source
-    codec = codecs.learn(kind, kind, False, "nfc", TEXTS, TEXTS, [])
+    codec = codecs.learn_codec(kind, kind, False, "nfc", TEXTS, TEXTS, [])
     return Pipeline(
         configs.build_model(config, len(codec.source), len(codec.target)), codec, config, torch.device("cpu")
     )
@@ -74,7 +75,7 @@ def test_the_perplexity_is_e_to_the_mean_negative_log_probability_of_a_token(pip
     pairs = [("abc", "ab"), ("d", ""), ("a b", "dcba")]
     total = sum(pipeline.score([pair])[0] for pair in pairs)
     tokens = (2 + 1) + (0 + 1) + (4 + 1)
-    found, unscored = perplexity(pipeline, [Example(*pair) for pair in pairs])
+    found, unscored = compute_perplexity(pipeline, [Example(*pair) for pair in pairs])
     assert math.isclose(found, math.exp(-total / tokens), rel_tol=1e-6)
     assert unscored == 0
 
@@ -97,7 +98,7 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(pipelin
         for p in model.parameters():
             p.zero_()
     blank = Pipeline(model, pipeline.codec, pipeline.config, torch.device("cpu"))
-    found, _ = perplexity(blank, [Example("abc", "dcb"), Example("a", "b")])
+    found, _ = compute_perplexity(blank, [Example("abc", "dcb"), Example("a", "b")])
     assert math.isclose(found, len(pipeline.codec.target), rel_tol=1e-6)
 
 
@@ -110,15 +111,15 @@ def test_pairs_without_a_target_are_left_out_and_none_at_all_is_an_error(pipelin
 
 def test_a_difference_is_what_the_second_model_gains_over_the_first() -> None:
     references = [(letter,) for letter in "abcdefghij"]
-    worse = measure(Part("exact"), list("abcXXXXXXX"), references)
-    better = measure(Part("exact"), list("abcdefghiX"), references)
+    worse = score_metric(Part("exact"), list("abcXXXXXXX"), references)
+    better = score_metric(Part("exact"), list("abcdefghiX"), references)
     assert (worse.value, better.value) == (30.0, 90.0)
-    found = against(worse, better)
+    found = compare_scores(worse, better)
     assert math.isclose(found.difference, 60.0)
     assert found.low > 0
     assert found.p < 0.05
-    assert math.isclose(against(better, worse).difference, -60.0)
-    same = against(worse, worse)
+    assert math.isclose(compare_scores(better, worse).difference, -60.0)
+    same = compare_scores(worse, worse)
     assert same.difference == 0.0
     assert same.p > 0.5
 
@@ -126,7 +127,7 @@ def test_a_difference_is_what_the_second_model_gains_over_the_first() -> None:
 def test_quality_by_length_counts_source_tokens_without_the_end(pipeline: Pipeline) -> None:
     sources = ["a", "b", "ab", "abcd", "abcda", "abcdabcd"]
     result = assess(pipeline, [Example(source, "a") for source in sources], ["exact"], beam=1)
-    buckets = lengths(result, "exact", edges=[2, 4])
+    buckets = group_by_length({"one": result}, "exact")["one"]
     assert sum(bucket.count for bucket in buckets) == len(sources)
     sizes = [len(source) for source in sources]
     for bucket in buckets:

@@ -11,7 +11,7 @@ import pytest
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.modalities.features import FeatureModality
-from dragoman.modalities.frame_transforms import Looks
+from dragoman.modalities.frame_transforms import FrameAugmentation
 
 ROWS = [np.random.default_rng(i).normal(3, 2, (n, 4)).astype(np.float16) for i, n in enumerate((5, 1, 8))]
 
@@ -35,7 +35,7 @@ def test_members_are_found_by_name_and_rows_by_number(place: Path) -> None:
     expected |= {f"table.npz/{i}": i for i in range(3)}
     for name, row in expected.items():
         assert np.array_equal(read(modality, name, place), ROWS[row])
-    inside = FeatureModality(4, normalize=False, files=[str(place / "table.npz")])
+    inside = FeatureModality(4, normalize=False, search_paths=[str(place / "table.npz")])
     assert np.array_equal(inside.read(Example("1")), ROWS[1])
 
 
@@ -66,7 +66,7 @@ def test_frames_have_their_slopes_and_are_normalized(place: Path) -> None:
         ("beyond.npz/0", "does not say where"),
     ],
 )
-def test_what_is_no_row_of_frames_is_one_error_with_its_place(place: Path, name: str, says: str) -> None:
+def test_an_array_that_is_not_frames_is_one_error_with_file_and_line(place: Path, name: str, says: str) -> None:
     np.save(place / "wide.npy", np.zeros((3, 6)))
     np.save(place / "flat.npy", np.zeros(4))
     np.save(place / "empty.npy", np.zeros((0, 4)))
@@ -99,9 +99,9 @@ def test_numbers_that_do_not_fit_are_refused_unless_normalized(place: Path) -> N
         read(FeatureModality(4, normalize=False), "large.npy", place)
 
 
-def test_a_look_changes_the_time_and_hides_some_of_it() -> None:
+def test_augmentation_changes_the_speed_and_masks_spans() -> None:
     x = np.ones((60, 4), np.float16)
-    modality = FeatureModality(4, looks=Looks(speeds=[0.9], time_masks=1, band_masks=0))
+    modality = FeatureModality(4, augmentation=FrameAugmentation(speeds=[0.9], time_masks=1, band_masks=0))
     found = modality.augment(x, np.random.default_rng(1))
     assert found.shape == (67, 4)
     assert set(np.unique(found)) <= {0.0, 1.0}

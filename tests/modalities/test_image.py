@@ -113,7 +113,7 @@ def test_grays_of_32_bits_are_scaled_from_their_white(tmp_path: Path, white: int
 
 
 @pytest.mark.parametrize("most", [300, 1023, 65535])
-def test_a_portable_graymap_says_itself_what_its_white_is(tmp_path: Path, most: int) -> None:
+def test_a_portable_graymap_has_its_own_white(tmp_path: Path, most: int) -> None:
     values = (np.array([[0, 80], [160, 255]]) / 255 * most).repeat(16, 0).repeat(16, 1)
     dark = values * 0.003  # a night has the same white
     for numbers, grays in ((values, GRAYS), (dark, [[(0, 0, 0)] * 2] * 2)):
@@ -148,7 +148,7 @@ def test_what_is_transparent_shows_white_paper(tmp_path: Path) -> None:
     assert abs(read(saved(tmp_path, half), size=8).astype(int) - 127).max() <= 1
 
 
-def test_the_middle_of_a_long_picture_is_cut_out_or_all_of_it_squashed(tmp_path: Path) -> None:
+def test_the_center_of_a_long_picture_is_cropped_or_all_of_it_squashed(tmp_path: Path) -> None:
     """Red, green, blue and white columns of 16: the middle of it are the green and the blue one."""
     columns = np.array([RED, GREEN, BLUE, WHITE], np.uint8).repeat(16, 0)[None].repeat(32, 0)
     file = saved(tmp_path, Image.fromarray(columns))
@@ -159,7 +159,7 @@ def test_the_middle_of_a_long_picture_is_cut_out_or_all_of_it_squashed(tmp_path:
     assert_corners(upright, [[GREEN, GREEN], [BLUE, BLUE]])
 
 
-# -- another look ------------------------------------------------------------------------------------------------------
+# -- another one ------------------------------------------------------------------------------------------------------
 
 
 class Draws:
@@ -182,13 +182,13 @@ class Draws:
 
 
 def looked(x: NDArray[Any], *draws: Any, **options: Any) -> list[list[int]]:
-    """The red of each pixel after one look with known draws."""
+    """The red of each pixel after one one with known draws."""
     modality, rng = ImageModality(size=len(x), **options), Draws(*draws)
     found = modality.augment(x.reshape(len(x), -1), rng)  # type: ignore[arg-type]
     return found.reshape(x.shape)[..., 0].tolist()  # type: ignore[no-any-return]
 
 
-def test_one_look_worked_by_hand() -> None:
+def test_one_augmentation_worked_by_hand() -> None:
     """Of 8 × 8 pixels whose red is 10 · row + column, the crop of 7 × 7 from row 1 and column 0 on, scaled back."""
     x = np.zeros((8, 8, 3), np.uint8)
     x[..., 0] = 10 * np.arange(8)[:, None] + np.arange(8)
@@ -210,7 +210,7 @@ def test_light_is_scaled_around_the_middle_moved_and_kept_within_a_byte() -> Non
     assert bright[0] == [0, 119, 255]
 
 
-def test_looks_differ_and_the_same_seed_looks_the_same_way() -> None:
+def test_augmentations_differ_and_the_same_seed_gives_the_same_one() -> None:
     x = np.random.default_rng(0).integers(0, 256, (16, 48), np.uint8)
     modality = ImageModality(size=16)
     first, again, other = (modality.augment(x, np.random.default_rng(seed)) for seed in (1, 1, 2))
@@ -222,7 +222,7 @@ def test_looks_differ_and_the_same_seed_looks_the_same_way() -> None:
 
 def test_what_only_training_sees_does_not_change_what_a_store_depends_on() -> None:
     plain = ImageModality(size=16)
-    assert repr(plain) == repr(ImageModality(size=16, flip=True, augments=False, files=("a.zip",)))
+    assert repr(plain) == repr(ImageModality(size=16, flip=True, has_augmentation=False, search_paths=("a.zip",)))
     assert len({repr(plain), repr(ImageModality(size=8)), repr(ImageModality(size=16, crop=False))}) == 3
 
 
@@ -245,7 +245,7 @@ def claimed(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
-def test_what_is_no_picture_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_is_an_error_with_file_and_line(tmp_path: Path) -> None:
     refused(tmp_path, b"")
     refused(tmp_path, b"just a text")
     refused(tmp_path, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")  # runs programs
@@ -270,7 +270,7 @@ def test_a_few_bytes_that_claim_to_be_huge_are_not_decoded(tmp_path: Path, size:
 
 def test_a_picture_as_large_as_may_be_is_not_refused_for_its_size(tmp_path: Path) -> None:
     refused(tmp_path, claimed(8_000, 8_000), "is not an image that can be read .*(truncated|incomplete|broken)")
-    assert images.PIXELS > 8_000 * 8_000
+    assert images.MAX_PIXELS > 8_000 * 8_000
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "gif", "tiff", "webp", "bmp"])

@@ -13,7 +13,7 @@ from PIL import Image
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.modalities import video as clips
-from dragoman.modalities.video import VideoModality, by_number, spread
+from dragoman.modalities.video import VideoModality, evenly_spaced, natural_sort_key
 
 SIZE = 4
 
@@ -63,34 +63,34 @@ def test_a_clip_is_its_frames_in_order_whatever_they_lie_in(tmp_path: Path, form
     name = write(tmp_path, form)
     expected = frames()[[0, 5, 10]] if most == 3 else frames()
     beside = VideoModality(SIZE, most).read(Example(name, file=str(tmp_path / "train.tsv"), line=1))
-    elsewhere = VideoModality(SIZE, most, files=(str(tmp_path),)).read(Example(name))
+    elsewhere = VideoModality(SIZE, most, search_paths=(str(tmp_path),)).read(Example(name))
     assert beside.dtype == np.uint8
     assert beside.tolist() == expected.reshape(len(expected), -1).tolist()
     assert elsewhere.tolist() == beside.tolist()
 
 
-def test_a_folder_inside_an_archive_that_is_a_place_is_found(tmp_path: Path) -> None:
+def test_a_folder_inside_an_archive_of_the_search_paths_is_found(tmp_path: Path) -> None:
     write(tmp_path, "clips.zip/7")
-    found = VideoModality(SIZE, files=(str(tmp_path / "clips.zip"),)).read(Example("7"))
+    found = VideoModality(SIZE, search_paths=(str(tmp_path / "clips.zip"),)).read(Example("7"))
     assert found.shape == (11, 3 * SIZE**2)
 
 
 def test_names_are_ordered_by_their_numbers() -> None:
     names = ["b9.png", "b10.png", "a11.png", "9.png", "10.png"]
-    assert sorted(names, key=by_number) == ["9.png", "10.png", "a11.png", "b9.png", "b10.png"]
+    assert sorted(names, key=natural_sort_key) == ["9.png", "10.png", "a11.png", "b9.png", "b10.png"]
 
 
 @pytest.mark.parametrize(
     ("count", "most", "places"), [(3, 5, [0, 1, 2]), (5, 3, [0, 2, 4]), (7, 2, [0, 6]), (9, 1, [0]), (1, 1, [0])]
 )
 def test_of_a_long_clip_frames_are_evenly_spaced(count: int, most: int, places: list[int]) -> None:
-    assert spread(count, most) == places
+    assert evenly_spaced(count, most) == places
 
 
 def test_gray_frames_and_a_single_picture_are_clips_too(tmp_path: Path) -> None:
     np.save(tmp_path / "gray.npy", np.full((2, SIZE, SIZE), 7, np.uint8))
     np.save(tmp_path / "one.npy", frames()[3])
-    modality = VideoModality(SIZE, files=(str(tmp_path),))
+    modality = VideoModality(SIZE, search_paths=(str(tmp_path),))
     assert modality.read(Example("gray.npy")).tolist() == [[7] * 48] * 2
     assert modality.read(Example("one.npy")).tolist() == [frames()[3].ravel().tolist()]
 
@@ -100,7 +100,7 @@ def test_gray_frames_and_a_single_picture_are_clips_too(tmp_path: Path) -> None:
     [
         ("nothing", "no file 'nothing'"),
         ("empty", "no frames"),
-        ("text.txt", "no folder, archive, array or picture of frames"),
+        ("text.txt", "no folder, archive, array or image of frames"),
         ("floats.npy", "float64"),
         ("flat.npy", "shape"),
         ("none.npy", "shape"),
@@ -164,7 +164,7 @@ def test_a_picture_that_moves_is_a_clip_from_a_file_and_from_bytes(tmp_path: Pat
     every = np.repeat(frames()[..., 1:2], 3, -1)
     (tmp_path / f"clip.{form}").write_bytes(moving(form, every))
     expected = (every[[0, 5, 10]] if most == 3 else every).astype(int)
-    modality = VideoModality(SIZE, most, files=(str(tmp_path),))
+    modality = VideoModality(SIZE, most, search_paths=(str(tmp_path),))
     named = modality.read(Example(f"clip.{form}"))
     given = modality.read(Example("", content=(tmp_path / f"clip.{form}").read_bytes()))
     assert given.tolist() == named.tolist()
@@ -180,7 +180,7 @@ def test_an_archive_of_one_folder_is_a_clip_as_its_files_are(tmp_path: Path) -> 
     files = {f"clip/{i}.png": png(frame) for i, frame in enumerate(frames())}
     files |= {"__MACOSX/clip/._0.png": b"no picture", "clip/notes.txt": b"none"}
     (tmp_path / "clip.zip").write_bytes(zipped(files))
-    modality = VideoModality(SIZE, files=(str(tmp_path),))
+    modality = VideoModality(SIZE, search_paths=(str(tmp_path),))
     expected = frames().reshape(11, -1).tolist()
     assert modality.read(Example("clip.zip")).tolist() == expected
     assert modality.read(Example("sent", content=zipped(files))).tolist() == expected
@@ -201,15 +201,15 @@ def test_a_name_among_bytes_is_no_name_of_a_file_here(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no folder, archive, array or picture"),
+        (b"", "no folder, archive, array or image"),
         (
             b"\0\0\0\x20ftypisom, a video",
-            "no folder, archive, array or picture of frames; put those of a video .*ffmpeg",
+            "no folder, archive, array or image of frames; put those of a video .*ffmpeg",
         ),
         (zipped({"notes.txt": b"no frame"}), "no frames in it"),
         (zipped({"0.png": png(frames()[0])})[:60], "not an archive that can be read"),
         (zipped({"0.png": b"no picture"}), "not an image"),
-        (moving("gif", frames())[:40], "no folder, archive, array or picture"),
+        (moving("gif", frames())[:40], "no folder, archive, array or image"),
         (b"\x93NUMPY and nothing more", "not an array"),
     ],
     ids=["nothing", "video", "no frames", "cut zip", "bad frame", "cut gif", "cut array"],
@@ -226,24 +226,24 @@ def test_bytes_that_would_become_too_many_are_refused(monkeypatch: pytest.Monkey
     bomb, modality = zipped({f"{i}.npy": frame.getvalue() for i in range(8)}), VideoModality(SIZE)
     assert len(bomb) < 10_000
     assert modality.read(Example("sent", content=bomb)).shape == (8, 3 * SIZE**2)
-    monkeypatch.setattr(clips, "INFLATED", 7 * len(frame.getvalue()))
+    monkeypatch.setattr(clips, "MAX_UNZIPPED_BYTES", 7 * len(frame.getvalue()))
     with pytest.raises(DataError, match="more than 5,505,920 bytes"):
         modality.read(Example("sent", content=bomb))
     assert len(VideoModality(SIZE, 7).read(Example("sent", content=bomb))) == 7  # what is not looked at is not inflated
-    monkeypatch.setattr(clips, "MEMBERS", 7)
+    monkeypatch.setattr(clips, "MAX_MEMBERS", 7)
     with pytest.raises(DataError, match="8 members"):
         modality.read(Example("sent", content=bomb))
-    monkeypatch.setattr(clips, "MOVING", 11 * SIZE**2 - 1)
+    monkeypatch.setattr(clips, "MAX_ANIMATION_PIXELS", 11 * SIZE**2 - 1)
     with pytest.raises(DataError, match="11 × 4 × 4 pixels"):
         modality.read(Example("sent", content=moving("gif", frames())))
 
 
-def test_every_frame_of_a_clip_is_looked_at_in_the_same_way() -> None:
+def test_every_frame_of_a_clip_is_augmented_in_the_same_way() -> None:
     modality, rng = VideoModality(16, flip=True), np.random.default_rng(5)
     frame = rng.integers(0, 256, 3 * 16**2).astype(np.uint8)
-    looks = [modality.augment(np.stack([frame] * 3), rng) for _ in range(4)]
-    for look in looks:
-        assert (look == look[0]).all()
-    assert len({look.tobytes() for look in looks}) == 4
+    augmented = [modality.augment(np.stack([frame] * 3), rng) for _ in range(4)]
+    for one in augmented:
+        assert (one == one[0]).all()
+    assert len({one.tobytes() for one in augmented}) == 4
     again = modality.augment(np.stack([frame] * 3), np.random.default_rng(9))
     assert again.tolist() == modality.augment(np.stack([frame] * 3), np.random.default_rng(9)).tolist()

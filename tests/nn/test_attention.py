@@ -17,10 +17,18 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Attention, Heads, MultiHead, Places, notes, record_attention, watched
+from dragoman.nn.attention import (
+    Attention,
+    AttentionMask,
+    MultiHeadAttention,
+    MultiHeadConfig,
+    is_recording,
+    record_attention,
+    recorded_weights,
+)
 from dragoman.nn.normalizers import normalizers
-from dragoman.nn.positions import Inside, positions
-from dragoman.nn.scores import ScaledDot, scores
+from dragoman.nn.positions import HeadSpec, positions
+from dragoman.nn.scores import ScaledDotScore, scores
 
 B, T, S, H, D = 2, 3, 4, 2, 8
 SOFTMAX, SCALED_DOT = Part("softmax"), Part("scaled_dot")
@@ -106,12 +114,19 @@ def normalized(name: str, normalizer: Any, e: Vector, seen: list[bool], q: Vecto
 
 
 def in_loops(
-    heads: MultiHead, names: tuple[str, str], x: Tensor, h: Tensor, places: Places, bias: Tensor | None = None
+    heads: MultiHeadAttention,
+    names: tuple[str, str],
+    x: Tensor,
+    h: Tensor,
+    attention_mask: AttentionMask,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """W_O [head_1; …; head_H] of queries x (B, T, D) and keys h (B, S, D), place by place."""
     shape = (len(x), heads.heads, x.shape[1], h.shape[1])
-    seen = torch.ones(shape, dtype=torch.bool) if places.mask is None else places.mask.expand(shape)
-    if places.causal:
+    seen = (
+        torch.ones(shape, dtype=torch.bool) if attention_mask.allowed is None else attention_mask.allowed.expand(shape)
+    )
+    if attention_mask.causal:
         seen = seen & torch.ones(shape[2:], dtype=torch.bool).tril()
     added = torch.zeros(shape) if bias is None else bias.expand(shape)
     rows = []
@@ -123,7 +138,7 @@ def in_loops(
             k = [part_of(heads.Wk(h_j), group, heads.key_heads) for h_j in h[b]]
             v = [part_of(heads.Wv(h_j), group, heads.key_heads) for h_j in h[b]]
             e = plus([scored(names[0], heads.score, q, k_j) for k_j in k], added[b, i, t].tolist())
-            place = int(places.t.expand(len(x), -1)[b, t])
+            place = int(attention_mask.t.expand(len(x), -1)[b, t])
             a = normalized(names[1], heads.normalizer, e, seen[b, i, t].tolist(), q, place)
             joined += [dot(a, list(column)) for column in zip(*v, strict=True)]
         rows.append(heads.Wo(torch.tensor(joined, dtype=x.dtype)))
@@ -141,8 +156,8 @@ def test_attention_is_a_weighted_mean_of_its_values_whatever_they_are() -> None:
     attention = Attention(5, 3, Part("additive"), SOFTMAX)
     q, h, v, mask = torch.randn(B, T, 5), torch.randn(B, S, 3), torch.randn(B, S, 2), torch.ones(B, 1, S).bool()
     mask[1, 0, 2:] = False
-    look = attention(q, attention.prepare(h), v, mask)
-    assert look.memo is None
+    look = attention(q, attention.prepare_keys(h), v, mask)
+    assert look.past_weights is None
     assert look.extras == {}
     for b in range(B):
         for t in range(T):
@@ -152,26 +167,26 @@ def test_attention_is_a_weighted_mean_of_its_values_whatever_they_are() -> None:
             close(look.c[b, t], sum(w * v[b, j] for j, w in enumerate(weights)))  # type: ignore[arg-type]
 
 
-def test_what_was_looked_at_is_remembered_and_looking_again_is_charged_for() -> None:
+def test_past_weights_are_kept_and_repeated_attention_is_penalized() -> None:
     attention = Attention(5, 3, Part("coverage", {"penalty": 2.0}), Part("hard", {"entropy": 0.5})).train()
-    assert attention.remembers
+    assert attention.uses_past_weights
     h, mask = torch.randn(B, S, 3), torch.ones(B, 1, S).bool()
-    memo, keys = torch.zeros(B, 1, S), attention.prepare(h)
+    past_weights, keys = torch.zeros(B, 1, S), attention.prepare_keys(h)
     for _ in range(3):
         q = torch.randn(B, 1, 5)
-        look = attention(q, keys, h, mask, memo)
-        p = attention.score(q, keys, memo).softmax(-1)
-        again = [sum(min(a, seen) for a, seen in zip(look.a[b, 0], memo[b, 0], strict=True)) for b in range(B)]
+        look = attention(q, keys, h, mask, past_weights)
+        p = attention.score(q, keys, past_weights).softmax(-1)
+        again = [sum(min(a, seen) for a, seen in zip(look.a[b, 0], past_weights[b, 0], strict=True)) for b in range(B)]
         close(look.extras["penalty"][:, 0], 2.0 * torch.stack(again) + 0.5 * (p * p.log()).sum(-1)[:, 0])  # type: ignore[arg-type]
-        assert_close(look.memo, memo + look.a)
-        memo = look.memo
+        assert_close(look.past_weights, past_weights + look.a)
+        past_weights = look.past_weights
 
 
 def test_pooling_gives_one_vector_for_a_set_of_any_size() -> None:
     attention, q = Attention(D, D, Part("dot"), SOFTMAX), torch.randn(1, 1, D)
     for size in (1, 2, 9):
         h = torch.randn(1, size, D)
-        c = attention(q, attention.prepare(h), h, torch.ones(1, 1, size).bool()).c
+        c = attention(q, attention.prepare_keys(h), h, torch.ones(1, 1, size).bool()).c
         a = exponentials([dot(q[0, 0].tolist(), h_j.tolist()) for h_j in h[0]], [True] * size)
         close(c[0, 0], torch.tensor(a) @ h[0])
 
@@ -181,15 +196,15 @@ def test_pooling_gives_one_vector_for_a_set_of_any_size() -> None:
 
 def heads_of(
     d: int = D, d_memory: int = D, heads: int = H, score: Part = SCALED_DOT, normalizer: Part = SOFTMAX, **options: Any
-) -> MultiHead:
-    module = MultiHead(d, d_memory, Heads(heads, score, normalizer, **options))
+) -> MultiHeadAttention:
+    module = MultiHeadAttention(d, d_memory, MultiHeadConfig(heads, score, normalizer, **options))
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)
     return module.eval()
 
 
-def anywhere(size: int = T, mask: Tensor | None = None, causal: bool = False) -> Places:
-    return Places(torch.arange(size)[None], mask, causal)
+def anywhere(size: int = T, mask: Tensor | None = None, causal: bool = False) -> AttentionMask:
+    return AttentionMask(torch.arange(size)[None], mask, causal)
 
 
 @pytest.mark.parametrize("d_memory", [8, 6])
@@ -210,9 +225,9 @@ def test_multi_head_is_torch_s_multi_head(d_memory: int, look: bool) -> None:
     real = torch.tensor([[True] * S, [True, True, False, False]])
     expected, weights = theirs(x, h, h, key_padding_mask=~real, average_attn_weights=False)
     with path(look):
-        found = ours(x, *ours.keys_values(h), anywhere(mask=real[:, None, None]))
+        found = ours(x, *ours.project_keys_values(h), anywhere(mask=real[:, None, None]))
         if look:
-            close(notes(ours, 1)[0], weights)
+            close(recorded_weights(ours, 1)[0], weights)
     close(found, expected)
 
 
@@ -225,15 +240,15 @@ def test_every_score_with_every_normalizer_is_its_equation_in_every_head(score: 
     x, h, t = torch.randn(B, 2, 4).double(), torch.randn(B, S, 6).double(), torch.tensor([[0, 2], [3, 7]])
     mask = torch.rand(B, 1, 2, S) < 0.7
     mask[..., 1] = True
-    places = Places(t, mask, lengths=torch.full((B, 1, 1), S))
-    expected = in_loops(heads, (score, normalizer), x, h, places)
+    attention_mask = AttentionMask(t, mask, lengths=torch.full((B, 1, 1), S))
+    expected = in_loops(heads, (score, normalizer), x, h, attention_mask)
     for look in (False, True):
         with path(look):
-            close(heads(x, *heads.keys_values(h), places), expected)
+            close(heads(x, *heads.project_keys_values(h), attention_mask), expected)
 
 
 def test_every_score_that_heads_take_has_been_written_out_above() -> None:
-    taken = [name for name in scores.names if not scores[name].remembers]  # type: ignore[attr-defined]
+    taken = [name for name in scores.names if not scores[name].uses_past_weights]  # type: ignore[attr-defined]
     assert taken == ["additive", "concat", "dot", "general", "scaled_dot"]
 
 
@@ -246,11 +261,11 @@ def test_heads_of_any_width_may_share_keys_and_values(
 ) -> None:
     widths = {"key_heads": key_heads, "key_width": key_width, "value_width": value_width}
     heads = heads_of(8, 6, 4, Part(score), **widths).double()  # type: ignore[arg-type]
-    x, h, places = torch.randn(1, 2, 8).double(), torch.randn(1, S, 6).double(), anywhere(2)
-    expected = in_loops(heads, (score, "softmax"), x, h, places)
+    x, h, attention_mask = torch.randn(1, 2, 8).double(), torch.randn(1, S, 6).double(), anywhere(2)
+    expected = in_loops(heads, (score, "softmax"), x, h, attention_mask)
     for look in (False, True):
         with path(look):
-            close(heads(x, *heads.keys_values(h), places), expected)
+            close(heads(x, *heads.project_keys_values(h), attention_mask), expected)
 
 
 @torch.no_grad()
@@ -263,11 +278,14 @@ def test_grouped_keys_are_full_heads_with_repeated_weights(key_heads: int) -> No
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             b.copy_(a.unflatten(0, (key_heads, 2)).repeat_interleave(4 // key_heads, 0).flatten(0, 1))
     x, h, mask = torch.randn(B, T, D), torch.randn(B, S, D), torch.tensor([S, 2])[:, None] > torch.arange(S)
-    places = anywhere(mask=mask[:, None, None])
+    attention_mask = anywhere(mask=mask[:, None, None])
     for look in (False, True):
         with path(look):
-            close(grouped(x, *grouped.keys_values(h), places), full(x, *full.keys_values(h), places))
-    assert grouped.keys_values(h)[0].shape == (B, key_heads, S, 2)  # what a decoder keeps is that much smaller
+            close(
+                grouped(x, *grouped.project_keys_values(h), attention_mask),
+                full(x, *full.project_keys_values(h), attention_mask),
+            )
+    assert grouped.project_keys_values(h)[0].shape == (B, key_heads, S, 2)  # what a decoder keeps is that much smaller
 
 
 # -- who may look at whom ----------------------------------------------------------------------------------------------
@@ -297,16 +315,16 @@ SCHEMES = [
 @BOTH_PATHS
 def test_a_mask_hides_what_it_should_with_a_bias_and_without(name: str, scheme: Part, look: bool) -> None:
     """The weights of what is seen sum to 1, and a query that sees nothing gets zeros; no NaN, not even backwards."""
-    heads, position = heads_of(heads=2).double(), positions.build(scheme, D, Inside(2, 4, False)).double()  # type: ignore[attr-defined]
+    heads, position = heads_of(heads=2).double(), positions.build(scheme, D, HeadSpec(2, 4, False)).double()  # type: ignore[attr-defined]
     x = torch.randn(1, N, D).double().requires_grad_()
-    places = anywhere(N, MASKS[name][None, None])
-    bias = position.bias(heads.queries(x), places.t, places.t)
+    attention_mask = anywhere(N, MASKS[name][None, None])
+    bias = position.score_bias(heads.project_queries(x), attention_mask.t, attention_mask.t)
     with torch.no_grad():
-        expected = in_loops(heads, ("scaled_dot", "softmax"), x, x, places, bias)
-    k, v = heads.keys_values(x)
+        expected = in_loops(heads, ("scaled_dot", "softmax"), x, x, attention_mask, bias)
+    k, v = heads.project_keys_values(x)
     with path(look):
-        found = heads.attend(heads.queries(x), k, v, places, position)
-    close(heads.join(found), expected)
+        found = heads.attend(heads.project_queries(x), k, v, attention_mask, position)
+    close(heads.merge_heads(found), expected)
     sees = MASKS[name].any(-1)
     assert found[:, :, ~sees].abs().sum() == 0
     found.sin().sum().backward()
@@ -322,19 +340,19 @@ def test_a_mask_hides_what_it_should_with_a_bias_and_without(name: str, scheme: 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_causal_heads_are_heads_under_a_triangle_forwards_and_backwards(scheme: Part, padded: bool) -> None:
     """Fused and watched, asked to look back only, or given the mask that says so."""
-    heads, position = heads_of(), positions.build(scheme, D, Inside(2, 4, True))
+    heads, position = heads_of(), positions.build(scheme, D, HeadSpec(2, 4, True))
     x, triangle = torch.randn(B, N, D, requires_grad=True), MASKS["causal"][None, None]
     real = (key < torch.tensor([[N], [2]]))[:, None, None] if padded else None
 
-    def run(places: Places) -> tuple[Tensor, Tensor]:
-        k, v = heads.keys_values(x, position, places.t)
-        out = heads(x, k, v, places, position)
+    def run(attention_mask: AttentionMask) -> tuple[Tensor, Tensor]:
+        k, v = heads.project_keys_values(x, position, attention_mask.t)
+        out = heads(x, k, v, attention_mask, position)
         return out, torch.autograd.grad(out.sin().sum(), x)[0]
 
     runs = [run(anywhere(N, real, True)), run(anywhere(N, triangle if real is None else real & triangle))]
-    with record_attention() as seen:
+    with record_attention() as recorded:
         runs.append(run(anywhere(N, real, True)))
-    assert seen[heads][0].triu(1).abs().sum() == 0
+    assert recorded[heads][0].triu(1).abs().sum() == 0
     for other in runs[1:]:
         for a, b in zip(runs[0], other, strict=True):
             close(a, b)
@@ -342,10 +360,10 @@ def test_causal_heads_are_heads_under_a_triangle_forwards_and_backwards(scheme: 
 
 def test_rotary_heads_know_distances_and_nothing_else() -> None:
     heads, x, h = heads_of(), torch.randn(B, T, D), torch.randn(B, S, D)
-    position, t, s = positions.build(Part("rotary"), D, Inside(2, 4, False)), torch.arange(T)[None], torch.arange(S)
+    position, t, s = positions.build(Part("rotary"), D, HeadSpec(2, 4, False)), torch.arange(T)[None], torch.arange(S)
 
     def at(t: Tensor, s: Tensor) -> Tensor:
-        return heads(x, *heads.keys_values(h, position, s), Places(t, None), position)  # type: ignore[no-any-return]
+        return heads(x, *heads.project_keys_values(h, position, s), AttentionMask(t, None), position)  # type: ignore[no-any-return]
 
     here = at(t, s[None])
     close(at(t + 50, s[None] + 50), here)
@@ -358,13 +376,13 @@ def test_rotary_heads_know_distances_and_nothing_else() -> None:
 @torch.no_grad()
 def test_a_scheme_may_add_to_what_the_weights_average() -> None:
     """Shaw's values: one vector for all distances is added once by weights that sum to 1, by others not at all."""
-    heads, x, places = heads_of(), torch.randn(1, N, D), anywhere(N, MASKS["strict"][None, None])
-    position: Any = positions.build(Part("shaw", {"distance": 2, "values": True}), D, Inside(2, 4, False))
-    q, (k, v) = heads.queries(x), heads.keys_values(x)
+    heads, x, attention_mask = heads_of(), torch.randn(1, N, D), anywhere(N, MASKS["strict"][None, None])
+    position: Any = positions.build(Part("shaw", {"distance": 2, "values": True}), D, HeadSpec(2, 4, False))
+    q, (k, v) = heads.project_queries(x), heads.project_keys_values(x)
     position.values.zero_()
-    before, u = heads.attend(q, k, v, places, position), torch.randn(4)
+    before, u = heads.attend(q, k, v, attention_mask, position), torch.randn(4)
     position.values.copy_(u.expand(5, 4))
-    added = heads.attend(q, k, v, places, position) - before
+    added = heads.attend(q, k, v, attention_mask, position) - before
     close(added[:, :, 1:], u.expand(1, 2, N - 1, 4))
     assert added[:, :, 0].abs().sum() == 0
 
@@ -383,7 +401,7 @@ def test_the_worked_numbers_of_two_scores_in_one_head(look: bool) -> None:
     q = torch.ones(1, 1, 64)
     k = torch.stack([torch.full((64,), 112 / 64), torch.full((64,), 96 / 64)])[None]
     v = torch.randn(1, 2, 64)
-    keys, values = heads.keys_values(k, values=v)
+    keys, values = heads.project_keys_values(k, values=v)
     with path(look):
         assert_close(heads(q, keys, values, anywhere(1)), 0.8808 * v[:, :1] + 0.1192 * v[:, 1:], atol=1e-3, rtol=0.0)
 
@@ -394,13 +412,19 @@ def test_the_worked_numbers_of_two_scores_in_one_head(look: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"heads": 3}, "width 8 cannot be shared evenly by 3 heads"),
-        ({"heads": 3, "key_width": 4}, "width 8 cannot be shared evenly by 3 heads"),
-        ({"heads": 4, "key_heads": 3}, "4 heads cannot share 3 key heads evenly"),
-        ({"score": Part("coverage")}, "'coverage' score remembers .* use it in an rnn decoder"),
-        ({"score": Part("location")}, "'location' score remembers .* use it in an rnn decoder"),
-        ({"normalizer": Part("hard")}, "'hard' draws one position .* use it in an rnn decoder"),
-        ({"fold_scaling_into_initializer": True}, "'scaled_dot' is another score; use 'dot'"),
+        ({"heads": 3}, "width 8 is not divisible by 3 heads"),
+        ({"heads": 3, "key_width": 4}, "width 8 is not divisible by 3 heads"),
+        ({"heads": 4, "key_heads": 3}, "4 heads are not divisible by 3 key heads"),
+        (
+            {"score": Part("coverage")},
+            "score 'coverage' needs the weights of earlier steps, .* use it in an rnn decoder",
+        ),
+        (
+            {"score": Part("location")},
+            "score 'location' needs the weights of earlier steps, .* use it in an rnn decoder",
+        ),
+        ({"normalizer": Part("hard")}, "'hard' samples one position .* use it in an rnn decoder"),
+        ({"fold_scaling_into_initializer": True}, "the score is 'scaled_dot'; use 'dot'"),
     ],
 )
 def test_what_heads_cannot_do_is_refused(options: dict[str, Any], sentence: str) -> None:
@@ -411,7 +435,7 @@ def test_what_heads_cannot_do_is_refused(options: dict[str, Any], sentence: str)
 
 def test_attention_dropout_works_in_training_only() -> None:
     heads, x = heads_of(dropout=0.5), torch.randn(1, 20, D)
-    k, v = heads.keys_values(x)
+    k, v = heads.project_keys_values(x)
     for look in (False, True):
         with path(look):
             assert not torch.equal(heads.train()(x, k, v, anywhere(20)), heads(x, k, v, anywhere(20)))
@@ -421,39 +445,39 @@ def test_attention_dropout_works_in_training_only() -> None:
 # -- watching --------------------------------------------------------------------------------------------------------
 
 
-def test_watching_notes_the_weights_of_every_call_and_ends() -> None:
+def test_recording_collects_the_weights_of_every_call_and_ends() -> None:
     heads, x = heads_of(), torch.randn(B, T, D)
-    k, v = heads.keys_values(x)
-    assert not watched()
-    with record_attention() as seen:
-        assert watched()
-        assert notes(heads, 2) == []
+    k, v = heads.project_keys_values(x)
+    assert not is_recording()
+    with record_attention() as recorded:
+        assert is_recording()
+        assert recorded_weights(heads, 2) == []
         heads(x, k, v, anywhere())
         heads(x[:, :1], k, v, anywhere(1))
-        assert [a.shape for a in seen[heads]] == [(B, H, T, T), (B, H, 1, T)]
-        assert notes(heads, 1)[0] is seen[heads][-1]
-        assert not seen[heads][0].requires_grad
-    assert not watched()
-    assert notes(heads, 2) == []
+        assert [a.shape for a in recorded[heads]] == [(B, H, T, T), (B, H, 1, T)]
+        assert recorded_weights(heads, 1)[0] is recorded[heads][-1]
+        assert not recorded[heads][0].requires_grad
+    assert not is_recording()
+    assert recorded_weights(heads, 2) == []
     heads(x, k, v, anywhere())
-    assert len(seen[heads]) == 2
+    assert len(recorded[heads]) == 2
 
 
-def test_watching_ends_when_something_fails_inside() -> None:
+def test_recording_ends_when_something_fails_inside() -> None:
     with pytest.raises(ZeroDivisionError), record_attention():
         _ = 1 / 0
-    assert not watched()
+    assert not is_recording()
 
 
 @torch.no_grad()
 def scores_at_first(score: str, **options: Any) -> float:
     """How widely the scores of new heads are spread."""
-    heads = MultiHead(64, 64, Heads(4, Part(score), SOFTMAX, **options))
-    q, (k, _) = heads.queries(torch.randn(1, 50, 64)), heads.keys_values(torch.randn(1, 50, 64))
+    heads = MultiHeadAttention(64, 64, MultiHeadConfig(4, Part(score), SOFTMAX, **options))
+    q, (k, _) = heads.project_queries(torch.randn(1, 50, 64)), heads.project_keys_values(torch.randn(1, 50, 64))
     return float(heads.score(q, k).std())
 
 
-def test_an_unscaled_dot_begins_wider_than_a_scaled_one_by_the_root_of_the_width() -> None:
+def test_initial_unscaled_dot_scores_are_wider_than_scaled_ones_by_the_root_of_the_width() -> None:
     assert scores_at_first("dot") == pytest.approx(4 * scores_at_first("scaled_dot"), rel=0.25)  # √16
 
 
@@ -462,7 +486,9 @@ def test_scaling_that_is_folded_into_the_initializer_is_that_of_the_queries_matr
     built = {}
     for name, folded in {"scaled_dot": False, "dot": True}.items():
         torch.manual_seed(5)
-        built[name] = MultiHead(64, 64, Heads(4, Part(name), SOFTMAX, fold_scaling_into_initializer=folded))
+        built[name] = MultiHeadAttention(
+            64, 64, MultiHeadConfig(4, Part(name), SOFTMAX, fold_scaling_into_initializer=folded)
+        )
     assert_close(built["dot"].Wq.weight, built["scaled_dot"].Wq.weight / 4)
     for name in ("Wk", "Wv", "Wo"):
         assert_close(getattr(built["dot"], name).weight, getattr(built["scaled_dot"], name).weight)
@@ -477,23 +503,23 @@ def test_scaling_that_is_folded_into_the_initializer_is_that_of_the_queries_matr
 class Distance(nn.Module):
     """e = −s ‖q − k‖²: no dot product, though its s is called `scale` as that of ours is."""
 
-    remembers = False
+    uses_past_weights = False
 
     def __init__(self, d_q: int, d_k: int) -> None:
         super().__init__()
         self.scale = 0.5
 
-    def prepare(self, k: Tensor) -> Tensor:
+    def prepare_keys(self, k: Tensor) -> Tensor:
         return k
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
         return -self.scale * (q[..., :, None, :] - keys[..., None, :, :]).pow(2).sum(-1)
 
 
-class Cosine(ScaledDot):
+class Cosine(ScaledDotScore):
     """e = cos(q, k), built on ours."""
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
         return nn.functional.cosine_similarity(q[..., :, None, :], keys[..., None, :, :], -1)
 
 
@@ -504,10 +530,10 @@ def test_a_score_of_ones_own_is_evaluated_though_it_has_a_scale(kind: Any, monke
     begun = []
     for score in (Part("own"), SCALED_DOT):
         torch.manual_seed(7)
-        begun.append(MultiHead(8, 8, Heads(2, score, SOFTMAX)).Wq.weight)
+        begun.append(MultiHeadAttention(8, 8, MultiHeadConfig(2, score, SOFTMAX)).Wq.weight)
     assert_close(*begun)
     heads = heads_of(8, 8, 2, Part("own"))
     x = torch.randn(B, T, 8)
-    k, v = heads.keys_values(x)
-    expected = heads.join(torch.softmax(heads.score(heads.queries(x), k), -1) @ v)
+    k, v = heads.project_keys_values(x)
+    expected = heads.merge_heads(torch.softmax(heads.score(heads.project_queries(x), k), -1) @ v)
     close(heads(x, k, v, anywhere()), expected)

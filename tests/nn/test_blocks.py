@@ -16,8 +16,8 @@ from torch.testing import assert_close
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Capacity, Memory, Segments
-from dragoman.nn.attention import Heads, MultiHead, Places, record_attention
-from dragoman.nn.blocks import Block, Style
+from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig, record_attention
+from dragoman.nn.blocks import BlockConfig, TransformerBlock
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.positions import positions
@@ -54,14 +54,16 @@ def close(a: Tensor, b: Tensor) -> None:
 # -- torch's layers ----------------------------------------------------------------------------------------------------
 
 
-def block_of(order: Any, activation: Any, d_memory: int | None) -> Block:
-    heads = Heads(HEADS, Part("scaled_dot"), Part("softmax"))
-    style = Style(heads, INNER, activation, Part("layer"), order, 0.0, Part("attention"), causal=d_memory is not None)
-    return noisy(Block(D, d_memory, style))  # type: ignore[no-any-return]
+def block_of(order: Any, activation: Any, d_memory: int | None) -> TransformerBlock:
+    heads = MultiHeadConfig(HEADS, Part("scaled_dot"), Part("softmax"))
+    style = BlockConfig(
+        heads, INNER, activation, Part("layer"), order, 0.0, Part("attention"), causal=d_memory is not None
+    )
+    return noisy(TransformerBlock(D, d_memory, style))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def copy_attention(ours: MultiHead, theirs: nn.MultiheadAttention) -> None:
+def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
     theirs.in_proj_weight.copy_(torch.cat([ours.Wq.weight, ours.Wk.weight, ours.Wv.weight]))
     theirs.in_proj_bias.copy_(torch.cat([ours.Wq.bias, ours.Wk.bias, ours.Wv.bias]))
     theirs.out_proj.load_state_dict(ours.Wo.state_dict())
@@ -91,7 +93,7 @@ def test_an_encoder_block_is_torch_s(order: str, activation: str) -> None:
     copy_block(ours, theirs)
     x, real = torch.randn(B, T, D), Segments(torch.tensor([5, 2, 1])).mask(T)
     expected = theirs(x, src_key_padding_mask=~real)
-    found = ours(x, Places(torch.arange(T)[None], real[:, None, None]), None)
+    found = ours(x, AttentionMask(torch.arange(T)[None], real[:, None, None]), None)
     close(found[real], expected[real])
 
 
@@ -103,7 +105,7 @@ def test_a_decoder_block_is_torch_s(order: str, activation: str) -> None:
     y, memory, t = torch.randn(B, T, D), a_memory(), torch.arange(T)[None]
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     expected = theirs(y, memory.states, tgt_mask=future, memory_key_padding_mask=~memory.mask)
-    close(ours(y, Places(t, None, True), None, memory, Places(t, memory.mask[:, None, None])), expected)
+    close(ours(y, AttentionMask(t, None, True), None, memory, AttentionMask(t, memory.mask[:, None, None])), expected)
 
 
 @ORDERS
@@ -193,7 +195,7 @@ def test_shaw_has_vectors_for_every_layer_of_its_own_and_t5_one_table_for_all() 
     for name, shared, own in (("shaw", False, 3), ("shaw", True, 1), ("t5", False, 1), ("learned", False, 1)):
         stack = encoder_of(layers=3, position=Part(name), shared=shared).stack
         assert len(stack.positions) == own
-        assert len({id(stack.inside(i)) for i in range(3)}) == own
+        assert len({id(stack.position_scheme(i)) for i in range(3)}) == own
 
 
 def test_shaw_s_values_need_heads_of_one_width() -> None:
@@ -206,14 +208,14 @@ def test_shaw_s_values_need_heads_of_one_width() -> None:
 
 def test_the_longest_input_is_that_of_the_positions() -> None:
     learned = Part("learned", {"length": 7})
-    assert encoder_of(position=learned).length == decoder_of(position=learned).length == 7
-    assert encoder_of().length is None
+    assert encoder_of(position=learned).max_positions == decoder_of(position=learned).max_positions == 7
+    assert encoder_of().max_positions is None
 
 
 # -- the memory --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_averaged_may_differ_from_what_is_looked_at() -> None:
+def test_values_may_differ_from_keys() -> None:
     """Memory.values, as ConvS2S hands them on: where all are alike, it does not matter which state was looked at."""
     ours, memory, y = decoder_of(), a_memory(), torch.randn(B, T, D)
     same = torch.randn(B, 1, D).expand(B, S, D)
@@ -253,13 +255,13 @@ def test_shared_layers_are_one_layer_again_and_again() -> None:
     close(found[1, :3], wanted[1, :3])
 
 
-def test_where_a_decoder_of_shared_layers_looked_is_the_mean_over_all_its_uses() -> None:
+def test_attention_of_shared_layers_is_the_mean_over_all_their_calls() -> None:
     decoder = decoder_of(layers=2, shared=True)
-    with record_attention() as seen:
+    with record_attention() as recorded:
         output = decoder(torch.randn(3, 4, D), a_memory())
-    [module] = [m for m in seen if m is decoder.stack.blocks[0].cross_attention]
-    assert len(seen[module]) == 2
-    close(output.attention, torch.stack([a.mean(1) for a in seen[module]]).mean(0))
+    [module] = [m for m in recorded if m is decoder.stack.blocks[0].cross_attention]
+    assert len(recorded[module]) == 2
+    close(output.attention, torch.stack([a.mean(1) for a in recorded[module]]).mean(0))
 
 
 def test_dropout_is_for_training_alone() -> None:
@@ -272,11 +274,15 @@ def test_a_dropped_layer_is_the_identity_and_as_many_are_dropped_as_it_says() ->
     share, passes = 0.3, 400
     options: dict[str, Any] = {"dropout": 0.0, "norm_order": "post", "position": Part("none")}
     ours = encoder_of(layer_drop=share, **options)
-    x, segments, places = torch.randn(1, S, D), Segments(torch.tensor([S])), Places(torch.arange(S)[None], None)
+    x, segments, attention_mask = (
+        torch.randn(1, S, D),
+        Segments(torch.tensor([S])),
+        AttentionMask(torch.arange(S)[None], None),
+    )
     first, second = ours.stack.blocks
     with torch.no_grad():
-        one, two = first(x, places, None), second(x, places, None)
-        both = second(one, places, None)
+        one, two = first(x, attention_mask, None), second(x, attention_mask, None)
+        both = second(one, attention_mask, None)
         assert all(torch.allclose(ours(x, segments).states, both, atol=1e-5) for _ in range(20))  # in evaluation
         ours.train()
         found: Counter[int] = Counter()
@@ -307,7 +313,7 @@ def test_padding_does_not_enter_the_statistics_of_batch_norm(order: str) -> None
 
 
 def test_a_decoder_refuses_a_norm_that_would_show_it_the_future() -> None:
-    with pytest.raises(PartError, match=r"norm 'batch' mixes positions in training, .* use 'layer' or 'rms'"):
+    with pytest.raises(PartError, match=r"norm 'batch' averages over positions in training, .* use 'layer' or 'rms'"):
         decoder_of(norm=Part("batch"))
 
 

@@ -86,30 +86,30 @@ def placed(part: Any, x: Tensor) -> list[np.ndarray]:
 def encoded(encoder: Any, x: Tensor, kernel: int) -> tuple[np.ndarray, np.ndarray]:
     """z and (z + e)·√½ for one sentence, (n, D_in)."""
     e = placed(encoder, x)
-    h = [apply(encoder.inward, e_i) for e_i in e]
+    h = [apply(encoder.input_proj, e_i) for e_i in e]
     for layer in encoder.layers:
         reach = (kernel - 1) // 2
         h = [(glu_of_window(layer.W, near(h, i - reach, i + reach)) + h_i) * HALF for i, h_i in enumerate(h)]
-    z = np.stack([apply(encoder.outward, h_i) for h_i in h])
+    z = np.stack([apply(encoder.output_proj, h_i) for h_i in h])
     return z, (z + np.stack(e)) * HALF
 
 
 def decoded(decoder: Any, y: Tensor, z: np.ndarray, values: np.ndarray, kernel: int) -> tuple[np.ndarray, np.ndarray]:
     """o (T, D_in) and the mean weights of the layers (T, m), for one sentence of m real source positions."""
     g, m, weights = placed(decoder, y), len(z), []
-    h = [apply(decoder.inward, g_i) for g_i in g]
+    h = [apply(decoder.input_proj, g_i) for g_i in g]
     for layer in decoder.layers:
         after = []
         for i, h_i in enumerate(h):
             v = glu_of_window(layer.convolve.W, near(h, i - kernel + 1, i))
-            d = apply(layer.Wd, v) + (g[i] if len(g[i]) == z.shape[1] else apply(decoder.over, g[i]))
+            d = apply(layer.Wd, v) + (g[i] if len(g[i]) == z.shape[1] else apply(decoder.query_proj, g[i]))
             e = np.array([d @ z_j for z_j in z])
             a = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
             c = sum(a_j * v_j for a_j, v_j in zip(a, values, strict=True)) * m * math.sqrt(1 / m)
             after.append(((v + apply(layer.Wo, c)) * HALF + h_i) * HALF)
             weights.append(a)
         h = after
-    o = np.stack([apply(decoder.outward, h_i) for h_i in h])
+    o = np.stack([apply(decoder.output_proj, h_i) for h_i in h])
     return o, np.reshape(weights, (len(decoder.layers), len(g), m)).mean(0)
 
 
@@ -144,7 +144,7 @@ def test_the_decoder_is_the_paper_s_equations(d_memory: int, kernel: int, valued
 # -- padding, steps, prefixes ------------------------------------------------------------------------------------------
 
 
-def test_padding_says_nothing_through_many_layers() -> None:
+def test_padding_changes_nothing_through_many_layers() -> None:
     encoder, x = encoder_of(layers=12, kernel=5), normal(B, S + 7, D_IN)
     for i, n in enumerate(LENGTHS):
         together = encoder(x * 100 ** (torch.arange(S + 7) >= n)[:, None], Segments(torch.tensor([n] * B)))
@@ -193,7 +193,7 @@ def test_a_prefix_with_padding_fits_positions_that_hold_its_tokens() -> None:
     position = Part("learned", {"length": 3 + T})
     decoder = decoder_of(source="prefix", layers=1, position=position)
     memory = replace(a_memory(lengths=[3, 1]), states=normal(2, 9, D_IN), values=None)
-    assert (decoder.source, decoder.length) == (
+    assert (decoder.source, decoder.max_positions) == (
         "prefix",
         3 + T,
     )  # a model asks both: source and target share the places
@@ -240,7 +240,7 @@ class AtItsOwnPlace(nn.Module):
         return nn.functional.one_hot(place, e.shape[-1]).to(e.dtype), {"penalty": t.expand(e.shape[:-1]).double()}
 
 
-def test_a_normalizer_is_told_where_the_query_stands_and_where_the_source_ends() -> None:
+def test_a_normalizer_gets_the_query_positions_and_the_source_lengths() -> None:
     decoder, memory, y = decoder_of(layers=2), a_memory(), normal(B, K, T, D_IN)
     for layer in decoder.layers:
         layer.attention.normalizer = AtItsOwnPlace()
@@ -301,10 +301,10 @@ def test_weights_begin_with_the_paper_s_variances() -> None:
     for module, variance in [
         (encoder.layers[0].W, 4 * keep / (3 * width)),
         (layer.convolve.W, 4 * keep / (3 * width)),
-        (encoder.inward, keep / n),
-        (decoder.inward, keep / n),
-        (encoder.outward, 1 / width),
-        (decoder.outward, 1 / width),
+        (encoder.input_proj, keep / n),
+        (decoder.input_proj, keep / n),
+        (encoder.output_proj, 1 / width),
+        (decoder.output_proj, 1 / width),
         (layer.Wd, 1 / width),
         (layer.Wo, 1 / n),
     ]:
@@ -329,15 +329,15 @@ def test_training_drops_the_inputs_of_every_convolution() -> None:
 def test_what_cannot_work_is_refused_with_a_remedy() -> None:
     with pytest.raises(PartError, match=r"odd kernel.* not 4; use 5"):
         encoders.build(Part("conv", {"kernel": 4}), D_IN)
-    with pytest.raises(PartError, match="one width, not 4 and 6; use"):
+    with pytest.raises(PartError, match="the same width, not 4 and 6; use"):
         decoders.build(Part("conv", {"source": "prefix"}), D_IN, D_MEMORY)
-    remembering = [name for name in scores.names if getattr(scores[name], "remembers", False)]
-    drawing = [name for name in normalizers.names if getattr(normalizers[name], "samples", False)]
-    assert remembering
-    assert drawing
-    for name in remembering:
-        with pytest.raises(PartError, match=f"'{name}', which remembers"):
+    stateful = [name for name in scores.names if getattr(scores[name], "uses_past_weights", False)]
+    stochastic = [name for name in normalizers.names if getattr(normalizers[name], "is_stochastic", False)]
+    assert stateful
+    assert stochastic
+    for name in stateful:
+        with pytest.raises(PartError, match=f"'{name}', which needs the weights of earlier"):
             decoders.build(Part("conv", {"score": Part(name)}), D_IN, D_IN)
-    for name in drawing:
-        with pytest.raises(PartError, match=f"'{name}', which draws"):
+    for name in stochastic:
+        with pytest.raises(PartError, match=f"'{name}', which samples"):
             decoders.build(Part("conv", {"normalizer": Part(name)}), D_IN, D_IN)

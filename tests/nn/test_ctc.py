@@ -82,7 +82,7 @@ def a_model(pointer: Part | None = None) -> Seq2Seq:
 @pytest.mark.parametrize("fuses", [True, False])
 def test_a_share_of_a_models_loss_is_the_encoders_own(pointer: Part | None, fuses: bool) -> None:
     model, batch = a_model(pointer), a_batch([[4, 5], [6]], [5, 3])
-    model.fuses = fuses
+    model.uses_fused_loss = fuses
     plain = model.loss(batch)
     assert model.ctc is not None
     own = model.ctc.loss(model.encode(batch.source, batch.source_lengths), batch).sum()
@@ -112,5 +112,5 @@ def test_a_head_refuses_ctc() -> None:
 
 def test_a_model_without_the_layer_hears_nothing() -> None:
     model, batch = Seq2Seq(9, 9, width=8), a_batch([[4]], [3])
-    with pytest.raises(PartError, match=r"generation\.ctc"):
+    with pytest.raises(PartError, match=r"generation\.ctc_weight must be 0"):
         model.ctc_log_probs(model.encode(batch.source, batch.source_lengths))

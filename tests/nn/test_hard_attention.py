@@ -40,7 +40,7 @@ def seeds_of(model: Seq2Seq, batch: Batch) -> dict[tuple[int, ...], int]:
 
 
 @pytest.mark.parametrize(("order", "baseline"), [("before", -1.3), ("after", 0.0)])
-def test_over_all_draws_the_gradient_of_the_loss_is_that_of_the_expected_loss(order: str, baseline: float) -> None:
+def test_the_mean_gradient_over_all_samples_is_that_of_the_expected_loss(order: str, baseline: float) -> None:
     torch.manual_seed(5)  # one model for all, whose eight ways to look all have a fair chance
     model = a_model(order)
     batch = Batch(

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, Batch, Memory, Segments
 from dragoman.data.batching import collate
-from dragoman.data.objectives import Row
+from dragoman.data.objectives import TrainingRow
 from dragoman.nn.heads import heads
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -69,17 +69,19 @@ def test_a_tagger_s_hidden_layer_is_bert_s() -> None:
 
 def test_a_classifier_chooses_the_best_labels_and_never_a_special() -> None:
     log_p = torch.tensor([[[0.4, 0.3, 0.1, 0.1, 0.02, 0.05, 0.03]], [[0.1, 0.1, 0.1, 0.1, 0.3, 0.1, 0.2]]]).log()
-    found = heads.build(Part("classifier"), D).choose(log_p, torch.tensor([3, 2]), 2)
+    found = heads.build(Part("classifier"), D).predict_labels(log_p, torch.tensor([3, 2]), 2)
     assert [[h.tokens for h in best] for best in found] == [[[5], [6]], [[4], [6]]]
     assert found[0][0].score == pytest.approx(math.log(0.05))
-    assert len(heads.build(Part("classifier"), D).choose(log_p, torch.tensor([3, 2]), 99)[0]) == 7 - len(SPECIALS)
+    assert len(heads.build(Part("classifier"), D).predict_labels(log_p, torch.tensor([3, 2]), 99)[0]) == 7 - len(
+        SPECIALS
+    )
 
 
 def test_a_tagger_labels_every_position_but_the_end() -> None:
     log_p = torch.full((2, 3, 6), 0.1)
     log_p[0, 0, 5] = log_p[0, 1, 4] = log_p[1, 0, 5] = 0.5
     log_p[..., PAD] = 0.9
-    found = heads.build(Part("tagger"), D).choose(log_p.log(), torch.tensor([3, 2]), 1)
+    found = heads.build(Part("tagger"), D).predict_labels(log_p.log(), torch.tensor([3, 2]), 1)
     assert [[h.tokens for h in best] for best in found] == [[[5, 4]], [[5]]]
     assert found[0][0].total == pytest.approx(2 * math.log(0.5))
     assert len(found[1][0].log_probs) == 1
@@ -88,7 +90,7 @@ def test_a_tagger_labels_every_position_but_the_end() -> None:
 @pytest.mark.parametrize("head", ["classifier", "tagger"])
 def test_a_model_with_a_head_gives_each_row_what_it_gives_it_alone(head: str) -> None:
     model = Seq2Seq(8, 9, width=4, encoder=Part("rnn"), decoder=None, head=Part(head), tie="none").eval()
-    rows = [Row([4, 5, 6, EOS], [7], [7, 5, 8, PAD]), Row([6, EOS], [8], [4, PAD])]
+    rows = [TrainingRow([4, 5, 6, EOS], [7], [7, 5, 8, PAD]), TrainingRow([6, EOS], [8], [4, PAD])]
     rows = [row._replace(token_labels=None) if head == "classifier" else row._replace(target=[]) for row in rows]
     batch = collate(rows, [0, 1])
     logits, gold, _ = model(batch)
@@ -100,10 +102,10 @@ def test_a_model_with_a_head_gives_each_row_what_it_gives_it_alone(head: str) ->
     assert model.loss(batch).item() == pytest.approx(sum(alone), rel=1e-5)
 
 
-def test_a_tagger_without_marks_is_asked_nothing() -> None:
+def test_a_tagger_without_token_labels_has_no_gold_labels() -> None:
     ids = torch.tensor([[4, EOS]])
     batch = Batch(ids, torch.tensor([2]), torch.tensor([[BOS]]), torch.tensor([1]))
-    assert heads.build(Part("tagger"), D).gold(batch).tolist() == [[PAD, PAD]]
+    assert heads.build(Part("tagger"), D).gold_labels(batch).tolist() == [[PAD, PAD]]
 
 
 def test_the_mean_over_segments_is_that_of_the_real_positions() -> None:

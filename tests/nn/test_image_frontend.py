@@ -14,7 +14,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Segments
 from dragoman.nn.frontends import frontends
-from dragoman.nn.frontends.image import DEVIATION, MEAN, Norm
+from dragoman.nn.frontends.image import DEVIATION, MEAN, ImageBatchNorm
 
 # torchvision.models.resnet18().state_dict(), without the counters of batches and the classifier (fc).
 RESNET18 = """
@@ -51,7 +51,7 @@ def frontend_of(d: int = 6, **options: Any) -> Any:
 def unlike(module: nn.Module) -> None:
     """Weights and averages of norms that are not what they begin as."""
     for norm in module.modules():
-        if isinstance(norm, Norm):
+        if isinstance(norm, ImageBatchNorm):
             for x in (norm.weight, norm.running_var):
                 nn.init.uniform_(x, 0.5, 1.5)
             for x in (norm.bias, norm.running_mean):
@@ -63,9 +63,9 @@ def pictures(count: int, pixels: int) -> Tensor:
 
 
 def read(frontend: Any, x: Tensor) -> Tensor:
-    found, segments = frontend.read(x, Segments(torch.full((len(x),), x.shape[1])))
+    found, segments = frontend.embed_source(x, Segments(torch.full((len(x),), x.shape[1])))
     assert segments.lengths.tolist() == [found.shape[1]] * len(x)
-    assert len(frontend.labels(x.shape[1])) == found.shape[1]
+    assert len(frontend.position_labels(x.shape[1])) == found.shape[1]
     return found  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ def test_a_resnet_is_its_equations(block: str, convolutions: int) -> None:
         for j in range(3):
             wanted = grid[:, :, i, j] @ W.T + b + frontend.row[i] + frontend.column[j]
             assert_close(found[:, 3 * i + j], wanted, rtol=1e-4, atol=1e-4)
-            assert frontend.labels(40)[3 * i + j] == f"{i + 1},{j + 1}"
+            assert frontend.position_labels(40)[3 * i + j] == f"{i + 1},{j + 1}"
 
 
 def test_weights_have_torchvisions_names_and_shapes() -> None:
@@ -152,15 +152,15 @@ def test_weights_have_torchvisions_names_and_shapes() -> None:
 
 @pytest.mark.parametrize("pixels", [8, 17, 32, 33, 50, 64])
 @pytest.mark.parametrize("stages", [[1], [1, 1], [1, 1, 1]])
-def test_there_is_a_place_for_every_cell_whatever_the_size(pixels: int, stages: list[int]) -> None:
+def test_every_cell_of_the_grid_has_a_position_whatever_the_size(pixels: int, stages: list[int]) -> None:
     frontend = frontend_of(pixels=pixels, channels=2, stages=stages).eval()
-    assert read(frontend, pictures(1, pixels)).shape == (1, frontend.cells**2, 6)
+    assert read(frontend, pictures(1, pixels)).shape == (1, frontend.grid_size**2, 6)
 
 
 # -- patches -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_patch_is_a_linear_map_of_its_pixels_and_where_it_stands() -> None:
+def test_a_patch_is_a_linear_map_of_its_pixels_plus_its_position() -> None:
     frontend = frontend_of(pixels=12, grid="patches", patch=4)
     x = pictures(2, 12)
     found, pixels = read(frontend, x), standard(x)
@@ -172,7 +172,7 @@ def test_a_patch_is_a_linear_map_of_its_pixels_and_where_it_stands() -> None:
 
 
 def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
-    with pytest.raises(PartError, match="30 pixels cannot be cut into patches of 16"):
+    with pytest.raises(PartError, match="30 pixels are not divisible into patches of 16"):
         frontend_of(pixels=30, grid="patches")
 
 
@@ -180,7 +180,7 @@ def test_patches_that_do_not_fill_the_picture_are_refused() -> None:
 
 
 def test_a_norm_takes_the_batchs_own_mean_in_training_and_counts_it_along() -> None:
-    norm, x = Norm(2), torch.randn(3, 2, 4, 5) * 2 + 1
+    norm, x = ImageBatchNorm(2), torch.randn(3, 2, 4, 5) * 2 + 1
     mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
     assert_close(norm(x), (x - mean[:, None, None]) / (var[:, None, None] + 1e-5).sqrt())
     assert_close(norm.running_mean, 0.1 * mean)
@@ -191,7 +191,7 @@ def test_a_norm_takes_the_batchs_own_mean_in_training_and_counts_it_along() -> N
 
 
 def test_a_frozen_norm_keeps_what_it_was_pretrained_for_in_training() -> None:
-    norm, x = Norm(2), torch.randn(3, 2, 4, 5) * 2 + 1
+    norm, x = ImageBatchNorm(2), torch.randn(3, 2, 4, 5) * 2 + 1
     unlike(norm)
     before = norm.running_mean.clone()
     expected = norm.eval()(x)
@@ -212,9 +212,9 @@ def test_a_picture_is_read_alike_alone_and_among_others(options: dict[str, Any])
 
 def test_the_options_say_how_files_are_read() -> None:
     part = frontends.parse({"name": "image", "pixels": 48, "crop": False, "augment": False, "flip": True})
-    modality: Any = frontends[part.name].reader(part.options, ["photos.zip"])  # type: ignore[attr-defined]
-    assert (modality.size, modality.crop, modality.augments, modality.flip) == (48, False, False, True)
-    assert modality.files == ("photos.zip",)
+    modality: Any = frontends[part.name].build_modality(part.options, ["photos.zip"])  # type: ignore[attr-defined]
+    assert (modality.size, modality.crop, modality.has_augmentation, modality.flip) == (48, False, False, True)
+    assert modality.search_paths == ("photos.zip",)
     assert modality.width == 144
-    plain: Any = frontends["image"].reader(Part("image").options, [])  # type: ignore[attr-defined]
-    assert (plain.size, plain.crop, plain.augments, plain.flip) == (128, True, True, False)
+    plain: Any = frontends["image"].build_modality(Part("image").options, [])  # type: ignore[attr-defined]
+    assert (plain.size, plain.crop, plain.has_augmentation, plain.flip) == (128, True, True, False)

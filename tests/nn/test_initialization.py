@@ -78,7 +78,7 @@ def test_norms_begin_with_gain_one_and_padding_with_zeros(name: str) -> None:
     for norm in model.norms:
         for key, p in norm.named_parameters():
             assert torch.equal(p, torch.ones(40) if key == "weight" else torch.zeros(40))
-    assert name == "parts" or not model.table.weight[PAD].any()
+    assert name == "default" or not model.table.weight[PAD].any()
     assert model.table.weight[PAD + 1 :].all()
     assert model.output.weight is model.table.weight
 
@@ -96,7 +96,7 @@ def test_a_normed_weight_still_learns(name: str) -> None:
 def test_parts_changes_nothing() -> None:
     model = Model()
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    initializers.build(Part("parts"))(model)
+    initializers.build(Part("default"))(model)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
 

@@ -74,11 +74,11 @@ def test_a_batch_without_positions_leaves_the_running_averages_alone() -> None:
 
 
 @pytest.mark.parametrize("name", norms.names)
-def test_a_norm_says_whether_it_mixes_positions(name: str) -> None:
+def test_a_norm_declares_whether_it_uses_batch_statistics(name: str) -> None:
     norm, x, real = norms.build(Part(name), 4), torch.randn(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
     before = norm(x, real)[0, 0]
     x[1, 2] += 5
-    assert torch.allclose(norm(x, real)[0, 0], before) == (not norm.mixes)
+    assert torch.allclose(norm(x, real)[0, 0], before) == (not norm.uses_batch_statistics)
 
 
 # -- feed-forward --------------------------------------------------------------------------------------------------

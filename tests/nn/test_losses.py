@@ -1,4 +1,4 @@
-"""Cross entropy and divergence against plain loops, the score function against every draw there is."""
+"""Cross entropy and symmetric_kl against plain loops, the score function against every draw there is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.core.types import PAD
-from dragoman.nn.losses import cross_entropy, divergence, score_function, token_log_probs
+from dragoman.nn.losses import cross_entropy, reinforce_loss, symmetric_kl, token_log_probs
 
 B, T, V = 2, 4, 6
 
@@ -76,12 +76,12 @@ def test_the_divergence_is_the_mean_of_both_directions_over_real_positions() -> 
                 p, q = log_softmax(p_logits[b, t].tolist()), log_softmax(q_logits[b, t].tolist())
                 expected += 0.5 * sum(math.exp(a) * (a - c) for a, c in zip(p, q, strict=True))
                 expected += 0.5 * sum(math.exp(c) * (c - a) for a, c in zip(p, q, strict=True))
-    assert divergence(p_logits, q_logits, gold).item() == pytest.approx(expected, rel=1e-4)
-    assert divergence(p_logits, p_logits, gold).item() == 0.0
+    assert symmetric_kl(p_logits, q_logits, gold).item() == pytest.approx(expected, rel=1e-4)
+    assert symmetric_kl(p_logits, p_logits, gold).item() == 0.0
 
 
 @pytest.mark.parametrize("b", [0.0, -1.7])
-def test_over_all_draws_the_score_function_has_the_gradient_of_the_expected_log_p(b: float) -> None:
+def test_over_all_samples_the_reinforce_loss_has_the_gradient_of_the_expected_log_p(b: float) -> None:
     """Two rows of three steps, the second with one to spare; what was drawn decides all later odds and rewards."""
     draws = list(itertools.product(range(2), repeat=3))
     policy = torch.randn(2, 3, 4, 2, dtype=torch.float64, requires_grad=True)  # row, step, the last two draws, draw
@@ -104,7 +104,7 @@ def test_over_all_draws_the_score_function_has_the_gradient_of_the_expected_log_
         expected = expected - (chance * (log_p * real).sum(1)).sum()
         for i in range(2):
             row = slice(i, i + 1)
-            term = score_function(choice[row], log_p[row], torch.tensor(b), real[row])
+            term = reinforce_loss(choice[row], log_p[row], torch.tensor(b), real[row])
             estimated = estimated + chance[i].detach() * (term - (log_p * real)[row].sum())
     wanted = torch.autograd.grad(expected, (policy, reward), retain_graph=True)
     found = torch.autograd.grad(estimated, (policy, reward))

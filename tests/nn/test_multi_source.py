@@ -12,7 +12,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, PAD, Batch, Capacity, Memory, Segments
 from dragoman.nn.attention import record_attention
-from dragoman.nn.multi_source import Second, SecondSource
+from dragoman.nn.multi_source import SecondSource, SecondSourceConfig
 from dragoman.nn.seq2seq import Seq2Seq
 
 D = 8
@@ -24,8 +24,8 @@ DECODERS = [
 ]
 
 
-def second(**options: Any) -> Second:
-    return Second.model_validate({"encoder": {"name": "identity", "dropout": 0.0}} | options)
+def second(**options: Any) -> SecondSourceConfig:
+    return SecondSourceConfig.model_validate({"encoder": {"name": "identity", "dropout": 0.0}} | options)
 
 
 def model(decoder: Part | None = DECODERS[0], **options: Any) -> Seq2Seq:
@@ -49,11 +49,11 @@ def batch() -> Batch:
     return found
 
 
-def test_the_states_of_both_stand_one_behind_the_other_and_the_summary_is_of_both() -> None:
+def test_the_states_of_both_sources_are_concatenated_and_the_summary_is_of_both() -> None:
     source = SecondSource(13, D, D, second())
     given = batch()
     first = Memory(torch.randn(3, 5, D), given.source_lengths, torch.randn(3, D))
-    found = source(first, *given.given[2:])
+    found = source(first, *given.encoder_inputs[2:])
     cells = source.frontend(given.second_source)
     for row, (n, m) in enumerate(zip([2, 5, 3], [6, 1, 3], strict=True)):
         expected = [*first.states[row, :n], *cells[row, :m]]
@@ -61,15 +61,17 @@ def test_the_states_of_both_stand_one_behind_the_other_and_the_summary_is_of_bot
         both = torch.cat([first.summary[row], cells[row, :m].mean(0)])
         assert_close(found.summary[row], source.W.weight @ both + source.W.bias)
     assert found.lengths.tolist() == [8, 6, 6]
-    assert found.second_source.tolist() == [2, 5, 3]
+    assert found.second_source_start.tolist() == [2, 5, 3]
 
 
 def test_a_second_encoder_of_another_width_is_brought_to_the_first_ones() -> None:
     source = SecondSource(13, D, D, second(encoder={"name": "rnn", "width": 12, "dropout": 0.0})).eval()
     given = batch()
     first = Memory(torch.randn(3, 5, D), given.source_lengths, torch.randn(3, D))
-    found = source(first, *given.given[2:])
-    h = source.encoder(*source.frontend.read(given.second_source[:1], Segments(given.second_source_lengths[:1]))).states
+    found = source(first, *given.encoder_inputs[2:])
+    h = source.encoder(
+        *source.frontend.embed_source(given.second_source[:1], Segments(given.second_source_lengths[:1]))
+    ).states
     assert_close(found.states[0, 2:8], h[0] @ source.A.weight.T + source.A.bias)
 
 
@@ -78,7 +80,7 @@ def test_a_batch_equals_its_rows_and_padding_changes_nothing(decoder: Part) -> N
     whole, given = model(decoder), batch()
     together = whole.token_log_probs(given)
     for row in range(3):
-        alone = given.rows(row, row + 1)
+        alone = given.slice_rows(row, row + 1)
         assert alone.second_source is not None
         assert alone.second_source.shape[1] == int(given.second_source_lengths[row])
         assert_close(whole.token_log_probs(alone)[0], together[row], atol=1e-5, rtol=0.0)
@@ -97,7 +99,7 @@ def batch_with_more_padding(given: Batch) -> Batch:
 def test_step_by_step_equals_all_at_once(decoder: Part) -> None:
     whole, given = model(decoder), batch()
     with torch.no_grad():
-        memory = whole.encode(*given.given)
+        memory = whole.encode(*given.encoder_inputs)
         expected = torch.log_softmax(whole.logits(whole.decode(given.target[:, :-1], memory).o), -1)
         state = whole.start(memory, Capacity(1, 4))
         for t in range(3):
@@ -106,10 +108,10 @@ def test_step_by_step_equals_all_at_once(decoder: Part) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda part: part.name)
-def test_both_sources_are_looked_at_and_matter(decoder: Part) -> None:
+def test_both_sources_are_attended_to_and_matter(decoder: Part) -> None:
     whole, given = model(decoder), batch()
     with record_attention(), torch.no_grad():
-        output = whole.decode(given.target[:, :-1], whole.encode(*given.given))
+        output = whole.decode(given.target[:, :-1], whole.encode(*given.encoder_inputs))
     assert output.attention is not None
     assert output.attention.shape[-1] == 11
     for row, n in enumerate([8, 6, 6]):
@@ -125,7 +127,7 @@ def test_both_sources_are_looked_at_and_matter(decoder: Part) -> None:
 def test_the_gradient_reaches_the_parts_of_both_sources() -> None:
     whole = model().train()
     whole.loss(batch()).backward()
-    for name in ("frontend.table.weight", "second.frontend.table.weight", "second.W.weight"):
+    for name in ("frontend.table.weight", "second_source.frontend.table.weight", "second_source.W.weight"):
         grad = whole.get_parameter(name).grad
         assert grad is not None, name
         assert grad.abs().sum() > 0, name
@@ -135,7 +137,7 @@ def test_a_classifier_answers_from_both() -> None:
     whole, given = model(None, head=Part("classifier", {"dropout": 0.0})), batch()
     given.target, given.target_lengths = given.target[:, :2], torch.tensor([2, 2, 2])
     together = whole.token_log_probs(given)
-    alone = torch.cat([whole.token_log_probs(given.rows(row, row + 1)) for row in range(3)])
+    alone = torch.cat([whole.token_log_probs(given.slice_rows(row, row + 1)) for row in range(3)])
     assert_close(alone, together, atol=1e-5, rtol=0.0)
 
 
@@ -150,5 +152,8 @@ def test_what_needs_one_source_says_so(options: dict[str, Any], says: str) -> No
         )
 
 
-def test_rows_end_to_end_are_declined() -> None:
-    assert model(Part("transformer", TINY), encoder=Part("transformer", TINY)).packs() == "two sources are padded"
+def test_packed_rows_are_refused() -> None:
+    assert (
+        model(Part("transformer", TINY), encoder=Part("transformer", TINY)).packing_blocker()
+        == "two sources need padded rows"
+    )

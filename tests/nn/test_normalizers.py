@@ -58,7 +58,7 @@ def worked_out(name: str, e: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("name", RULES)
 @given(row=st.lists(st.tuples(st.floats(-4, 4), st.booleans()), min_size=1, max_size=9))
-def test_weights_over_the_keys_seen_are_as_if_there_were_no_others(name: str, row: list[tuple[float, bool]]) -> None:
+def test_masked_keys_do_not_change_the_weights_of_the_others(name: str, row: list[tuple[float, bool]]) -> None:
     e, mask = torch.tensor([x for x, _ in row], dtype=torch.float64), torch.tensor([see for _, see in row])
     a = normalized(name, e[None], mask[None])[0]
     assert a[~mask].abs().sum() == 0
@@ -108,7 +108,7 @@ MASKS = {
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("name", normalizers.names)
-def test_only_what_may_be_seen_is_weighed_and_the_weights_sum_to_one(name: str, training: bool, kind: str) -> None:
+def test_masked_keys_have_weight_zero_and_the_weights_sum_to_one(name: str, training: bool, kind: str) -> None:
     e, mask = 5 * torch.randn(B, T, S), MASKS[kind].expand(B, T, S)
     a, _ = normalizer_of(name, **({"window": 1} if "local" in name else {})).train(training)(
         e, MASKS[kind], torch.randn(B, T, D)
@@ -151,7 +151,7 @@ def test_keys_are_a_set_unless_a_normalizer_says_that_their_order_matters(name: 
     normalizer = normalizer_of(name, **({"window": 1} if "local" in name else {}))
     e, q, order = torch.randn(B, T, S), torch.randn(B, T, D), torch.arange(S).flip(0)
     same = torch.allclose(normalizer(e[..., order], None, q)[0], normalizer(e, None, q)[0][..., order])
-    assert same is not normalizer.ordered
+    assert same is not normalizer.depends_on_positions
 
 
 @pytest.mark.parametrize("name", normalizers.names)
@@ -166,7 +166,7 @@ def test_small_types_are_computed_wide_and_autocast_keeps_them_wide(name: str) -
 @pytest.mark.parametrize("name", normalizers.names)
 def test_no_queries_get_no_weights_and_no_keys_give_none(name: str) -> None:
     normalizer = normalizer_of(name).train()
-    for queries, keys in [(0, S)] if normalizer.samples else [(0, S), (0, 0), (T, 0)]:
+    for queries, keys in [(0, S)] if normalizer.is_stochastic else [(0, S), (0, 0), (T, 0)]:
         e, mask = torch.zeros(B, queries, keys), torch.ones(B, 1, keys, dtype=torch.bool)
         assert normalizer(e, mask, torch.zeros(B, queries, D))[0].shape == e.shape
 
@@ -197,7 +197,7 @@ def test_choice_times_advantage_has_the_gradient_of_the_expected_loss() -> None:
     assert truth.abs().min() > 10 / math.sqrt(n)
 
 
-def test_a_share_of_hard_looks_is_soft_and_chooses_nothing() -> None:
+def test_a_share_of_hard_attention_is_soft_and_has_no_choice() -> None:
     torch.manual_seed(0)
     e, n = torch.tensor([0.0, 1.0, -0.5]), 20_000
     a, extras = normalizer_of("hard", soft=0.3).train()(e.expand(n, 1, 3), None, torch.zeros(n, 1, D))
@@ -208,7 +208,7 @@ def test_a_share_of_hard_looks_is_soft_and_chooses_nothing() -> None:
     assert (extras["choice"][~softly] < 0).all()
 
 
-def test_the_gradient_of_looks_that_are_soft_or_drawn_is_that_of_their_mean() -> None:
+def test_the_gradient_of_mixed_soft_and_hard_attention_is_that_of_their_mean() -> None:
     """L(a) = (v·a)²: its mean over both ways of looking, draws enumerated, against the estimator over many draws."""
     torch.manual_seed(0)
     e = torch.tensor([0.2, -0.7, 1.1], dtype=torch.float64, requires_grad=True)
@@ -230,10 +230,10 @@ def test_hard_attention_takes_the_best_key_it_may_see_in_evaluation() -> None:
     assert extras == {}
 
 
-def test_what_is_not_drawn_or_rewarded_leaves_no_extras() -> None:
+def test_without_sampling_or_entropy_there_are_no_extras() -> None:
     for name in normalizers.names:
         _, extras = normalizer_of(name).train()(torch.randn(B, T, S), None, torch.randn(B, T, D))
-        assert set(extras) == ({"choice"} if normalizers[name].samples else set())  # type: ignore[attr-defined]
+        assert set(extras) == ({"choice"} if normalizers[name].is_stochastic else set())  # type: ignore[attr-defined]
 
 
 # -- near keys -------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def padding(lengths: Tensor, size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("window", [1, 3, 10])
-def test_local_m_is_softmax_around_the_place_of_the_query(window: int) -> None:
+def test_local_m_is_softmax_around_the_position_of_the_query(window: int) -> None:
     queries, size, lengths = 9, 7, torch.tensor([7, 3])
     e, q, t = torch.randn(2, queries, size), torch.zeros(2, queries, D), torch.arange(queries)[None]
     local_m = normalizer_of("local_m", window=window)
@@ -265,7 +265,7 @@ def test_local_m_is_softmax_around_the_place_of_the_query(window: int) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_local_p_is_softmax_around_a_predicted_place_times_a_gaussian(window: int) -> None:
+def test_local_p_is_softmax_around_a_predicted_position_times_a_gaussian(window: int) -> None:
     size, lengths = 7, torch.tensor([7, 3])
     local_p, e, q = normalizer_of("local_p", window=window), torch.randn(2, T, size), torch.randn(2, T, D)
     expected = torch.zeros(2, T, size)

@@ -106,7 +106,7 @@ def test_the_gate_decides_between_saying_and_copying() -> None:
     assert model.loss(batch).isfinite()  # though the second target has a word that cannot be copied
 
 
-def test_a_score_that_remembers_and_two_vocabularies_are_refused() -> None:
+def test_a_score_that_needs_past_weights_and_two_vocabularies_are_refused() -> None:
     with pytest.raises(PartError, match="use 'general'"):
         a_model(score="coverage")
     with pytest.raises(PartError, match="joint vocabulary"):

@@ -13,22 +13,22 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.positions import Inside, positions
+from dragoman.nn.positions import HeadSpec, positions
 
 B, H, D_HEAD = 2, 4, 6
 D = H * D_HEAD
-INSIDE = ["alibi", "rotary", "shaw", "t5", "xl"]
+IN_ATTENTION = ["alibi", "rotary", "shaw", "t5", "xl"]
 
 
 def build(name: str, causal: bool = False, heads: int = H, **options: Any) -> Any:
-    return positions.build(Part(name, options), D, Inside(heads, D_HEAD, causal))
+    return positions.build(Part(name, options), D, HeadSpec(heads, D_HEAD, causal))
 
 
 def table(n: int, d: int, **options: Any) -> Tensor:
     return positions.build(Part("sinusoidal", options), d, None)(torch.zeros(1, n, d), torch.arange(n)[None])[0]
 
 
-def places(n: int, start: int = 0) -> Tensor:
+def positions_from(n: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + n)[None]
 
 
@@ -61,9 +61,9 @@ def test_sinusoids_are_their_formula_far_past_any_training_length() -> None:
 
 def test_learned_positions_reach_as_far_as_they_say() -> None:
     part: Any = positions.build(Part("learned", {"length": 3}), 4, None)
-    assert part.length == 3
-    assert_close(part(torch.zeros(1, 3, 4), places(3))[0], part.table.weight)
-    assert all(build(name).length is None for name in [*INSIDE, "sinusoidal", "none"])
+    assert part.max_positions == 3
+    assert_close(part(torch.zeros(1, 3, 4), positions_from(3))[0], part.table.weight)
+    assert all(build(name).max_positions is None for name in [*IN_ATTENTION, "sinusoidal", "none"])
 
 
 # -- relative positions ----------------------------------------------------------------------------------------------
@@ -72,8 +72,8 @@ def test_learned_positions_reach_as_far_as_they_say() -> None:
 def test_shaw_adds_a_vector_of_the_clipped_distance_to_keys_and_values() -> None:
     k, T, S = 2, 4, 6
     part = build("shaw", distance=k, values=True)
-    q, a, t, s = torch.randn(B, H, T, D_HEAD), torch.rand(B, H, T, S), places(T, 3), places(S)
-    bias, mix = part.bias(q, t, s), part.mix(a, t, s)
+    q, a, t, s = torch.randn(B, H, T, D_HEAD), torch.rand(B, H, T, S), positions_from(T, 3), positions_from(S)
+    bias, mix = part.score_bias(q, t, s), part.value_bias(a, t, s)
     for b in range(B):
         for h in range(H):
             for i in range(T):
@@ -83,16 +83,16 @@ def test_shaw_adds_a_vector_of_the_clipped_distance_to_keys_and_values() -> None
                     expected += a[b, h, i, j] * part.values[row]
                     assert_close(bias[b, h, i, j], q[b, h, i] @ part.keys[row] / math.sqrt(D_HEAD))
                 assert_close(mix[b, h, i], expected)
-    assert (part.sees_weights, part.each_layer, build("shaw").sees_weights) == (True, True, False)
-    assert build("shaw").mix(a, t, s) is None
+    assert (part.needs_weights, part.per_layer, build("shaw").needs_weights) == (True, True, False)
+    assert build("shaw").value_bias(a, t, s) is None
 
 
 def test_xl_asks_queries_and_a_vector_of_each_head_for_the_sinusoids_of_the_distance() -> None:
     k, T, S = 3, 3, 8
     part = build("xl", distance=k)
     torch.nn.init.normal_(part.v)
-    q, t, s = torch.randn(B, H, T, D_HEAD), places(T, 4), places(S)
-    bias = part.bias(q, t, s)
+    q, t, s = torch.randn(B, H, T, D_HEAD), positions_from(T, 4), positions_from(S)
+    bias = part.score_bias(q, t, s)
     W = part.W.T.reshape(H, D_HEAD, D)
     for i in range(T):
         for j in range(S):
@@ -125,7 +125,7 @@ def bucket_of_the_paper(later: int, buckets: int, distance: int, causal: bool) -
 def test_t5_gives_each_head_a_number_for_the_bucket_of_the_paper(buckets: int, distance: int, causal: bool) -> None:
     part = build("t5", causal, buckets=buckets, distance=distance)
     t = torch.tensor([[150]])
-    bias = part.bias(torch.randn(1, H, 1, D_HEAD), t, places(301))
+    bias = part.score_bias(torch.randn(1, H, 1, D_HEAD), t, positions_from(301))
     found = [bucket_of_the_paper(j - 150, buckets, distance, causal) for j in range(301)]
     assert_close(bias[0, :, 0], part.table.weight[found].T)
     assert set(found) == set(range(buckets)) - (set() if causal else {buckets // 2})  # 0 is never "later"
@@ -139,13 +139,15 @@ def test_t5_refuses_buckets_it_cannot_share_out() -> None:
 
 def test_alibi_has_the_slopes_of_the_paper() -> None:
     def slopes(heads: int) -> list[float]:
-        bias = build("alibi", heads=heads).bias(torch.zeros(1, heads, 1, D_HEAD), places(1, 1), places(1))
+        bias = build("alibi", heads=heads).score_bias(
+            torch.zeros(1, heads, 1, D_HEAD), positions_from(1, 1), positions_from(1)
+        )
         return [-x for x in bias[0, :, 0, 0].tolist()]
 
     assert slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     assert slopes(4) == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
     assert slopes(6) == [*slopes(4), 1 / 2, 1 / 8]  # every other one of eight
-    bias = build("alibi").bias(torch.zeros(1, H, 3, D_HEAD), places(3), places(3))
+    bias = build("alibi").score_bias(torch.zeros(1, H, 3, D_HEAD), positions_from(3), positions_from(3))
     assert_close(bias[0, 0] * -4, torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]]))
 
 
@@ -154,7 +156,7 @@ def test_rotary_is_a_rotation_of_complex_numbers_and_scores_see_only_the_distanc
     base, half = 100.0, D_HEAD // 2
     part = build("rotary", base=base, layout=layout)
     q, k = torch.randn(1, H, 1, D_HEAD), torch.randn(1, H, 1, D_HEAD)
-    turned = part.turn(q, torch.tensor([[7]]))
+    turned = part.rotate(q, torch.tensor([[7]]))
     for h in range(H):
         for i in range(half):
             first, second = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, half + i)
@@ -163,7 +165,7 @@ def test_rotary_is_a_rotation_of_complex_numbers_and_scores_see_only_the_distanc
             assert found == pytest.approx([z.real, z.imag], abs=1e-5)
 
     def score(t: int, s: int) -> Tensor:
-        return (part.turn(q, torch.tensor([[t]])) * part.turn(k, torch.tensor([[s]]))).sum(-1)
+        return (part.rotate(q, torch.tensor([[t]])) * part.rotate(k, torch.tensor([[s]]))).sum(-1)
 
     assert_close(score(9, 4), score(1005, 1000), atol=1e-3, rtol=0)
     assert (score(9, 4) - score(9, 5)).abs().max() > 1e-2
@@ -174,18 +176,18 @@ def test_rotary_is_a_rotation_of_complex_numbers_and_scores_see_only_the_distanc
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", positions.names)
-def test_one_place_at_a_time_equals_all_at_once(name: str, causal: bool) -> None:
+def test_one_position_at_a_time_equals_all_at_once(name: str, causal: bool) -> None:
     part = build(name, causal, **({"values": True} if name == "shaw" else {}))
     T, t = 5, torch.stack([torch.arange(5), torch.arange(20, 25)])  # rows at different places
     x, q, a = torch.randn(B, T, D), torch.randn(B, H, T, D_HEAD), torch.rand(B, H, T, T)
-    together = [part(x, t), part.turn(q, t), part.bias(q, t, t), part.mix(a, t, t)]
+    together = [part(x, t), part.rotate(q, t), part.score_bias(q, t, t), part.value_bias(a, t, t)]
     for i in range(T):
         one = slice(i, i + 1)
         alone = [
             part(x[:, one], t[:, one]),
-            part.turn(q[:, :, one], t[:, one]),
-            part.bias(q[:, :, one], t[:, one], t),
-            part.mix(a[:, :, one], t[:, one], t),
+            part.rotate(q[:, :, one], t[:, one]),
+            part.score_bias(q[:, :, one], t[:, one], t),
+            part.value_bias(a[:, :, one], t[:, one], t),
         ]
         for some, every in zip(alone, together, strict=True):
             assert (some is None) == (every is None)
@@ -194,21 +196,23 @@ def test_one_place_at_a_time_equals_all_at_once(name: str, causal: bool) -> None
 
 
 @pytest.mark.parametrize("name", positions.names)
-def test_every_scheme_tells_places_apart_unless_there_are_none(name: str) -> None:
+def test_every_scheme_distinguishes_positions_except_none(name: str) -> None:
     part, T = build(name), 2
     x, q = torch.ones(1, T, D), torch.ones(1, H, T, D_HEAD)
-    said = [part(x, places(T))[0], part.turn(q, places(T))[0, 0], part.bias(q, places(T), places(T))]
+    said = [
+        part(x, positions_from(T))[0],
+        part.rotate(q, positions_from(T))[0, 0],
+        part.score_bias(q, positions_from(T), positions_from(T)),
+    ]
     said[2] = torch.zeros(T, T) if said[2] is None else said[2][0, 0]
     assert any(not torch.equal(first, second) for first, second in said) == (name != "none")
 
 
 def test_schemes_say_where_they_cannot_work() -> None:
-    for name in INSIDE:
-        with pytest.raises(
-            PartError, match=f"{name} positions act inside the heads of an attention.*use sinusoidal or learned"
-        ):
+    for name in IN_ATTENTION:
+        with pytest.raises(PartError, match=f"{name} positions need multi-head attention.*use sinusoidal or learned"):
             positions.build(Part(name), D, None)
     with pytest.raises(PartError, match="even width, not 5"):
         positions.build(Part("sinusoidal"), 5, None)
     with pytest.raises(PartError, match="even width, not 3"):
-        positions.build(Part("rotary"), 6, Inside(2, 3, causal=False))
+        positions.build(Part("rotary"), 6, HeadSpec(2, 3, causal=False))

@@ -13,6 +13,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations, product
@@ -44,8 +45,9 @@ PREFIXES = ("prefix", "full_prefix")
 
 # -- which options are tried together --------------------------------------------------------------------------------
 #
-# Of every part all pairs of values of its options are covered, in as few option sets as a greedy search finds. Values
-# that a part refuses together are named as rules: functions of those options that say whether they go together.
+# Of every part all pairs of values of its options are covered, in as few option sets as a greedy search finds; those in
+# which every value stands twice are tried always, the rest in `make test-long`. Values that a part refuses together are
+# named as rules: functions of those options that say whether they go together.
 
 Space = dict[str, list[Any]]
 Rules = list[Callable[..., bool]]
@@ -129,7 +131,10 @@ FRONTENDS: dict[str, tuple[Space, Rules]] = {
     "tokens": ({"scale": [True, False]}, []),
     "image": ({"pixels": [32], "channels": [4], "stages": [[1, 1]], "grid": ["resnet", "patches"]}, []),
     "audio": ({"bins": [7, 12], "subsampling": ["conv", "stack"], "channels": [3], "stack": [1, 3]}, []),
-    "frames": ({"numbers": [5], "deltas": [0, 1], "subsampling": ["conv", "stack"], "channels": [3], "stack": [2]}, []),
+    "features": (
+        {"numbers": [5], "deltas": [0, 1], "subsampling": ["conv", "stack"], "channels": [3], "stack": [2]},
+        [],
+    ),
 }
 ENCODERS: dict[str, tuple[Space, Rules]] = {
     "rnn": (
@@ -234,12 +239,23 @@ DECODERS: dict[str, tuple[Space, Rules]] = {
 }
 
 
+def is_new(options: dict[str, Any], seen: Counter[tuple[str, str]]) -> bool:
+    """Whether an option set has a value that fewer than two sets before it have; it is counted then."""
+    values = {(name, repr(value)) for name, value in options.items()}
+    new = not options or any(seen[value] < 2 for value in values)
+    seen.update(values if new else ())
+    return new
+
+
 def cases(registry: Any, spaces: dict[str, tuple[Space, Rules]]) -> list[Any]:
-    return [
-        pytest.param(registry.parse({"name": name, **options}), id=f"{name}-{i}")
-        for name in registry.names
-        for i, options in enumerate([{}, *covering(*spaces.get(name, ({}, [])))])
-    ]
+    """Every value of every option in two sets; those that only complete the pairs of values are long tests."""
+    params = []
+    for name in registry.names:
+        seen: Counter[tuple[str, str]] = Counter()
+        for i, options in enumerate([{}, *covering(*spaces.get(name, ({}, [])))]):
+            marks = () if is_new(options, seen) else pytest.mark.long
+            params.append(pytest.param(registry.parse({"name": name, **options}), id=f"{name}-{i}", marks=marks))
+    return params
 
 
 EVERY_FRONTEND = pytest.mark.parametrize("part", cases(frontends, FRONTENDS))
@@ -347,7 +363,7 @@ FIXED = ("image",)  # whose sources are all of one size
 
 def reader_of(part: Part) -> Any:
     kind: Any = frontends[part.name]
-    return kind.reader(part.options, ())
+    return kind.build_modality(part.options, ())
 
 
 def frontend_of(part: Part) -> Any:
@@ -370,11 +386,11 @@ def a_raw_source(part: Part, more: int = 0) -> tuple[Tensor, Tensor]:
 @EVERY_FRONTEND
 def test_padding_changes_nothing_for_a_frontend(part: Part) -> None:
     frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
-    expected, segments = frontend.read(source, Segments(lengths))
+    expected, segments = frontend.embed_source(source, Segments(lengths))
     wider, _ = a_raw_source(part, more=4)
     real = Segments(lengths).mask(source.shape[1])
     wider[:, : source.shape[1]][real] = source[real]
-    found, others = frontend.read(wider, Segments(lengths))
+    found, others = frontend.embed_source(wider, Segments(lengths))
     assert torch.equal(segments.lengths, others.lengths)
     for x, y, n in zip(expected, found, segments.lengths.tolist(), strict=True):
         close(x[:n], y[:n])
@@ -383,10 +399,10 @@ def test_padding_changes_nothing_for_a_frontend(part: Part) -> None:
 @EVERY_FRONTEND
 def test_a_batch_equals_its_rows_for_a_frontend(part: Part) -> None:
     frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
-    together, segments = frontend.read(source, Segments(lengths))
+    together, segments = frontend.embed_source(source, Segments(lengths))
     assert together.shape == (B, int(segments.lengths.max()), frontend.d)
     for i, n in enumerate(lengths.tolist()):
-        alone, own = frontend.read(source[i : i + 1, :n], Segments(lengths[i : i + 1]))
+        alone, own = frontend.embed_source(source[i : i + 1, :n], Segments(lengths[i : i + 1]))
         assert own.lengths.tolist() == [alone.shape[1]] == segments.lengths[i : i + 1].tolist()
         close(alone[0], together[i, : alone.shape[1]])
 
@@ -396,15 +412,17 @@ def test_a_saved_frontend_loads_equal(part: Part) -> None:
     frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
     other = frontend_of(part)
     loads_equal(frontend, other)
-    assert torch.equal(frontend.read(source, Segments(lengths))[0], other.read(source, Segments(lengths))[0])
+    assert torch.equal(
+        frontend.embed_source(source, Segments(lengths))[0], other.embed_source(source, Segments(lengths))[0]
+    )
 
 
 @pytest.mark.parametrize("part", [case for case in cases(frontends, FRONTENDS) if reader_of(case.values[0])])
 def test_a_frontend_names_every_vector_it_makes(part: Part) -> None:
     frontend, (source, lengths) = frontend_of(part), a_raw_source(part)
-    _, segments = frontend.read(source, Segments(lengths))
+    _, segments = frontend.embed_source(source, Segments(lengths))
     for n, made in zip(lengths.tolist(), segments.lengths.tolist(), strict=True):
-        assert len(set(frontend.labels(n))) == made
+        assert len(set(frontend.position_labels(n))) == made
 
 
 # -- encoders ------------------------------------------------------------------------------------------------------
@@ -453,7 +471,7 @@ def test_a_saved_encoder_loads_equal(part: Part) -> None:
 
 
 @EVERY_ENCODER
-def test_watching_changes_nothing_for_an_encoder(part: Part) -> None:
+def test_recording_attention_changes_nothing_for_an_encoder(part: Part) -> None:
     encoder, (x, lengths) = encoder_of(part), a_source()
     expected = encoder(x, Segments(lengths))
     with record_attention():
@@ -597,7 +615,7 @@ def test_a_saved_decoder_loads_equal(part: Part) -> None:
 
 
 @EVERY_DECODER
-def test_watching_changes_nothing_and_weights_are_weights(part: Part) -> None:
+def test_recording_attention_changes_nothing_and_weights_sum_to_one(part: Part) -> None:
     decoder, memory, y = decoder_of(part), a_memory(part), torch.randn(B, T, D_IN)
     expected = decoder(y, memory)
     with record_attention():
@@ -673,7 +691,7 @@ def test_a_model_keeps_the_promises_of_its_parts(encoder: Part, decoder: Part) -
     wide = replace(batch, source=torch.cat([batch.source, zeros], 1), target=torch.cat([batch.target, zeros], 1))
     close(model.token_log_probs(wide)[:, :T], together)
     for i in range(B):
-        alone = model.token_log_probs(batch.rows(i, i + 1))
+        alone = model.token_log_probs(batch.slice_rows(i, i + 1))
         close(alone, together[i : i + 1, : alone.shape[1]])
         assert together[i, alone.shape[1] :].abs().sum() == 0
 
@@ -749,4 +767,4 @@ def test_every_option_of_every_part_is_listed(shown: dict[str, set[str]], kind: 
         if registry[name].__init__ is not nn.Module.__init__:
             assert not [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD], f"{name} swallows options"
         assert shown[f"{kind} {name}"] == options == set(registry.schema(name).model_fields)
-        assert registry.line(name)
+        assert registry.summary(name)

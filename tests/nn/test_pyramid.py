@@ -10,7 +10,7 @@ import torch
 from dragoman.core.registry import Part
 from dragoman.core.types import Segments
 from dragoman.nn.encoders import encoders
-from dragoman.nn.encoders.pyramid import pairs
+from dragoman.nn.encoders.pyramid import concat_pairs
 from dragoman.nn.frontends import frontends
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -37,9 +37,9 @@ def test_every_layer_reads_pairs_of_what_is_below(cell: str) -> None:
     assert memory.final[0].shape == (3, 3, D)
 
 
-def test_pairs_stand_side_by_side_and_zeros_beside_an_odd_one() -> None:
+def test_pairs_are_concatenated_and_an_odd_one_with_zeros() -> None:
     x = torch.arange(1.0, 13).view(2, 3, 2)
-    found, lengths = pairs(x, torch.tensor([3, 2]))
+    found, lengths = concat_pairs(x, torch.tensor([3, 2]))
     assert found.tolist() == [[[1, 2, 3, 4], [5, 6, 0, 0]], [[7, 8, 9, 10], [0, 0, 0, 0]]]
     assert lengths.tolist() == [2, 1]
 
@@ -50,6 +50,6 @@ def test_the_states_above_a_frontend_are_called_by_every_second_of_its_labels() 
     )
     for n in (1, 4, 5, 8, 9, 21):
         memory = model.encode(torch.randn(1, n, 6), torch.tensor([n]))
-        labels = model.labels(n)
+        labels = model.position_labels(n)
         assert len(labels) == int(memory.lengths) == memory.states.shape[1]
         assert labels == [f"{0.08 * j:.2f} s" for j in range(len(labels))]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
-from dragoman.nn.recurrent import Stack, backwards
+from dragoman.nn.recurrent import RNNStack, reverse_sequences
 
 D_IN, D, B, T = 3, 4, 4, 5
 LENGTHS = [5, 2, 1, 3]
@@ -29,13 +29,13 @@ def near(a: Tensor, b: Tensor) -> None:
     assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def noisy(stack: Stack) -> Stack:
+def noisy(stack: RNNStack) -> RNNStack:
     for p in stack.parameters():
         nn.init.normal_(p, std=0.5)
     return stack.eval()
 
 
-def theirs(stack: Stack, cell: str, both: bool) -> Any:
+def theirs(stack: RNNStack, cell: str, both: bool) -> Any:
     """One torch module with the weights of all layers of a stack."""
     module = TORCH[cell](D_IN, D // (1 + both), len(stack.layers), batch_first=True, bidirectional=both)
     weights = {
@@ -58,7 +58,7 @@ def state_of(given: Any, both: bool) -> list[Tensor]:
 @pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 @torch.no_grad()
 def test_a_stack_is_torch_s_own_read_row_by_row_without_padding(cell: Any, layers: int, both: bool) -> None:
-    stack = noisy(Stack(D_IN, D, layers, cell, directions="both" if both else "one"))
+    stack = noisy(RNNStack(D_IN, D, layers, cell, directions="both" if both else "one"))
     reference, x = theirs(stack, cell, both), torch.randn(B, T, D_IN)
     out, state = stack(x, lengths=torch.tensor(LENGTHS))
     for i, n in enumerate(LENGTHS):
@@ -70,8 +70,8 @@ def test_a_stack_is_torch_s_own_read_row_by_row_without_padding(cell: Any, layer
 
 @CELLS
 @torch.no_grad()
-def test_a_stack_goes_on_from_a_state_step_by_step(cell: Any) -> None:
-    stack, x = noisy(Stack(D_IN, D, 2, cell)), torch.randn(B, T, D_IN)
+def test_a_stack_continues_from_a_state_step_by_step(cell: Any) -> None:
+    stack, x = noisy(RNNStack(D_IN, D, 2, cell)), torch.randn(B, T, D_IN)
     whole, end = stack(x)
     state, parts = None, []
     for t in range(T):
@@ -85,7 +85,7 @@ def test_a_stack_goes_on_from_a_state_step_by_step(cell: Any) -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @torch.no_grad()
 def test_only_the_bottom_layer_reads_backwards_where_directions_is_first(cell: Any) -> None:
-    stack, x = noisy(Stack(D_IN, D, 2, cell, directions="first")), torch.randn(1, T, D_IN)
+    stack, x = noisy(RNNStack(D_IN, D, 2, cell, directions="first")), torch.randn(1, T, D_IN)
     bottom = TORCH[cell](D_IN, D // 2, batch_first=True, bidirectional=True)
     top = TORCH[cell](D, D, batch_first=True)
     bottom.load_state_dict(stack.layers[0].rnn.state_dict())  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def papers_gru(cell: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def test_a_gru_that_resets_before_is_the_papers_equation_in_both_directions() -> None:
-    stack, x = noisy(Stack(D_IN, D, 1, "gru", "before", "both")), torch.randn(B, T, D_IN)
+    stack, x = noisy(RNNStack(D_IN, D, 1, "gru", "before", "both")), torch.randn(B, T, D_IN)
     begin = torch.randn(1, B, D)
     out, (end,) = stack(x, (begin,), torch.tensor(LENGTHS))
     there, back = stack.layers[0].cells  # type: ignore[union-attr, misc]
@@ -126,7 +126,7 @@ def test_a_gru_that_resets_before_is_the_papers_equation_in_both_directions() ->
 
 @torch.no_grad()
 def test_the_two_resets_agree_where_nothing_is_reset_and_differ_elsewhere() -> None:
-    before, after = noisy(Stack(D_IN, D, 1, "gru", "before")), Stack(D_IN, D, 1, "gru").eval()
+    before, after = noisy(RNNStack(D_IN, D, 1, "gru", "before")), RNNStack(D_IN, D, 1, "gru").eval()
     ours, torch_s, x = before.layers[0].cells[0], after.layers[0].rnn, torch.randn(B, T, D_IN)  # type: ignore
     torch_s.weight_ih_l0.copy_(ours.W.weight)
     torch_s.weight_hh_l0.copy_(torch.cat([ours.U.weight, ours.Un.weight]))
@@ -144,7 +144,7 @@ def test_the_two_resets_agree_where_nothing_is_reset_and_differ_elsewhere() -> N
 @pytest.mark.parametrize("first", [1, 2, 3])
 @torch.no_grad()
 def test_a_residual_adds_the_input_of_every_layer_from_the_one_it_names(first: int) -> None:
-    stack, x = noisy(Stack(D, D, 3, "lstm", residual=first)), torch.randn(B, T, D)
+    stack, x = noisy(RNNStack(D, D, 3, "lstm", residual=first)), torch.randn(B, T, D)
     expected = x
     for number, layer in enumerate(stack.layers, 1):
         out, _ = layer.rnn(expected)  # type: ignore[operator, union-attr]
@@ -154,7 +154,7 @@ def test_a_residual_adds_the_input_of_every_layer_from_the_one_it_names(first: i
 
 @torch.no_grad()
 def test_a_context_is_read_by_every_layer() -> None:
-    stack, x, c = noisy(Stack(D_IN, D, 2, "gru", d_context=2)), torch.randn(B, T, D_IN), torch.randn(B, T, 2)
+    stack, x, c = noisy(RNNStack(D_IN, D, 2, "gru", d_context=2)), torch.randn(B, T, D_IN), torch.randn(B, T, 2)
     lower, _ = stack.layers[0].rnn(torch.cat([x, c], -1))  # type: ignore[operator, union-attr]
     upper, _ = stack.layers[1].rnn(torch.cat([lower, c], -1))  # type: ignore[operator, union-attr]
     near(stack(x, c=c)[0], upper)
@@ -162,7 +162,7 @@ def test_a_context_is_read_by_every_layer() -> None:
 
 def test_dropout_falls_between_layers_only() -> None:
     x = torch.randn(B, T, D_IN)
-    one, two = Stack(D_IN, D, 1, "gru", dropout=0.9).train(), Stack(D_IN, D, 2, "gru", dropout=0.9).train()
+    one, two = RNNStack(D_IN, D, 1, "gru", dropout=0.9).train(), RNNStack(D_IN, D, 2, "gru", dropout=0.9).train()
     assert torch.equal(one(x)[0], one(x)[0])
     assert not torch.equal(two(x)[0], two(x)[0])
     assert (two(x)[0] != 0).all()
@@ -171,8 +171,8 @@ def test_dropout_falls_between_layers_only() -> None:
 @pytest.mark.parametrize(("cell", "reset"), [("lstm", "after"), ("gru", "after"), ("gru", "before")])
 @pytest.mark.parametrize("lengths", [[0, 2, 0, 5], [0, 0, 0, 0]], ids=["some", "all"])
 def test_rows_without_positions_keep_their_state(cell: Any, reset: Any, lengths: list[int]) -> None:
-    stack, x = noisy(Stack(D_IN, D, 2, cell, reset)), torch.randn(B, T, D_IN)
-    begin = tuple(torch.randn(2, B, D) for _ in range(stack.tensors))
+    stack, x = noisy(RNNStack(D_IN, D, 2, cell, reset)), torch.randn(B, T, D_IN)
+    begin = tuple(torch.randn(2, B, D) for _ in range(stack.states_per_layer))
     out, end = stack(x, begin, torch.tensor(lengths))
     assert out.shape == (B, T, D)
     for i, n in enumerate(lengths):
@@ -186,7 +186,7 @@ def test_rows_without_positions_keep_their_state(cell: Any, reset: Any, lengths:
 
 @pytest.mark.parametrize(("cell", "reset"), [("lstm", "after"), ("gru", "before")])
 def test_padding_is_never_read_not_even_by_the_gradient(cell: Any, reset: Any) -> None:
-    stack = noisy(Stack(D_IN, D, 2, cell, reset, "both"))
+    stack = noisy(RNNStack(D_IN, D, 2, cell, reset, "both"))
     x = torch.randn(B, T, D_IN, requires_grad=True)
     out, end = stack(x, lengths=torch.tensor(LENGTHS))
     (sum(s.sin().sum() for s in end) + out.sin().sum()).backward()
@@ -199,21 +199,21 @@ def test_padding_is_never_read_not_even_by_the_gradient(cell: Any, reset: Any) -
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_backwards_turns_what_is_real_and_is_its_own_inverse(lengths: list[int]) -> None:
     x = torch.arange(len(lengths) * 4.0).view(-1, 4, 1)
-    turned = backwards(x, torch.tensor(lengths))
+    turned = reverse_sequences(x, torch.tensor(lengths))
     for row, given_row, n in zip(turned, x, lengths, strict=True):
         assert row[:, 0].tolist() == given_row[:n, 0].tolist()[::-1] + given_row[n:, 0].tolist()
-    assert torch.equal(backwards(turned, torch.tensor(lengths)), x)
+    assert torch.equal(reverse_sequences(turned, torch.tensor(lengths)), x)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cell": "lstm", "reset": "before"}, "a form of the gru"),
+        ({"cell": "lstm", "reset": "before"}, "needs cell 'gru', not 'lstm'"),
         ({"cell": "gru", "residual": 3}, "above the last of 2 layers"),
-        ({"cell": "gru", "residual": 1}, "begin with layer 2"),
+        ({"cell": "gru", "residual": 1}, "use residual 2"),
         ({"cell": "gru", "directions": "first", "d": 5}, "even width, not 5"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PartError, match=words):
-        Stack(D_IN, **{"d": D, "layers": 2, **options})
+        RNNStack(D_IN, **{"d": D, "layers": 2, **options})

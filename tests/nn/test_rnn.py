@@ -129,7 +129,7 @@ def in_loops(
     cell, source, order = options["cell"], options.get("source", "attention"), options.get("order", "after")
     feeding, reads, readout = options.get("input_feeding"), options["reads"], options.get("readout", "tanh")
     cells, o, outputs, weights = cells_of(decoder, cell), torch.zeros(D), [], []
-    begin = torch.tanh(decoder.over(summary)).view(-1, len(cells), D)  # dense bridge: (tensors, L, D)
+    begin = torch.tanh(decoder.bridge_proj(summary)).view(-1, len(cells), D)  # dense bridge: (tensors, L, D)
     states: list[Any] = [tuple(begin[:, i]) if cell == "lstm" else begin[0, i] for i in range(len(cells))]
 
     def output_of(layer: int) -> Tensor:
@@ -279,7 +279,7 @@ LOOKS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", LOOKS, ids=str)
 @torch.no_grad()
-def test_a_step_looks_as_the_whole_does_where_looks_depend_on_steps(options: dict[str, Any]) -> None:
+def test_step_by_step_equals_all_at_once_with_position_dependent_attention(options: dict[str, Any]) -> None:
     decoder, memory, y = decoder_with(**options), a_memory(), torch.randn(B, K, T, D_IN)
     whole = [decoder(y[:, k], memory) for k in range(K)]
     state = decoder.start(memory, Capacity(K, T))
@@ -294,7 +294,7 @@ def test_a_step_looks_as_the_whole_does_where_looks_depend_on_steps(options: dic
 
 
 @torch.no_grad()
-def test_a_score_that_remembers_sees_the_sum_of_the_weights_so_far() -> None:
+def test_a_score_with_past_weights_sees_the_sum_of_the_weights_so_far() -> None:
     decoder, memory, y = decoder_with(score={"name": "coverage", "penalty": 1.0}), a_memory(), torch.randn(B, T, D_IN)
     found, score = decoder(y, memory), decoder.attention.score
     s, _ = decoder.stack(y, tuple(z[:, 0].transpose(0, 1) for z in decoder.start(memory, Capacity(1, T)).s))
@@ -320,7 +320,7 @@ def test_a_score_that_remembers_sees_the_sum_of_the_weights_so_far() -> None:
     ids=str,
 )
 @torch.no_grad()
-def test_uneven_looks_cost_the_squares_of_what_each_place_got_too_little_or_too_much(options: dict[str, Any]) -> None:
+def test_doubly_stochastic_loss_is_the_squared_deviation_from_total_weight_one(options: dict[str, Any]) -> None:
     plain = decoder_with(**options)
     torch.manual_seed(0)
     decoder = decoder_with(doubly_stochastic=0.7, **options)
@@ -336,7 +336,7 @@ def test_uneven_looks_cost_the_squares_of_what_each_place_got_too_little_or_too_
             assert found.extras["penalty"][i, :steps].sum().item() == pytest.approx(cost + other, rel=1e-4)
 
 
-def test_even_looks_are_learned_from_their_cost_alone() -> None:
+def test_even_attention_is_learned_from_the_doubly_stochastic_loss_alone() -> None:
     """S steps over S places can look at each of them once in all: the cost falls to nothing."""
     decoder, memory = decoder_with(order="before", doubly_stochastic=1.0, dropout=0.0).train(), a_memory()
     memory.lengths[:] = S
@@ -351,7 +351,7 @@ def test_even_looks_are_learned_from_their_cost_alone() -> None:
     assert costs[-1] < 0.2 * costs[0]
 
 
-def test_a_hard_look_tells_the_log_probability_of_every_draw() -> None:
+def test_hard_attention_returns_the_log_probability_of_every_sample() -> None:
     decoder, memory = decoder_with(normalizer="hard", dropout=0.0).train(), a_memory()
     found = decoder(torch.randn(B, T, D_IN), memory)
     assert found.extras["choice"].shape == (B, T)
@@ -382,17 +382,17 @@ def test_a_target_may_be_empty(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"order": "before", "input_feeding": True}, "input feeding belongs to attention after the cell"),
-        ({"source": "context", "input_feeding": True}, "input feeding belongs to source 'attention'"),
-        ({"source": "prefix"}, "4 wide and the target 6; use encoder 'none'"),
-        ({"source": "initial", "bridge": "zero"}, "bridge 'zero' carries nothing"),
+        ({"order": "before", "input_feeding": True}, "input_feeding needs order 'after'"),
+        ({"source": "context", "input_feeding": True}, "input_feeding needs source 'attention'"),
+        ({"source": "prefix"}, "the same width, not 4 and 6; use encoder 'none'"),
+        ({"source": "initial", "bridge": "zero"}, "bridge 'zero' the decoder never sees the source"),
         ({"source": "initial", "reads": "sc"}, "'initial' has none; use reads: s"),
-        ({"reads": "s"}, "use 'sc'"),
+        ({"reads": "s"}, "use reads 'sc'"),
         ({"order": "before", "readout": "none", "reads": "scy"}, "reads is 'scy'; use reads: s"),
-        ({"score": "dot"}, "one width, not 5 and 4"),
-        ({"source": "context", "gate": True}, "gate belongs to source 'attention'"),
-        ({"source": "initial", "doubly_stochastic": 1.0}, "doubly_stochastic belongs to source 'attention'"),
-        ({"normalizer": "hard", "doubly_stochastic": 1.0}, "a draw has none"),
+        ({"score": "dot"}, "the same width, not 5 and 4"),
+        ({"source": "context", "gate": True}, "gate needs source 'attention'"),
+        ({"source": "initial", "doubly_stochastic": 1.0}, "doubly_stochastic needs source 'attention'"),
+        ({"normalizer": "hard", "doubly_stochastic": 1.0}, "which sampled ones lack"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(options: dict[str, Any], words: str) -> None:

@@ -17,7 +17,7 @@ from dragoman.nn.scores import scores
 
 B, T, S = 2, 3, 4
 Rows = list[list[float]]
-REMEMBERING = [name for name in scores.names if scores[name].remembers]  # type: ignore[attr-defined]
+REMEMBERING = [name for name in scores.names if scores[name].uses_past_weights]  # type: ignore[attr-defined]
 
 
 def score_of(name: str, d_q: int, d_k: int, **options: Any) -> Any:
@@ -27,8 +27,8 @@ def score_of(name: str, d_q: int, d_k: int, **options: Any) -> Any:
     return score
 
 
-def scored(score: Any, q: Tensor, k: Tensor, memo: Tensor | None = None) -> Tensor:
-    return score(q, score.prepare(k), memo)  # type: ignore[no-any-return]
+def scored(score: Any, q: Tensor, k: Tensor, past_weights: Tensor | None = None) -> Tensor:
+    return score(q, score.prepare_keys(k), past_weights)  # type: ignore[no-any-return]
 
 
 def weights(*shape: int) -> Tensor:
@@ -55,7 +55,7 @@ def filtered(kernels: list[list[float]], before: list[float], j: int) -> list[fl
     ]
 
 
-def in_loops(name: str, score: Any, q: list[float], k: list[float], memo: list[float], j: int) -> float:
+def in_loops(name: str, score: Any, q: list[float], k: list[float], past_weights: list[float], j: int) -> float:
     """The score of one query and its j-th key, in plain Python."""
     if name == "dot":
         return dot(q, k)
@@ -68,9 +68,9 @@ def in_loops(name: str, score: Any, q: list[float], k: list[float], memo: list[f
     else:
         terms = [times(score.W1.weight.tolist(), q), times(score.W2.weight.tolist(), k), score.W2.bias.tolist()]
     if name == "location":
-        terms.append(times(score.U.weight.tolist(), filtered(score.F.weight[:, 0].tolist(), memo, j)))
+        terms.append(times(score.U.weight.tolist(), filtered(score.F.weight[:, 0].tolist(), past_weights, j)))
     if name == "coverage":
-        terms.append(times(score.w.weight.tolist(), [memo[j]]))
+        terms.append(times(score.w.weight.tolist(), [past_weights[j]]))
     return dot(score.v.weight[0].tolist(), [math.tanh(sum(each)) for each in zip(*terms, strict=True)])
 
 
@@ -91,7 +91,7 @@ WRITTEN: list[tuple[str, int, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "d_q", "d_k", "options"), WRITTEN)
 def test_a_score_is_its_equation(name: str, d_q: int, d_k: int, options: dict[str, Any]) -> None:
-    score, q, k, memo = (
+    score, q, k, past_weights = (
         score_of(name, d_q, d_k, **options),
         torch.randn(B, T, d_q),
         torch.randn(B, S, d_k),
@@ -99,12 +99,15 @@ def test_a_score_is_its_equation(name: str, d_q: int, d_k: int, options: dict[st
     )
     expected = [
         [
-            [in_loops(name, score, q[b, i].tolist(), k[b, j].tolist(), memo[b, i].tolist(), j) for j in range(S)]
+            [
+                in_loops(name, score, q[b, i].tolist(), k[b, j].tolist(), past_weights[b, i].tolist(), j)
+                for j in range(S)
+            ]
             for i in range(T)
         ]
         for b in range(B)
     ]
-    assert_close(scored(score, q, k, memo), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    assert_close(scored(score, q, k, past_weights), torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
 
 def test_every_score_has_been_written_out_above() -> None:
@@ -113,9 +116,14 @@ def test_every_score_has_been_written_out_above() -> None:
 
 @pytest.mark.parametrize("name", scores.names)
 def test_heads_are_just_more_leading_dimensions(name: str) -> None:
-    score, q, k, memo = score_of(name, 4, 4), torch.randn(B, 2, T, 4), torch.randn(B, 2, S, 4), weights(B, 2, T, S)
+    score, q, k, past_weights = (
+        score_of(name, 4, 4),
+        torch.randn(B, 2, T, 4),
+        torch.randn(B, 2, S, 4),
+        weights(B, 2, T, S),
+    )
     for h in range(2):
-        assert_close(scored(score, q, k, memo)[:, h], scored(score, q[:, h], k[:, h], memo[:, h]))
+        assert_close(scored(score, q, k, past_weights)[:, h], scored(score, q[:, h], k[:, h], past_weights[:, h]))
 
 
 # -- what they have in common ----------------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def test_concat_with_both_matrices_side_by_side_is_additive() -> None:
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
-def test_before_anything_was_looked_at_a_score_that_remembers_is_additive(name: str) -> None:
+def test_without_past_weights_a_score_that_uses_them_is_additive(name: str) -> None:
     score, additive, q, k = score_of(name, 5, 3), score_of("additive", 5, 3), torch.randn(B, T, 5), torch.randn(B, S, 3)
     additive.load_state_dict({key: value for key, value in score.state_dict().items() if key[:2] in ("W1", "W2", "v.")})
     assert_close(scored(score, q, k, torch.zeros(B, T, S)), scored(additive, q, k))
@@ -156,9 +164,9 @@ def test_the_variance_of_dot_is_the_width_and_of_scaled_dot_is_one() -> None:
 
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_padding_changes_no_score_of_a_real_key(name: str) -> None:
-    score, q, k, memo = score_of(name, 5, 3), torch.randn(B, T, 5), torch.randn(B, S, 3), weights(B, T, S)
-    padded = torch.cat([k, torch.randn(B, 3, 3)], 1), nn.functional.pad(memo, (0, 3))
-    assert_close(scored(score, q, *padded)[..., :S], scored(score, q, k, memo))
+    score, q, k, past_weights = score_of(name, 5, 3), torch.randn(B, T, 5), torch.randn(B, S, 3), weights(B, T, S)
+    padded = torch.cat([k, torch.randn(B, 3, 3)], 1), nn.functional.pad(past_weights, (0, 3))
+    assert_close(scored(score, q, *padded)[..., :S], scored(score, q, k, past_weights))
 
 
 @pytest.mark.parametrize(
@@ -166,13 +174,17 @@ def test_padding_changes_no_score_of_a_real_key(name: str) -> None:
     [("location", {}, False), ("location", {"cumulative": True}, True), ("coverage", {}, True)],
 )
 def test_a_memo_holds_the_last_weights_or_the_sum_of_all(name: str, options: dict[str, Any], sums: bool) -> None:
-    score, steps, memo = score_of(name, 5, 3, **options), [weights(B, 1, S) for _ in range(3)], torch.zeros(B, 1, S)
+    score, steps, past_weights = (
+        score_of(name, 5, 3, **options),
+        [weights(B, 1, S) for _ in range(3)],
+        torch.zeros(B, 1, S),
+    )
     for a in steps:
-        memo = score.remember(memo, a)
-    assert_close(memo, steps[0] + steps[1] + steps[2] if sums else steps[2])
+        past_weights = score.update_past_weights(past_weights, a)
+    assert_close(past_weights, steps[0] + steps[1] + steps[2] if sums else steps[2])
 
 
-def test_coverage_charges_for_looking_again_at_what_was_seen() -> None:
+def test_coverage_penalizes_repeated_attention() -> None:
     a, cov = torch.tensor([[[0.5, 0.3, 0.2]]]), torch.tensor([[[0.0, 1.6, 0.1]]])
     charged = score_of("coverage", 4, 4, penalty=2.0).penalty(cov, a)
     assert_close(charged, torch.tensor([[2 * (0.0 + 0.3 + 0.1)]]))
@@ -185,16 +197,16 @@ def test_coverage_charges_for_looking_again_at_what_was_seen() -> None:
 
 @pytest.mark.parametrize("name", ["dot", "scaled_dot"])
 def test_dot_refuses_two_widths(name: str) -> None:
-    with pytest.raises(PartError, match="one width, not 3 and 4; use 'general'"):
+    with pytest.raises(PartError, match="the same width, not 3 and 4; use 'general'"):
         score_of(name, 3, 4)
 
 
 def test_an_even_kernel_has_no_middle() -> None:
-    with pytest.raises(PartError, match="kernel must be odd, not 4; use 5"):
+    with pytest.raises(PartError, match=r"needs an odd kernel, .* not 4; use 5"):
         score_of("location", 3, 4, kernel=4)
 
 
-def test_coverage_cannot_reward_looking_again() -> None:
+def test_a_negative_coverage_penalty_is_refused() -> None:
     with pytest.raises(ValidationError, match="penalty"):
         scores.parse({"name": "coverage", "penalty": -1.0})
 

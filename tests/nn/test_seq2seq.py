@@ -15,7 +15,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Batch, Capacity
 from dragoman.data.batching import collate
-from dragoman.data.objectives import Row
+from dragoman.data.objectives import TrainingRow
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
@@ -60,7 +60,7 @@ def test_the_loss_of_a_batch_predicts_each_token_from_those_before() -> None:
 
 def test_the_loss_of_a_batch_is_the_sum_over_its_rows() -> None:
     model, batch = tiny("transformer", "transformer"), a_batch()
-    parts = [model.loss(batch.rows(i, i + 1), 0.1) for i in range(2)]
+    parts = [model.loss(batch.slice_rows(i, i + 1), 0.1) for i in range(2)]
     assert sum(part.item() for part in parts) == pytest.approx(model.loss(batch, 0.1).item(), rel=1e-5)
 
 
@@ -149,8 +149,8 @@ def test_tying_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"head": Part("tagger")}, "give a decoder or a head"),
-        ({"decoder": None}, "give a decoder or a head"),
+        ({"head": Part("tagger")}, "set a decoder or a head"),
+        ({"decoder": None}, "set a decoder or a head"),
         ({"decoder": None, "head": Part("tagger"), "pointer": Part("general")}, "pointer needs a decoder"),
     ],
 )
@@ -176,8 +176,8 @@ def test_the_reach_of_a_model_is_that_of_its_positions() -> None:
     model = Seq2Seq(
         SIZE, SIZE, width=4, encoder=Part("transformer", TINY["transformer"]), decoder=Part("transformer", learned)
     )
-    assert (model.max_source_positions, model.longest_target) == (None, 9)
-    assert tiny().longest_target is None
+    assert (model.max_source_positions, model.max_target_positions) == (None, 9)
+    assert tiny().max_target_positions is None
 
 
 def test_memory_keeps_the_source_for_copying() -> None:
@@ -202,7 +202,7 @@ def one_network(decoder: str, source: str = "prefix") -> Seq2Seq:
 @pytest.mark.parametrize("decoder", PREFIX)
 def test_log_p_of_a_text_is_the_sum_of_its_conditionals(decoder: str) -> None:
     model, texts = one_network(decoder), [[4, 5, 6, EOS], [6, EOS], [5, 5, 4, 4, 6, EOS]]
-    batch = collate([Row([], text) for text in texts], [0, 1, 2])
+    batch = collate([TrainingRow([], text) for text in texts], [0, 1, 2])
     assert batch.source.shape == (3, 0)
     found = model.token_log_probs(batch)
     for i, text in enumerate(texts):
@@ -221,7 +221,7 @@ def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) 
     """x_1 … x_n <s> y_1 … y_m </s>, unpadded and by itself, as a language model with the same one table reads it."""
     model = one_network(decoder)
     pairs = [([4, 5, 6, 5, EOS], [4, EOS]), ([6, EOS], [5, 4, 6, EOS])]
-    batch = collate([Row(x, y, [*x[1:], PAD]) for x, y in pairs], [0, 1])
+    batch = collate([TrainingRow(x, y, [*x[1:], PAD]) for x, y in pairs], [0, 1])
     target_loss, source_loss = 0.0, 0.0
     for x, y in pairs:
         whole = torch.tensor([[*x, BOS, *y]])
@@ -238,7 +238,11 @@ def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) 
 def test_a_batch_of_three_tasks_equals_its_rows_alone() -> None:
     """Left to right, masked, and prefix, as UniLM mixes them."""
     model = one_network("transformer", "full_prefix")
-    rows = [Row([], [4, 5, 6, EOS]), Row([4, 3, 6, 6, EOS], [], [PAD, 5, PAD, 4, PAD]), Row([5, 6], [4, 5, EOS])]
+    rows = [
+        TrainingRow([], [4, 5, 6, EOS]),
+        TrainingRow([4, 3, 6, 6, EOS], [], [PAD, 5, PAD, 4, PAD]),
+        TrainingRow([5, 6], [4, 5, EOS]),
+    ]
     batch = collate(rows, [0, 1, 2])
     assert batch.tokens == 4 + 2 + 3
     alone = [model.token_log_probs(collate([row], [0])) for row in rows]
@@ -252,7 +256,7 @@ def test_a_full_prefix_sees_itself_whole_and_never_the_target() -> None:
     model, x, y = one_network("transformer", "full_prefix"), [4, 5, 6], [5, 4, EOS]
 
     def outputs(x: list[int], y: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        output = model(collate([Row(x, y, x)], [0])).output
+        output = model(collate([TrainingRow(x, y, x)], [0])).output
         return output.extras["prefix"][0], output.o[0]
 
     before, after = outputs(x, y)
@@ -299,12 +303,12 @@ def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence() -> None:
     assert model.loss(batch, 0.1, r_drop=2.0).item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
 
 
-def test_draws_are_rewarded_by_what_they_lead_to_beyond_a_baseline_that_follows_nine_to_one() -> None:
+def test_samples_are_rewarded_relative_to_a_baseline_with_momentum_0_9() -> None:
     hard = Part("rnn", {"normalizer": Part("hard", {"entropy": 0.5, "discount": 0.25}), "dropout": 0.0})
     model = Seq2Seq(SIZE, SIZE, width=4, encoder=Part("rnn", {"dropout": 0.0}), decoder=hard).train()
     batch, b = a_batch(), 0.0
-    assert model.draws
-    assert not tiny().draws
+    assert model.is_stochastic
+    assert not tiny().is_stochastic
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
         logits, gold, output = model(batch)

@@ -13,24 +13,24 @@ from torch.testing import assert_close
 from dragoman.core import tree
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.nn.attention import Heads, Places, record_attention
-from dragoman.nn.positions import Inside, positions
-from dragoman.nn.token_mixers import Mixing, mixers
+from dragoman.nn.attention import AttentionMask, MultiHeadConfig, record_attention
+from dragoman.nn.positions import HeadSpec, positions
+from dragoman.nn.token_mixers import MixerConfig, mixers
 
 B, K, S, T, D = 3, 2, 4, 3, 8
 LENGTHS = [4, 2, 0]  # one source without padding, one with it, one that is nothing else
 
 
 def mixer_of(name: str, causal: bool = True, bias: bool = True, **options: Any) -> Any:
-    heads = Heads(2, Part("scaled_dot"), Part("softmax"), key_heads=1, bias=bias)
-    module: Any = mixers.build(Part(name, options), D, Mixing(heads, 10, 0.0, causal))
+    heads = MultiHeadConfig(2, Part("scaled_dot"), Part("softmax"), key_heads=1, bias=bias)
+    module: Any = mixers.build(Part(name, options), D, MixerConfig(heads, 10, 0.0, causal))
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)
     return module.eval()
 
 
-def everything(x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Places:
-    return Places(torch.arange(x.shape[1])[None], mask, causal)
+def everything(x: Tensor, mask: Tensor | None = None, causal: bool = False) -> AttentionMask:
+    return AttentionMask(torch.arange(x.shape[1])[None], mask, causal)
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -63,7 +63,7 @@ def test_parameter_free_attention_is_its_equation(scale: bool, causal: bool) -> 
     close(mixer(x, everything(x, None, causal), None)[0], free_in_loops(x[0], triangle, D**-0.5 if scale else 1.0))
 
 
-def test_parameter_free_attention_over_a_set_moves_with_its_inputs_but_not_if_it_only_looks_back() -> None:
+def test_parameter_free_attention_is_permutation_equivariant_unless_causal() -> None:
     mixer, x, order = mixer_of("parameter_free"), torch.randn(1, 6, D), [3, 0, 5, 1, 4, 2]
     for causal, moves in ((False, True), (True, False)):
         y, z = (mixer(words, everything(x, causal=causal), None) for words in (x, x[:, order]))
@@ -79,10 +79,10 @@ def test_parameter_free_attention_cannot_favor_an_orthogonal_word_but_some_weigh
         heads.Wq.weight.copy_(4 * torch.eye(D))
         heads.Wk.weight.zero_()
         heads.Wk.weight[0, 1] = 4.0  # river answers to what bank asks
-    with record_attention() as seen:
+    with record_attention() as recorded:
         free(x, everything(x), None)
         heads(x, everything(x), None)
-    of_bank, of_bank_in_head = seen[free][0][0, 0, 0], seen[heads][0][0, 0, 0]
+    of_bank, of_bank_in_head = recorded[free][0][0, 0, 0], recorded[heads][0][0, 0, 0]
     assert of_bank[1] == of_bank[2] < of_bank[0]
     assert of_bank_in_head[1] > 0.9
 
@@ -138,9 +138,9 @@ def test_the_state_of_a_fast_mixer_is_one_vector_however_long_the_past(name: str
 
 
 @pytest.mark.parametrize("name", ["average", "ssru"])
-def test_a_mixer_that_reads_from_left_to_right_is_refused_where_both_sides_are_seen(name: str) -> None:
+def test_a_left_to_right_mixer_is_refused_in_an_encoder(name: str) -> None:
     with pytest.raises(
-        PartError, match=f"'{name}' reads from left to right, so it serves decoders alone; .* 'attention'"
+        PartError, match=f"'{name}' reads from left to right, so it works only in decoders; .* 'attention'"
     ):
         mixer_of(name, causal=False)
 
@@ -153,9 +153,9 @@ def test_a_mixer_that_reads_from_left_to_right_is_refused_where_both_sides_are_s
     [(name, "none") for name in mixers.names]
     + [("attention", name) for name in ("rotary", "alibi", "t5", "shaw", "xl")],
 )
-def test_steps_after_a_padded_beginning_are_a_run_over_the_row_without_padding(name: str, scheme: str) -> None:
+def test_steps_after_a_padded_prefix_equal_a_run_without_padding(name: str, scheme: str) -> None:
     """Rows of unequal lengths, one of them empty, and hypotheses that read different things."""
-    mixer, position = mixer_of(name).double(), positions.build(Part(scheme), D, Inside(2, D // 2, True)).double()
+    mixer, position = mixer_of(name).double(), positions.build(Part(scheme), D, HeadSpec(2, D // 2, True)).double()
     x, y = 9 * torch.randn(B, S, D, dtype=torch.float64), torch.randn(B, K, T, D, dtype=torch.float64)
     lengths = torch.tensor(LENGTHS)
     state, found = mixer.start(x, lengths, K, T, position), []

@@ -173,7 +173,7 @@ def test_a_plain_language_model_has_a_source_of_length_0_and_a_source_may_stand_
 @SOURCES
 def test_learned_positions_reach_the_end_of_the_longest_row_and_padding_may_go_farther(source: str) -> None:
     ours: Any = decoder_of(source=source, position=Part("learned", {"length": 6}))
-    assert ours.length == 6
+    assert ours.max_positions == 6
     memory, y = memory_of([4, 1], 9), torch.randn(2, 5, D)  # rows of 4 + 2 and of 1 + 5, padded to 9 + 5
     output = ours(y, memory).o
     for b, size in enumerate((2, 5)):
@@ -184,18 +184,18 @@ def test_learned_positions_reach_the_end_of_the_longest_row_and_padding_may_go_f
         close(step.o[:, 0], output[:, t])
 
 
-def test_a_decoder_that_looks_at_no_memory_says_nothing_of_alignment() -> None:
+def test_a_decoder_without_cross_attention_returns_no_attention() -> None:
     with record_attention():
         assert decoder_of(source="prefix")(torch.randn(B, T, D), memory_of(LENGTHS)).attention is None
 
 
 @SOURCES
-def test_a_source_that_is_not_embedded_tokens_cannot_stand_before_the_target(source: str) -> None:
-    with pytest.raises(PartError, match=f"source: {source} reads the embedded source itself, of width 8, .* 12; use"):
+def test_a_source_of_another_width_cannot_be_a_prefix(source: str) -> None:
+    with pytest.raises(PartError, match=f"source: {source} needs an embedded source of width 8, .* 12; use"):
         decoders.build(Part("transformer", {"source": source}), 8, 12)
 
 
 @pytest.mark.parametrize("mixer", ["average", "ssru"])
-def test_a_mixer_that_reads_from_left_to_right_cannot_see_a_prefix_whole(mixer: str) -> None:
-    with pytest.raises(PartError, match=f"'{mixer}' reads from left to right .* use source: prefix"):
+def test_a_mixer_that_reads_from_left_to_right_refuses_a_bidirectional_prefix(mixer: str) -> None:
+    with pytest.raises(PartError, match=f"'{mixer}' reads from left to right, .* use source: prefix"):
         decoder_of(source="full_prefix", mixer=Part(mixer))

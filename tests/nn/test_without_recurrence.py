@@ -56,7 +56,7 @@ def test_the_identity_encoder_adds_positions_where_it_is_told_to() -> None:
     x = torch.randn(B, S, D)
     memory = encoder_with("identity", position="sinusoidal")(x, Segments(torch.tensor(LENGTHS)))
     near(memory.states, x + torch.stack([wave(t) for t in range(S)]))
-    assert encoder_with("identity", position={"name": "learned", "length": 7}).length == 7
+    assert encoder_with("identity", position={"name": "learned", "length": 7}).max_positions == 7
 
 
 def test_bare_encoders_take_empty_sources() -> None:
@@ -66,7 +66,7 @@ def test_bare_encoders_take_empty_sources() -> None:
         assert torch.equal(memory.summary, torch.zeros(2, D))
 
 
-def test_positions_that_live_inside_attention_are_refused_where_there_is_none() -> None:
+def test_positions_that_act_in_attention_are_refused_without_heads() -> None:
     with pytest.raises(PartError, match="rotary"):
         encoder_with("identity", position="rotary")
 
@@ -118,7 +118,7 @@ def test_step_by_step_it_sees_what_it_sees_at_once(options: dict[str, Any]) -> N
 
 
 @torch.no_grad()
-def test_without_its_past_it_knows_the_last_token_and_its_place_only() -> None:
+def test_without_past_only_the_last_token_and_its_position_matter() -> None:
     memory = Memory(torch.randn(B, S, D_MEMORY), torch.tensor(LENGTHS), torch.randn(B, D_MEMORY))
     y = torch.randn(B, T, D)
     other = torch.cat([torch.randn(B, T - 1, D), y[:, -1:]], 1)
@@ -134,6 +134,6 @@ def test_the_target_may_be_empty() -> None:
     assert found.o.shape == (B, 0, D)
 
 
-def test_a_score_that_remembers_is_refused() -> None:
-    with pytest.raises(PartError, match="'coverage' score remembers"):
+def test_a_score_that_needs_past_weights_is_refused() -> None:
+    with pytest.raises(PartError, match="score 'coverage' needs the weights of earlier steps"):
         decoder_with(score="coverage")

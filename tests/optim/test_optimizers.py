@@ -16,7 +16,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.schedules import schedules
-from dragoman.training.state import Progress, dump, restore
+from dragoman.training.state import Progress, restore_state, serialize_state
 
 
 def a_model() -> nn.Module:
@@ -192,17 +192,17 @@ def test_a_row_without_gradient_stays_where_it_is_with_adafactor() -> None:
 @pytest.mark.parametrize(
     ("name", "options"), [*((name, {}) for name in optimizers.names), ("sgd", {"momentum": 0.9, "nesterov": True})]
 )
-def test_a_checkpoint_holds_all_that_an_optimizer_remembers(name: str, options: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_whole_state_of_an_optimizer(name: str, options: Any, tmp_path: Path) -> None:
     one, other = a_model(), a_model()
     first = built(name, one.parameters(), rate=0.1, **options)
     second = built(name, other.parameters(), rate=0.1, **options)
     for step in range(5):
         if step == 3:
-            saved = dump(Progress(step=step), one, first, None)
+            saved = serialize_state(Progress(step=step), one, first, None)
             saved["model.safetensors"] = tensors_to_bytes(one.state_dict())
             for file, data in saved.items():
                 (tmp_path / file).write_bytes(data)
-            restore(tmp_path, other, second, schedules.build(Part("constant"), 10), None)
+            restore_state(tmp_path, other, second, schedules.build(Part("constant"), 10), None)
         for p, q in zip(one.parameters(), other.parameters(), strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()

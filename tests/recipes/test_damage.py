@@ -26,10 +26,10 @@ def sound_sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     def sets(name: str) -> Path:
         if name not in made:
-            opened, made[name] = recipes.open_recipe(name), tmp_path_factory.mktemp(name)
+            opened, made[name] = recipes.load_recipe(name), tmp_path_factory.mktemp(name)
             for one in opened.recipe.data:
                 (made[name] / one).mkdir()
-            opened.code.example({one: made[name] / one for one in opened.recipe.data}, random.Random(1))
+            opened.prepare_module.make_example({one: made[name] / one for one in opened.recipe.data}, random.Random(1))
         return made[name]
 
     return sets
@@ -152,19 +152,19 @@ MEDIA: list[tuple[str, str, str, Damage, str]] = [
     ("speech-digits", "", STRINGS, with_column(6, "40,x"), r"strings\.dev\.tsv:\d+: column 6 is '40,x'"),
     ("speech-digits", "", STRINGS, with_column(6, "1,2,3,4,5,6,7,8"), r"column 6 .* must be \d whole numbers"),
     ("speech-digits", "", "fsdd/single.tsv", with_column(4, "12"), r"single\.tsv:1: column 4 is '12'"),
-    ("speech-digits", "", "fsdd/single.tsv", with_column(1, "none.wav"), r"recordings\.zip: has no whole 'none\.wav'"),
+    ("speech-digits", "", "fsdd/single.tsv", with_column(1, "none.wav"), r"recordings\.zip: has no intact 'none\.wav'"),
     (
         "speech-digits",
         "",
         "fsdd/recordings.zip",
         with_noise_in_every_member,
-        r"recordings\.zip: '.*\.wav' is not a sound",
+        r"recordings\.zip: '.*\.wav' is not audio",
     ),
     ("speech-digits", "", "fsdd/recordings.zip", in_stereo, r"recordings\.zip: '.*\.wav' has .* 2 channels"),
     ("speech-iban", "", "iban-asr/test.tsv", with_one_more_column, r"test\.tsv:1: has 5 columns"),
     ("speech-iban", "", "iban-asr/train.tsv", with_column(3, "long"), r"train\.tsv:1: column 3 is 'long'"),
-    ("speech-iban", "", "iban-asr/train.zip", with_noise_in_every_member, r"train\.zip: '.*\.opus' is not a sound"),
-    ("speech-iban", "", "iban-asr/test.zip", without_the_last_member, r"test\.zip: has no whole 'four_009\.opus'"),
+    ("speech-iban", "", "iban-asr/train.zip", with_noise_in_every_member, r"train\.zip: '.*\.opus' is not audio"),
+    ("speech-iban", "", "iban-asr/test.zip", without_the_last_member, r"test\.zip: has no intact 'four_009\.opus'"),
     (
         "speech-an4",
         "",
@@ -181,8 +181,8 @@ MEDIA: list[tuple[str, str, str, Damage, str]] = [
         r"dev\.tsv:1: says \d+ frames, and row 0 of .*dev\.npz has",
     ),
     ("speech-an4", "", "an4-mfcc/test.npz", with_noise_in_every_member, r"test\.npz: cannot be read as arrays"),
-    ("captioning", "", "flickr8k/test.zip", without_the_last_member, r"test\.zip: has no whole 'test-9\.jpg'"),
-    ("captioning", "", "flickr8k/test.zip", with_another_byte, r"test\.zip: has no whole 'test-9\.jpg'"),
+    ("captioning", "", "flickr8k/test.zip", without_the_last_member, r"test\.zip: has no intact 'test-9\.jpg'"),
+    ("captioning", "", "flickr8k/test.zip", with_another_byte, r"test\.zip: has no intact 'test-9\.jpg'"),
 ]
 MEDIA += [
     (name, "", f"{place}.{form}", damage, rf"{Path(place).name}\.{form}: {found}")
@@ -201,7 +201,7 @@ MEDIA += [
 def test_damage_to_a_set_is_said_with_the_file_and_the_line(
     name: str, part: str, file: str, damage: Damage, said: str, sound_sets: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    opened = recipes.open_recipe(name)
+    opened = recipes.load_recipe(name)
     for needed in {"image": "PIL", "audio": "soundfile"}.items():
         if needed[0] in opened.recipe.extras:
             pytest.importorskip(needed[1])
@@ -209,7 +209,7 @@ def test_damage_to_a_set_is_said_with_the_file_and_the_line(
     damage(root / file)
     (tmp_path / "prepared").mkdir()
     with pytest.raises(DataError, match=said):
-        opened.code.prepare(opened.sets(root), part, tmp_path / "prepared")
+        opened.prepare_module.prepare(opened.find_data_sets(root), part, tmp_path / "prepared")
 
 
 def test_pictures_are_found_where_the_folder_of_a_set_has_two_spaces_in_its_name(
@@ -217,6 +217,6 @@ def test_pictures_are_found_where_the_folder_of_a_set_has_two_spaces_in_its_name
 ) -> None:
     pytest.importorskip("PIL")
     root = shutil.copytree(sound_sets("captioning"), tmp_path / "my  sets")
-    opened = recipes.open_recipe("captioning")
-    opened.code.prepare(opened.sets(root), "", tmp_path)
-    assert len(opened.code.baselines(tmp_path, "")["nearest picture"]) == 10
+    opened = recipes.load_recipe("captioning")
+    opened.prepare_module.prepare(opened.find_data_sets(root), "", tmp_path)
+    assert len(opened.prepare_module.baseline_outputs(tmp_path, "")["nearest picture"]) == 10

@@ -38,12 +38,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pa
     """Where each recipe's made-up set is, and what was prepared from it."""
     found = {}
     for name in EVERY:
-        recipe, root = recipes.open_recipe(name), tmp_path_factory.mktemp(name)
+        recipe, root = recipes.load_recipe(name), tmp_path_factory.mktemp(name)
         sets = {one: root / one for one in recipe.recipe.data}
         for folder in [*sets.values(), root / "prepared"]:
             folder.mkdir()
-        recipe.code.example(sets, random.Random(1))
-        recipe.code.prepare(sets, "", root / "prepared")
+        recipe.prepare_module.make_example(sets, random.Random(1))
+        recipe.prepare_module.prepare(sets, "", root / "prepared")
         found[name] = next(iter(sets.values()), root), root / "prepared"
     return found
 
@@ -67,9 +67,9 @@ def opened(archive: str) -> zipfile.ZipFile:
 
 
 def configs_of(name: str, folder: Path) -> list[configs.Config]:
-    recipe = recipes.open_recipe(name)
+    recipe = recipes.load_recipe(name)
     sets = [f"data.train={folder / 'train.tsv'}", f"data.valid={folder / 'valid.tsv'}"]
-    return [configs.load(recipe.config(system), None, sets).config for system in recipe.recipe.systems]
+    return [configs.load(recipe.config_file(system), None, sets).config for system in recipe.recipe.systems]
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
@@ -78,9 +78,9 @@ def configs_of(name: str, folder: Path) -> list[configs.Config]:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_source_can_be_read_and_none_is_too_long(name: str, places: Places) -> None:
     folder = places[name][1]
-    tests = recipes.open_recipe(name).recipe.tests
+    tests = recipes.load_recipe(name).recipe.tests
     for config in configs_of(name, folder):
-        medium = configs.modality(config) or configs.second_source(config)
+        medium = configs.build_modality(config) or configs.build_second_source(config)
         assert medium is not None
         assert not isinstance(medium, str)
         for side in ("train", "valid", *tests):
@@ -100,8 +100,8 @@ def test_no_source_is_on_two_sides(name: str, places: Places) -> None:
 
 @pytest.mark.parametrize("name", ["captioning", *SOUND])
 def test_what_is_prepared_twice_is_the_same(name: str, places: Places, tmp_path: Path) -> None:
-    recipe, (root, folder) = recipes.open_recipe(name), places[name]
-    recipe.code.prepare(dict.fromkeys(recipe.recipe.data, root), "", tmp_path)
+    recipe, (root, folder) = recipes.load_recipe(name), places[name]
+    recipe.prepare_module.prepare(dict.fromkeys(recipe.recipe.data, root), "", tmp_path)
     for file in sorted(folder.glob("*.tsv")):
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
@@ -118,7 +118,7 @@ def test_what_is_prepared_twice_is_the_same(name: str, places: Places, tmp_path:
     ],
 )
 def test_captions_are_lower_case_words_without_punctuation(caption: str, wanted: str) -> None:
-    assert captioning.plain(caption) == wanted
+    assert captioning.normalize_caption(caption) == wanted
 
 
 def test_all_five_captions_are_learned_from_and_are_references(places: Places) -> None:
@@ -135,7 +135,7 @@ def test_all_five_captions_are_learned_from_and_are_references(places: Places) -
 def test_baselines_are_the_most_frequent_caption_and_that_of_the_nearest_picture(places: Places) -> None:
     folder = places["captioning"][1]
     train, test = rows(folder / "train.tsv"), rows(folder / "test.tsv")
-    found = captioning.baselines(folder, "")
+    found = captioning.baseline_outputs(folder, "")
     counts = Counter(caption for row in train for caption in row[1:])
     assert {counts[said] for said in found["most frequent caption"]} == {max(counts.values())}
 
@@ -175,7 +175,7 @@ def test_a_name_stands_for_the_frames_of_its_line(places: Places) -> None:
 
 
 def test_an4_has_the_utterances_and_words_its_page_says(data: Path, tmp_path: Path) -> None:
-    recipes.open_recipe("speech-an4").code.prepare({"an4-mfcc": data / "an4-mfcc"}, "", tmp_path)
+    recipes.load_recipe("speech-an4").prepare_module.prepare({"an4-mfcc": data / "an4-mfcc"}, "", tmp_path)
     found = {side: rows(tmp_path / f"{side}.tsv") for side in ("train", "valid", "test")}
     assert {side: len(every) for side, every in found.items()} == {"train": 844, "valid": 104, "test": 130}
     assert sum(len(text.split()) for _, text in found["test"]) == 773
@@ -213,12 +213,12 @@ def test_single_digits_are_those_of_the_test_part(places: Places) -> None:
 
 def test_no_recording_of_fsdd_is_in_two_parts_and_strings_are_composed(data: Path, tmp_path: Path) -> None:
     place = data / "fsdd"
-    parts = {part: list(digits.tables.rows(place / f"strings.{part}.tsv", 6)) for part in ("train", "dev", "test")}
+    parts = {part: list(digits.tables.read_rows(place / f"strings.{part}.tsv", 6)) for part in ("train", "dev", "test")}
     assert {part: len(every) for part, every in parts.items()} == {"train": 6000, "dev": 400, "test": 400}
     used = [{file for row in every for file in row[4].split(",")} for every in parts.values()]
     assert all(not a & b for a, b in itertools.combinations(used, 2))
     with zipfile.ZipFile(place / "recordings.zip") as recordings:
-        pairs = digits.composed(itertools.islice(parts["test"], 20), recordings, tmp_path / "test.zip")
+        pairs = digits.compose_strings(itertools.islice(parts["test"], 20), recordings, tmp_path / "test.zip")
     seconds = [len(AudioModality(8000, 40).read(Example(str(tmp_path / name)))) / 100 for name, _ in pairs]
     assert all(0.1 < second / len(words.split()) < 1.5 for second, (_, words) in zip(seconds, pairs, strict=True))
 
@@ -265,13 +265,13 @@ def test_iban_has_the_utterances_its_page_says_and_all_of_them_fit(data: Path) -
     assert {split: len(every) for split, every in found.items()} == {"train": 1302, "dev": 103, "test": 106}
     speakers = [{row[1] for row in every} for every in found.values()]
     assert all(not a & b for a, b in itertools.combinations(speakers, 2))
-    two = list(iban.couples(found["train"]))
+    two = list(iban.pair_neighbors(found["train"]))
     seconds = [float(row[2]) for every in found.values() for row in every] + [float(a[2]) + float(b[2]) for a, b in two]
     texts = [row[3] for every in found.values() for row in every] + [f"{a[3]} {b[3]}" for a, b in two]
     for config in configs_of("speech-iban", place):
         assert 100 * max(seconds) <= config.data.max_source
         assert max(map(len, texts)) + 1 <= config.data.max_target
-    assert len(AudioModality().read(Example(iban.named(found["test"], place / "test.zip")[5][0]))) > 10
+    assert len(AudioModality().read(Example(iban.name_files(found["test"], place / "test.zip")[5][0]))) > 10
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_questions_are_grouped_by_what_they_ask_for(places: Places) -> None:
 def test_who_does_not_look_says_the_most_frequent_answer(places: Places) -> None:
     folder = places["visual-questions"][1]
     train, test = rows(folder / "train.tsv"), rows(folder / "test.tsv")
-    said = recipes.open_recipe("visual-questions").code.baselines(folder, "")["without looking"]
+    said = recipes.load_recipe("visual-questions").prepare_module.baseline_outputs(folder, "")["without looking"]
     counts = Counter((question, answer) for question, _, answer in train)
     answers = [*scenes.COLORS, *scenes.SHAPES]
     for (question, _, _), answer in zip(test, said, strict=True):

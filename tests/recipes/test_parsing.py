@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dragoman import config as configs
 from dragoman.config import compatibility
-from dragoman.recipes import open_recipe
+from dragoman.recipes import load_recipe
 from dragoman.recipes.code import prepare as code
 from dragoman.recipes.scan import prepare as scan
 from dragoman.recipes.text_to_sql import prepare as text_to_sql
 
-PARTS = [(name, part) for name in ("scan", "cogs", "text-to-sql", "code") for part in open_recipe(name).recipe.parts]
+PARTS = [(name, part) for name in ("scan", "cogs", "text-to-sql", "code") for part in load_recipe(name).recipe.parts]
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -27,15 +27,15 @@ def rows(path: Path) -> list[list[str]]:
 
 def made_up(name: str, place: Path) -> dict[str, Path]:
     """The folders of a recipe's data sets, with what its `example` writes."""
-    opened = open_recipe(name)
+    opened = load_recipe(name)
     sets = {one: place / one for one in opened.recipe.data}
-    opened.code.example(sets, random.Random(5))
+    opened.prepare_module.make_example(sets, random.Random(5))
     return sets
 
 
 def prepared(name: str, part: str, place: Path) -> Path:
     folder = place / "prepared"
-    open_recipe(name).code.prepare(made_up(name, place), part, folder)
+    load_recipe(name).prepare_module.prepare(made_up(name, place), part, folder)
     return folder
 
 
@@ -44,7 +44,7 @@ def prepared(name: str, part: str, place: Path) -> Path:
 
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_every_file_that_a_system_reads_holds_pairs_of_texts(name, part, tmp_path):
-    recipe, folder = open_recipe(name).recipe, prepared(name, part, tmp_path)
+    recipe, folder = load_recipe(name).recipe, prepared(name, part, tmp_path)
     needed = {f"{test}.tsv" for test in recipe.tests}
     needed |= {file for system in recipe.systems.values() for file in (system.train, system.valid) if file is not None}
     for file in needed:
@@ -79,9 +79,9 @@ def test_each_recipe_finds_as_many_pairs_as_its_sets_say(data, tmp_path):
         ("code", "nl2bash"): {"train": 10_666, "valid": 978, "test": 957},
     }
     for (name, part), counts in expected.items():
-        opened = open_recipe(name)
+        opened = load_recipe(name)
         folder = tmp_path / name / part
-        opened.code.prepare(opened.sets(data), part, folder)
+        opened.prepare_module.prepare(opened.find_data_sets(data), part, folder)
         assert {path.stem: len(rows(path)) for path in folder.glob("*.tsv")} == counts
         assert lost(name, folder) < 0.001 * counts["train"]
         assert unreachable(name, folder) < 0.02 * counts["test"]
@@ -89,9 +89,9 @@ def test_each_recipe_finds_as_many_pairs_as_its_sets_say(data, tmp_path):
 
 @cache
 def limits(name: str) -> configs.Config:
-    opened = open_recipe(name)
+    opened = load_recipe(name)
     first = next(iter(opened.recipe.systems))
-    return configs.load(opened.config(first), None, ["data.train=unread.tsv", "data.valid=unread.tsv"]).config
+    return configs.load(opened.config_file(first), None, ["data.train=unread.tsv", "data.valid=unread.tsv"]).config
 
 
 def lost(name: str, folder: Path) -> int:
@@ -105,10 +105,10 @@ def lost(name: str, folder: Path) -> int:
 def unreachable(name: str, folder: Path) -> int:
     """Test items whose reference is longer than a search may go."""
     generation, found = limits(name).generation, 0
-    for test in open_recipe(name).recipe.tests:
+    for test in load_recipe(name).recipe.tests:
         for source, target in rows(folder / f"{test}.tsv"):
-            tokens = len((code.written(target) if name == "code" else target).split())
-            found += tokens > generation.ratio * (len(source.split()) + 1) + generation.extra
+            tokens = len((code.tokenize_code(target) if name == "code" else target).split())
+            found += tokens > generation.max_length_ratio * (len(source.split()) + 1) + generation.max_length_extra
     return found
 
 
@@ -116,7 +116,7 @@ def unreachable(name: str, folder: Path) -> int:
 
 
 def test_the_made_up_commands_mean_what_the_words_say():
-    meanings = {command: " ".join(actions) for command, actions in scan.commands()}
+    meanings = {command: " ".join(actions) for command, actions in scan.generate_commands()}
     assert meanings["walk and jump thrice"] == "I_WALK I_JUMP I_JUMP I_JUMP"
     around = "I_TURN_LEFT I_RUN " * 4
     assert meanings["run around left twice and walk"] == around + around + "I_WALK"
@@ -162,7 +162,7 @@ def test_every_line_of_the_generalization_test_has_its_kind_and_no_other_test_ha
 
 
 def test_signs_stand_alone_in_questions_and_queries():
-    assert text_to_sql.spread('WHERE A.NAME LIKE "%Ann Lee%" OR B = "x"').split() == [
+    assert text_to_sql.separate_signs('WHERE A.NAME LIKE "%Ann Lee%" OR B = "x"').split() == [
         *("WHERE", "A", ".", "NAME", "LIKE", '"', "%", "Ann", "Lee", "%", '"'),
         *("OR", "B", "=", '"', "x", '"'),
     ]
@@ -180,7 +180,7 @@ def test_the_question_split_leaves_out_what_the_set_excludes_and_shares_no_quest
     halves = [{row[0] for row in rows(tmp_path / "prepared" / f"{file}.tsv")} for file in ("train", "valid", "test")]
     assert not halves[0] & halves[1]
     assert not halves[0] & halves[2]
-    assert 0 < sum(map(len, halves)) < len(text_to_sql.ASKING) * len(text_to_sql.FIELDS) * len(text_to_sql.VALUES)
+    assert 0 < sum(map(len, halves)) < len(text_to_sql.TEMPLATES) * len(text_to_sql.FIELDS) * len(text_to_sql.VALUES)
 
 
 def test_the_value_of_a_query_is_spelled_as_its_question_spells_it(tmp_path):
@@ -196,15 +196,15 @@ def test_the_value_of_a_query_is_spelled_as_its_question_spells_it(tmp_path):
 @given(st.lists(st.text(st.characters(exclude_categories=["Z", "C"], exclude_characters="␣"), min_size=1)))
 def test_code_comes_back_from_its_tokens(chunks):
     line = " ".join(chunks)
-    assert code.joined(code.written(line)) == line
+    assert code.detokenize_code(code.tokenize_code(line)) == line
 
 
 def test_a_command_is_cut_into_names_signs_and_spaces():
-    assert code.written('find /tmp -name "*.mp3"').split() == [
+    assert code.tokenize_code('find /tmp -name "*.mp3"').split() == [
         *("find", "␣", "/", "tmp", "␣", "-", "name", "␣"),
         *('"', "*", ".", "mp3", '"'),
     ]
-    assert code.words('find "mp3" under /tmp.') == 'find " mp3 " under / tmp .'
+    assert code.tokenize_english('find "mp3" under /tmp.') == 'find " mp3 " under / tmp .'
 
 
 @pytest.mark.parametrize(
@@ -218,19 +218,19 @@ def test_a_command_is_cut_into_names_signs_and_spaces():
     ],
 )
 def test_tight_python_is_the_same_program_without_needless_spaces(line):
-    tight = code.tight(line)
+    tight = code.strip_spaces(line)
     assert ast.dump(ast.parse(tight)) == ast.dump(ast.parse(line))
     assert len(tight) < len(line)
-    assert code.tight(tight) == tight
+    assert code.strip_spaces(tight) == tight
 
 
 def test_a_snippet_of_several_lines_has_a_sign_for_each_end():
-    assert code.unescaped(r"for a in b:\n    print('\\n', a)\n\nx = 1") == r"for a in b:⏎print('\n', a)⏎x = 1"
+    assert code.unescape(r"for a in b:\n    print('\\n', a)\n\nx = 1") == r"for a in b:⏎print('\n', a)⏎x = 1"
 
 
 def test_the_last_snippets_of_training_are_held_out_and_no_snippet_is_lost(tmp_path):
     sets = made_up("code", tmp_path)
-    read = code.conala(sets)
+    read = code.read_conala(sets)
     assert (len(read["train"]), len(read["valid"]), len(read["test"])) == (90, 10, 8)
 
 
@@ -260,4 +260,4 @@ def test_the_nearest_request_is_the_one_that_a_comparison_with_all_of_them_finds
         return weight({*text.split()} & {*asked.split()}) / max(weight({*text.split()} | {*asked.split()}), 1e-9)
 
     best = max(likeness(text) for text in texts)
-    assert likeness(texts[code.Nearest(texts)(asked)]) == pytest.approx(best)
+    assert likeness(texts[code.NearestText(texts)(asked)]) == pytest.approx(best)

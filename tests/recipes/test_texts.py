@@ -22,7 +22,7 @@ from dragoman.recipes.translation import prepare as translation
 
 READS = ["translation", "pretraining", "headline", "summarization", "dialogue", "character-lm"]
 SETS = ["data.train=x", "data.valid=y"]  # a config alone names no files
-PARTS = [(name, part) for name in READS for part in recipes.open_recipe(name).recipe.parts]
+PARTS = [(name, part) for name in READS for part in recipes.load_recipe(name).recipe.parts]
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -39,21 +39,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
     """What each part of a recipe makes of made-up data."""
     found = {}
     for name in READS:
-        opened, root = recipes.open_recipe(name), tmp_path_factory.mktemp(name)
+        opened, root = recipes.load_recipe(name), tmp_path_factory.mktemp(name)
         sets = {one: root / "sets" / one for one in opened.recipe.data}
-        opened.code.example(sets, random.Random(1))
+        opened.prepare_module.make_example(sets, random.Random(1))
         for part in opened.recipe.parts:
             found[name, part] = root / "prepared" / part
             found[name, part].mkdir(parents=True)
-            opened.code.prepare(sets, part, found[name, part])
+            opened.prepare_module.prepare(sets, part, found[name, part])
     return found
 
 
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_made_up_data_becomes_files_with_the_columns_that_the_configs_name(made, name, part):
-    opened, folder = recipes.open_recipe(name), made[name, part]
+    opened, folder = recipes.load_recipe(name), made[name, part]
     for key, system in opened.recipe.systems.items():
-        least = len(configs.load(opened.config(key), None, SETS).config.columns)
+        least = len(configs.load(opened.config_file(key), None, SETS).config.columns)
         for file in (system.train, system.valid):
             wide = [len(row) for row in rows(folder / file)]
             assert wide
@@ -62,7 +62,7 @@ def test_made_up_data_becomes_files_with_the_columns_that_the_configs_name(made,
 
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, part in PARTS if name != "dialogue"])
 def test_no_test_source_is_trained_on(made, name, part):
-    opened, folder = recipes.open_recipe(name), made[name, part]
+    opened, folder = recipes.load_recipe(name), made[name, part]
     tested = {row[0] for test in opened.recipe.tests for row in rows(folder / f"{test}.tsv")}
     for system in opened.recipe.systems.values():
         assert not tested & {row[0] for row in rows(folder / system.train)}
@@ -87,8 +87,8 @@ def test_a_training_pair_whose_source_is_tested_is_left_out(tmp_path):
     translation.prepare({"mafand-en-pcm": place}, "mafand", tmp_path)
     assert rows(tmp_path / "train.tsv") == [["new", "two"]]
     assert rows(tmp_path / "test.tsv") == [["seen", "five"]]
-    assert translation.baselines(tmp_path, "mafand") == {"the source as it is": ["seen"]}
-    assert translation.baselines(tmp_path, "tanaka") == {}
+    assert translation.baseline_outputs(tmp_path, "mafand") == {"the source as it is": ["seen"]}
+    assert translation.baseline_outputs(tmp_path, "tanaka") == {}
 
 
 @pytest.mark.parametrize("part", ["mafand", "menyo20k"])
@@ -101,8 +101,8 @@ def test_texts_to_mend_are_both_sides_of_the_training_pairs_and_no_longer_side_b
 
 
 def test_pretraining_is_compared_at_equal_steps_on_pairs_and_at_equal_steps_in_all():
-    opened = recipes.open_recipe("pretraining")
-    loaded = {name: configs.load(opened.config(name), None, SETS).config for name in opened.recipe.systems}
+    opened = recipes.load_recipe("pretraining")
+    loaded = {name: configs.load(opened.config_file(name), None, SETS).config for name in opened.recipe.systems}
     steps = {name: config.training.steps for name, config in loaded.items()}
     assert steps["scratch"] == steps["pretrained"]
     assert steps["scratch-long"] == steps["denoising"] + steps["pretrained"]
@@ -139,7 +139,7 @@ def test_the_subjects_of_others_are_references_of_people_alone(mails):
 
 
 def test_the_baseline_says_as_many_first_words_as_are_best_on_validation(mails):
-    assert headline.baselines(mails, "") == {"first 4 words": ["asked in test"]}
+    assert headline.baseline_outputs(mails, "") == {"first 4 words": ["asked in test"]}
 
 
 # -- abstracts ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_the_baseline_says_as_many_first_words_as_are_best_on_validation(mails):
 
 def test_sentences_end_at_a_period_before_a_capital():
     text = "We use e.g. trees. Do they help? Yes! (See below.) It is 3.5 times faster."
-    assert summarization.sentences(text) == [
+    assert summarization.split_sentences(text) == [
         *("We use e.g. trees.", "Do they help?", "Yes!", "(See below.) It is 3.5 times faster.")
     ]
 
@@ -182,7 +182,7 @@ def f1(text: str, reference: str, n: int) -> float:
 
 def test_reading_asks_for_every_sentence_in_its_gap_and_for_two_of_the_whole():
     abstract = "Dogs bark. Old dogs bark at cats. Cats sleep."
-    asked = list(summarization.to_read(abstract))
+    asked = list(summarization.make_reading_tasks(abstract))
     assert asked[:3] == [
         ("____ Old dogs bark at cats. Cats sleep.", "Dogs bark."),
         ("Dogs bark. ____ Cats sleep.", "Old dogs bark at cats."),
@@ -190,7 +190,7 @@ def test_reading_asks_for_every_sentence_in_its_gap_and_for_two_of_the_whole():
     ]
     # Shared with the rest: 2 words and a pair of them of 2, 3 and that pair of 5, 1 of 2.
     assert asked[3:] == [(abstract, "Old dogs bark at cats."), (abstract, "Dogs bark.")]
-    assert list(summarization.to_read("Only one.")) == []
+    assert list(summarization.make_reading_tasks("Only one.")) == []
 
 
 def test_the_sentence_with_the_highest_score_is_chosen_the_first_of_equals():
@@ -199,12 +199,12 @@ def test_the_sentence_with_the_highest_score_is_chosen_the_first_of_equals():
         return [float(len(text)) for text, _ in pairs]
 
     abstracts = [["one", "three", "two"], ["alone"], ["aa", "bb"]]
-    assert summarization.chosen(length, abstracts) == ["three", "alone", "aa"]
+    assert summarization.choose_sentences(length, abstracts) == ["three", "alone", "aa"]
 
 
 def test_the_oracle_is_at_least_as_like_the_references_as_the_first_sentence(made):
     folder = made["summarization", ""]
-    found = summarization.baselines(folder, "")
+    found = summarization.baseline_outputs(folder, "")
     for row, first, best in zip(rows(folder / "test.tsv"), *found.values(), strict=True):
         assert row[0].startswith(first)
         assert best in row[0]
@@ -237,7 +237,7 @@ def test_unseen_responses_are_of_other_dialogues_and_follow_other_utterances(tal
 
 
 def test_the_baselines_of_a_dialogue_say_what_is_usual_or_what_was_said_last(talks):
-    usual, echo = dialogue.baselines(talks, "").items()
+    usual, echo = dialogue.baseline_outputs(talks, "").items()
     assert usual == ("always 'e'", ["e"] * 4)
     assert echo == ("an echo", ["x", "b", "c", "e"])
 
@@ -356,7 +356,7 @@ def test_the_baseline_of_questions_goes_by_their_first_word(tmp_path):
     train = [["A. Who is it?", "Ada"], ["A. Who was it?", "Ben"], ["B. Who has it?", "Ben"], ["A. Is it?", "no"]]
     write(tmp_path / "train.tsv", train)
     write(tmp_path / "test.tsv", [["C. D. Who now?", "x"], ["D. Is he?", "y"]])
-    assert answering.baselines(tmp_path, "") == {"most frequent answer": ["Ben", "no"]}
+    assert answering.baseline_outputs(tmp_path, "") == {"most frequent answer": ["Ben", "no"]}
 
 
 @pytest.mark.parametrize("recipe", [answering, entailment])
@@ -365,12 +365,12 @@ def test_an_example_is_small_and_else_like_the_whole(recipe, tmp_path):
     assert len(rows(tmp_path / "train.tsv")) <= 100
     for name in ("test", "combinations"):
         assert len(rows(tmp_path / f"{name}.tsv")) == len(rows(tmp_path / f"{name}.groups")) <= 25
-    (said,) = recipe.baselines(tmp_path, "").values()
+    (said,) = recipe.baseline_outputs(tmp_path, "").values()
     assert len(said) == len(rows(tmp_path / "test.tsv"))
 
 
 def test_the_same_seed_tells_the_same_stories():
-    first, again, other = (list(islice(stories.items(random.Random(seed)), 5)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(stories.generate_items(random.Random(seed)), 5)) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -402,7 +402,7 @@ def test_labels_are_what_every_small_world_bears_out():
         for first, second in product(FORMS, FORMS):
             then = true[1, second][possible & true[0, first]]
             expected = "entailment" if then.all() else "neutral" if then.any() else "contradiction"
-            assert logic.decided(first, second, relations) == expected, (first, second, relations)
+            assert logic.decide_label(first, second, relations) == expected, (first, second, relations)
 
 
 HAND = """
@@ -425,14 +425,14 @@ all owls move > all parrots move : neutral
 @pytest.mark.parametrize("line", HAND.strip().split("\n"))
 def test_labels_are_what_people_would_say(line):
     text, label = line.split(" : ")
-    assert logic.label(*map(parsed, text.split(" > "))) == label
+    assert logic.logical_label(*map(parsed, text.split(" > "))) == label
 
 
 def parsed(text: str) -> logic.Sentence:
     found = re.fullmatch(r"(all|some|no|not all) (?:(old|small|clever) )?(\w+) (do not )?(\w+)(?: (\w+))?", text)
     quantifier, adjective, noun, negated, verb, adverb = found.groups()
-    kind, does = logic.Phrase(noun, adjective or ""), logic.Phrase(verb, adverb or "")
-    sentence = logic.Sentence(quantifier, kind, does, bool(negated))
+    subject, predicate = logic.Phrase(noun, adjective or ""), logic.Phrase(verb, adverb or "")
+    sentence = logic.Sentence(quantifier, subject, predicate, bool(negated))
     assert str(sentence) == text
     return sentence
 
@@ -455,7 +455,7 @@ def test_each_label_is_a_third_of_the_training_pairs_and_no_test_pair_is_trained
 def test_a_noun_meets_some_verb_in_the_test_of_combinations_alone(followed):
     def met(name: str) -> list[set[tuple[str, str]]]:
         pairs = ([parsed(one) for one in text.split(" > ")] for text, _ in rows(followed / f"{name}.tsv"))
-        return [{(one.kind.word, one.does.word) for one in pair} for pair in pairs]
+        return [{(one.subject.word, one.predicate.word) for one in pair} for pair in pairs]
 
     known = set().union(*met("train"))
     assert {noun for noun, _ in known} == {*logic.NOUNS}
@@ -489,8 +489,8 @@ LINES = {
 
 @pytest.mark.parametrize(("name", "part"), LINES)
 def test_the_real_set_has_as_many_lines_as_its_page_says(data, tmp_path, name, part):
-    opened = recipes.open_recipe(name)
-    opened.code.prepare(opened.sets(data), part, tmp_path)
+    opened = recipes.load_recipe(name)
+    opened.prepare_module.prepare(opened.find_data_sets(data), part, tmp_path)
     found = {file.stem: len(rows(file)) for file in tmp_path.glob("*.tsv")}
     assert {key: found[key] for key in LINES[name, part]} == LINES[name, part]
     for test in opened.recipe.tests:
@@ -501,12 +501,12 @@ def test_the_real_set_has_as_many_lines_as_its_page_says(data, tmp_path, name, p
 
 
 def test_every_real_abstract_has_sentences_and_references(data):
-    place = recipes.open_recipe("summarization").sets(data)["scitldr-a"]
+    place = recipes.load_recipe("summarization").find_data_sets(data)["scitldr-a"]
     for split, count in (("train", 1992), ("dev", 619), ("test", 618)):
-        found = [row[1:] for row in summarization.tables.rows(place / f"{split}.tsv", 3)]
+        found = [row[1:] for row in summarization.tables.read_rows(place / f"{split}.tsv", 3)]
         assert len(found) == count
         for abstract, *references in found:
-            every = summarization.sentences(abstract)
+            every = summarization.split_sentences(abstract)
             assert " ".join(every).split() == abstract.split()
             assert references
             assert all(references)

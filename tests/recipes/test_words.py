@@ -14,8 +14,8 @@ import pytest
 from dragoman import config as configs
 from dragoman import recipes
 from dragoman.core.errors import DataError
-from dragoman.evaluation.metrics import corpus, metrics
-from dragoman.recipes.recipe import Opened
+from dragoman.evaluation.metrics import corpus_score, metrics
+from dragoman.recipes.recipe import LoadedRecipe
 from dragoman.text import codec as codecs
 
 JOBS = [
@@ -31,17 +31,17 @@ def made(tmp_path: Path) -> Made:
     """The files that a recipe prepares from its made-up data."""
 
     def prepare(name: str, part: str) -> Path:
-        opened = recipes.open_recipe(name)
+        opened = recipes.load_recipe(name)
         sets = {one: tmp_path / "sets" / one for one in opened.recipe.data}
-        opened.code.example(sets, random.Random(1))
+        opened.prepare_module.make_example(sets, random.Random(1))
         return prepared(opened, sets, part, tmp_path / "prepared")
 
     return prepare
 
 
-def prepared(opened: Opened, sets: dict[str, Path], part: str, folder: Path) -> Path:
+def prepared(opened: LoadedRecipe, sets: dict[str, Path], part: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    opened.code.prepare(sets, part, folder)
+    opened.prepare_module.prepare(sets, part, folder)
     return folder
 
 
@@ -49,9 +49,9 @@ def rows(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def config_of(name: str, folder: Path, system: str = "transformer") -> configs.Config:
+def job_config(name: str, folder: Path, system: str = "transformer") -> configs.Config:
     sets = [f"data.train={folder / 'train.tsv'}", f"data.valid={folder / 'valid.tsv'}"]
-    return configs.load(recipes.open_recipe(name).config(system), None, sets).config
+    return configs.load(recipes.load_recipe(name).config_file(system), None, sets).config
 
 
 # -- every recipe of words ---------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ def config_of(name: str, folder: Path, system: str = "transformer") -> configs.C
 @pytest.mark.parametrize(("name", "part"), JOBS)
 def test_every_file_has_the_columns_that_the_config_reads(name: str, part: str, made: Made) -> None:
     folder = made(name, part)
-    for system in recipes.open_recipe(name).recipe.systems:
-        count = len(config_of(name, folder, system).data.columns)
+    for system in recipes.load_recipe(name).recipe.systems:
+        count = len(job_config(name, folder, system).data.columns)
         assert {len(row) for row in rows(folder / "train.tsv")} == {count}
         for held_out in ("valid", "test"):
             found = rows(folder / f"{held_out}.tsv")
@@ -72,7 +72,7 @@ def test_every_file_has_the_columns_that_the_config_reads(name: str, part: str, 
 @pytest.mark.parametrize(("name", "part"), JOBS)
 def test_the_same_data_is_prepared_from_the_same_files(name: str, part: str, made: Made, tmp_path: Path) -> None:
     folder = made(name, part)
-    opened = recipes.open_recipe(name)
+    opened = recipes.load_recipe(name)
     again = prepared(opened, {one: tmp_path / "sets" / one for one in opened.recipe.data}, part, tmp_path / "again")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
         file.name: file.read_bytes() for file in again.iterdir()
@@ -82,8 +82,8 @@ def test_the_same_data_is_prepared_from_the_same_files(name: str, part: str, mad
 @pytest.mark.parametrize(("name", "part"), [job for job in JOBS if job[1] not in ("hindi", "telugu")])
 def test_no_test_source_is_among_what_a_model_is_trained_on_or_chosen_by(name: str, part: str, made: Made) -> None:
     folder = made(name, part)
-    # A word may be spelled alike in two languages, so that the tag belongs to the source.
-    tagged = "target_lang" in config_of(name, folder).data.columns
+    # A word may be tokenize_for_scoring alike in two languages, so that the tag belongs to the source.
+    tagged = "target_lang" in job_config(name, folder).data.columns
 
     def sources(side: str) -> set[tuple[str, str]]:
         return {(row[0], row[2] if tagged else "") for row in rows(folder / f"{side}.tsv")}
@@ -116,7 +116,7 @@ def test_stress_goes_and_all_pronunciations_stay(tmp_path: Path) -> None:
         train="tomado\tT AH0 M EY1 D OW2\ntomado\tT AH0 M AA1 D OW2\ntomado\tT AH1 M AA0 D OW2\n",
         test="lido\tL IH1 D OW0\tL IH0 D OW1\tL IY1 D OW0\nlido's\tL IH1 D OW0 Z\n",
     )
-    folder = prepared(recipes.open_recipe("pronunciation"), sets, "", tmp_path / "prepared")
+    folder = prepared(recipes.load_recipe("pronunciation"), sets, "", tmp_path / "prepared")
     assert rows(folder / "train.tsv") == [["tomado", "T AH M EY D OW"], ["tomado", "T AH M AA D OW"]]
     assert rows(folder / "test.tsv") == [["lido", "L IH D OW", "L IY D OW"], ["lido's", "L IH D OW Z"]]
 
@@ -129,10 +129,10 @@ def test_a_word_and_its_form_in_s_are_on_one_side_of_the_made_up_dictionary(made
 
 
 def test_the_word_error_rate_counts_a_word_right_if_any_pronunciation_matches() -> None:
-    figure = recipes.open_recipe("pronunciation").recipe.scores["wer"]
+    figure = recipes.load_recipe("pronunciation").recipe.scores["wer"]
     said, accepted = ["L IY D OW", "B AA", "K"], [["L IH D OW", "L IY D OW"], ["B AE"], ["K"]]
     assert figure.inverse
-    assert 100 - corpus(metrics.build(figure.metric), said, accepted) == pytest.approx(100 / 3)
+    assert 100 - corpus_score(metrics.build(figure.metric), said, accepted) == pytest.approx(100 / 3)
 
 
 # -- pronunciation in many languages -----------------------------------------------------------------------------------
@@ -154,15 +154,15 @@ def test_small_languages_are_repeated_in_training_and_nowhere_else(made: Made) -
 
 
 def test_what_the_model_would_say_is_compared_in_its_own_spelling(tmp_path: Path) -> None:
-    opened = recipes.open_recipe("pronunciation-languages")
+    opened = recipes.load_recipe("pronunciation-languages")
     place = tmp_path / "sigmorphon2020-g2p"
     place.mkdir()
     composed = "k ã l"  # ã as one character, as the task has it
     for split in ("train", "dev", "test"):
         (place / f"{split}.tsv").write_text(f"xx\t곰{split}\t{composed}\n", encoding="utf-8")
     folder = prepared(opened, {place.name: place}, "2020", tmp_path / "prepared")
-    config, (word, phones, _) = config_of("pronunciation-languages", folder), rows(folder / "train.tsv")[0]
-    codec = codecs.learn(
+    config, (word, phones, _) = job_config("pronunciation-languages", folder), rows(folder / "train.tsv")[0]
+    codec = codecs.learn_codec(
         *(config.tokenizer.source, config.tokenizer.target, False, config.data.normalization, [word], [phones], [])
     )
     [[_, reference, _]] = rows(folder / "test.tsv")
@@ -172,7 +172,7 @@ def test_what_the_model_would_say_is_compared_in_its_own_spelling(tmp_path: Path
 
 
 def test_a_set_without_one_of_its_folders_is_told_so(tmp_path: Path) -> None:
-    opened = recipes.open_recipe("pronunciation-languages")
+    opened = recipes.load_recipe("pronunciation-languages")
     with pytest.raises(DataError, match=r"LANGUAGE_test\.tsv"):
         prepared(opened, {"sigmorphon2021-g2p": tmp_path}, "2021", tmp_path / "prepared")
 
@@ -181,7 +181,7 @@ def test_a_set_without_one_of_its_folders_is_told_so(tmp_path: Path) -> None:
 
 
 def test_features_and_characters_are_symbols_that_cannot_be_taken_for_each_other(tmp_path: Path) -> None:
-    code = recipes.open_recipe("inflection").code
+    code = recipes.load_recipe("inflection").prepare_module
     for split in ("train", "dev", "test"):
         line = "V top\tV;IMP;ACC(PL;PSS(2,SG));NOM(INFM,2,SG)\tto ptV\n"
         (tmp_path / f"deu.{split}.tsv").write_text(line, encoding="utf-8")
@@ -189,18 +189,18 @@ def test_features_and_characters_are_symbols_that_cannot_be_taken_for_each_other
     assert rows(tmp_path / "prepared" / "test.tsv") == [
         ["V ␣ t o p [V] [IMP] [ACC] [PL] [PSS] [2] [SG] [NOM] [INFM] [2] [SG]", "t o ␣ p t V", "deu"]
     ]
-    assert code.baselines(tmp_path / "prepared", "deu") == {"the lemma itself": ["V ␣ t o p"]}
+    assert code.baseline_outputs(tmp_path / "prepared", "deu") == {"the lemma itself": ["V ␣ t o p"]}
 
 
 def test_a_character_that_was_never_seen_comes_back_by_its_number(made: Made) -> None:
-    config = config_of("inflection", made("inflection", "all"))
+    config = job_config("inflection", made("inflection", "all"))
     options = config.tokenizer
     assert options.joint
-    assert options.copies
+    assert options.copy_slots
     lines = ["[V] a b c"] * 40
-    tokens = codecs.learn(
+    tokens = codecs.learn_codec(
         *(options.source, options.source, True, config.data.normalization, lines, lines),
-        codecs.copies(options.copies),
+        codecs.copy_slot_symbols(options.copy_slots),
     )
     source = "[V] a 鰯 雲 b"
     ids = tokens.encode_target("a 鰯 雲 c", source=source)
@@ -220,7 +220,7 @@ def test_one_language_alone_is_its_share_of_all(made: Made) -> None:
 
 
 def test_every_native_word_of_a_romanization_is_accepted_the_most_attested_first(tmp_path: Path) -> None:
-    opened = recipes.open_recipe("transliteration")
+    opened = recipes.load_recipe("transliteration")
     for split in ("train", "dev", "test"):
         lines = "काल\tkal\t1\nकल\tkal\t4\nकलम\tkalam\t2\n"
         (tmp_path / f"hi.{split}.tsv").write_text(lines, encoding="utf-8")
@@ -230,7 +230,7 @@ def test_every_native_word_of_a_romanization_is_accepted_the_most_attested_first
 
 
 def test_the_characters_of_a_name_are_one_word_again(tmp_path: Path) -> None:
-    opened = recipes.open_recipe("transliteration")
+    opened = recipes.load_recipe("transliteration")
     for split in ("train", "dev", "test"):
         (tmp_path / f"katakana.{split}.tsv").write_text("lomé\tロ メ\t3\n", encoding="utf-8")
     folder = prepared(opened, {"wikidata-names-translit": tmp_path}, "katakana", tmp_path / "prepared")
@@ -253,8 +253,8 @@ COUNTS = {  # train, test; as the sets' descriptions have them, repetitions and 
 
 @pytest.mark.parametrize(("name", "part"), COUNTS)
 def test_the_real_set_is_prepared_whole(name: str, part: str, data: Path, tmp_path: Path) -> None:
-    opened = recipes.open_recipe(name)
-    folder = prepared(opened, opened.sets(data), part, tmp_path)
+    opened = recipes.load_recipe(name)
+    folder = prepared(opened, opened.find_data_sets(data), part, tmp_path)
     train, test = (rows(folder / f"{side}.tsv") for side in ("train", "test"))
     for found, wanted in zip((train, test), COUNTS[name, part], strict=True):
         assert wanted is None or len(found) == wanted
@@ -265,7 +265,7 @@ def test_the_real_set_is_prepared_whole(name: str, part: str, data: Path, tmp_pa
         native = {word for row in test for word in row[1:]}
         assert not native & {row[1] for row in train}
     for side in (train, test):  # nothing is so long that training or scoring would leave it out
-        config = config_of(name, folder)
+        config = job_config(name, folder)
         form = config.data.normalization
         longest = max(len(unicodedata.normalize("NFD" if form == "nfd" else "NFC", row[0])) for row in side)
         assert longest + 2 <= config.data.max_source
@@ -273,7 +273,7 @@ def test_the_real_set_is_prepared_whole(name: str, part: str, data: Path, tmp_pa
 
 def test_expectations_and_systems_are_well_formed() -> None:
     for name in {name for name, _ in JOBS}:
-        opened = recipes.open_recipe(name)
+        opened = recipes.load_recipe(name)
         assert json.dumps(opened.recipe.model_dump(mode="json"))
         assert opened.readme.startswith("# ")
         assert "## Scores" in opened.readme

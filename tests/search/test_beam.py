@@ -20,9 +20,9 @@ from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
 from dragoman.nn.attention import record_attention
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, Search, searches
-from dragoman.search.force_phrases import Required
-from dragoman.search.logits_processors import Prefix
+from dragoman.search import Search, SearchConstraints, searches
+from dragoman.search.force_phrases import ForcePhrasesProcessor
+from dragoman.search.logits_processors import PrefixProcessor
 
 from .test_exhaustive import assert_same, everything
 from .test_searches import RULES, SEEDS, State, Tables, random_tables
@@ -48,7 +48,7 @@ def plain_beam(
     k: int,
     formula: Callable[[float, float], float],
     *,
-    stop: str = "usual",
+    early_stopping: bool | str = False,
     shrink: bool = False,
     each: int | None = None,
     bonus: Callable[[Tokens], float] = lambda y: 0.0,
@@ -65,17 +65,17 @@ def plain_beam(
     live: list[Tokens] = [()]
     pool: list[Tokens] = []
     cut: list[Tokens] = []
-    for t in range(tables.longest[i] + 1):
+    for t in range(tables.max_lengths[i] + 1):
         places = k - len(pool) if shrink else k
         every: list[Tokens] = []
         for y in live:
             longer = [(*y, v) for v in range(tables.log_p.shape[2]) if v not in (PAD, BOS)]
-            may = [z for z in longer if total(z) > -math.inf and (z[-1] != EOS or t >= tables.shortest)]
+            may = [z for z in longer if total(z) > -math.inf and (z[-1] != EOS or t >= tables.min_lengths)]
             every += sorted(may, key=total, reverse=True)[:each]
         every.sort(key=total, reverse=True)
         ending = [y for y in every[:places] if y[-1] == EOS]
         pool = sorted(pool + ending, key=score, reverse=True)[:k]
-        if t == tables.longest[i]:
+        if t == tables.max_lengths[i]:
             cut = sorted((y for y in live if (*y, EOS) not in ending), key=score, reverse=True)
             break
         live = [y for y in (every[:places] if shrink else every) if y[-1] != EOS][:k]
@@ -84,9 +84,11 @@ def plain_beam(
         if not live:
             break
         full = len(pool) == k and not shrink
-        if full and stop == "usual" and formula(total(live[0]), t + 1) <= score(pool[-1]):
+        if full and early_stopping is True:
             break
-    return [*((y[:-1], "end", score(y)) for y in pool), *((y, "length", score(y)) for y in cut)][:k]
+        if full and early_stopping is False and formula(total(live[0]), t + 1) <= score(pool[-1]):
+            break
+    return [*((y[:-1], "eos", score(y)) for y in pool), *((y, "length", score(y)) for y in cut)][:k]
 
 
 def assert_found(found: list[Hypothesis], expected: Found) -> None:
@@ -94,9 +96,9 @@ def assert_found(found: list[Hypothesis], expected: Found) -> None:
     assert [h.score for h in found] == pytest.approx([score for *_, score in expected], rel=1e-9, abs=1e-9)
 
 
-def competing(seed: int, longest: list[int], shortest: int = 0) -> Tables:
+def competing(seed: int, max_lengths: list[int], min_lengths: int = 0) -> Tables:
     """Random tables in which ends compete with beginnings; in some, some ways are closed."""
-    tables = random_tables(seed, len(longest), 7, longest, shortest)
+    tables = random_tables(seed, len(max_lengths), 7, max_lengths, min_lengths)
     tables.log_p[..., EOS] += 1.0 - 0.5 * (seed % 3)
     tables.log_p = tables.log_p.log_softmax(-1)  # no log p above 0, or an exact stop could not know
     if seed % 4 == 0:
@@ -111,24 +113,26 @@ def competing(seed: int, longest: list[int], shortest: int = 0) -> Tables:
 @pytest.mark.parametrize("rule", ALPHAS)
 @given(
     seed=SEEDS,
-    longest=st.lists(st.integers(0, 5), min_size=2, max_size=2),
-    shortest=st.integers(0, 3) | st.lists(st.integers(0, 3), min_size=2, max_size=2),
+    max_lengths=st.lists(st.integers(0, 5), min_size=2, max_size=2),
+    min_lengths=st.integers(0, 3) | st.lists(st.integers(0, 3), min_size=2, max_size=2),
     closed=st.booleans(),
 )
 @settings(max_examples=10)
 def test_a_beam_wide_enough_finds_everything_in_order(
-    rule: str, seed: int, longest: list[int], shortest: int | list[int], closed: bool
+    rule: str, seed: int, max_lengths: list[int], min_lengths: int | list[int], closed: bool
 ) -> None:
     part, formula = ALPHAS[rule]
-    tables = random_tables(seed, 2, 5, longest)
+    tables = random_tables(seed, 2, 5, max_lengths)
     if closed:
         gone = torch.rand(tables.log_p.shape, generator=torch.Generator().manual_seed(seed)) < 0.2
         tables.log_p[gone] = -math.inf
-    size = 2**5 * 3 + 2**6  # every extension of the longest beginnings, and every result
-    limits = Limits(torch.tensor(longest), torch.tensor(shortest) if isinstance(shortest, list) else shortest)
-    results = beam(size=size, length=part, stop="exact")(tables.step, tables.start, limits)
+    size = 2**5 * 3 + 2**6  # every extension of the longest prefixes, and every result
+    limits = SearchConstraints(
+        torch.tensor(max_lengths), torch.tensor(min_lengths) if isinstance(min_lengths, list) else min_lengths
+    )
+    results = beam(beam=size, length_rule=part, early_stopping="never")(tables.step, tables.start, limits)
     for i, found in enumerate(results):
-        least = shortest[i] if isinstance(shortest, list) else shortest
+        least = min_lengths[i] if isinstance(min_lengths, list) else min_lengths
         told = [(tuple(h.tokens), h.finish_reason, h.log_probs, h.score) for h in found]
         assert_same(told, everything(tables, i, formula, least))
 
@@ -137,7 +141,7 @@ def test_a_beam_wide_enough_finds_everything_in_order(
 @settings(max_examples=15)
 def test_a_wide_beam_finds_everything_that_begins_as_it_must(seed: int, prefixes: list[list[int]]) -> None:
     tables = random_tables(seed, 3, 5, [4, 3, 2])
-    for i, found in enumerate(tables.run(beam(size=80, stop="exact"), (Prefix(prefixes),))):
+    for i, found in enumerate(tables.run(beam(beam=80, early_stopping="never"), (PrefixProcessor(prefixes),))):
         told = [(tuple(h.tokens), h.finish_reason, h.log_probs, h.score) for h in found]
 
         def may(y: Tokens, forced: tuple[int, ...] = tuple(prefixes[i])) -> bool:
@@ -152,31 +156,33 @@ NARROW = {
     "seed": SEEDS,
     "size": st.integers(1, 5),
     "rule": st.sampled_from(sorted(ALPHAS)),
-    "shortest": st.integers(0, 2),
+    "min_lengths": st.integers(0, 2),
 }
 
 
 @given(**NARROW)
 @settings(max_examples=25)
-def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: str, shortest: int) -> None:
+def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: str, min_lengths: int) -> None:
     """The k + 1 best extensions of each beginning are enough: k others, should one be </s>."""
     part, formula = ALPHAS[rule]
-    tables = competing(seed, [4, 2, 3], shortest)
-    for i, found in enumerate(tables.run(beam(size=size, length=part))):
+    tables = competing(seed, [4, 2, 3], min_lengths)
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part))):
         assert_found(found, plain_beam(tables, i, size, formula))
         assert_found(found, plain_beam(tables, i, size, formula, each=size + 1))
 
 
 @given(**NARROW)
 @settings(max_examples=30)
-def test_an_exact_stop_changes_nothing(seed: int, size: int, rule: str, shortest: int) -> None:
+def test_a_beam_that_never_stops_early_finds_what_a_search_up_to_the_limit_finds(
+    seed: int, size: int, rule: str, min_lengths: int
+) -> None:
     part, formula = ALPHAS[rule]
-    tables = competing(seed, [4, 2, 4], shortest)
-    for i, found in enumerate(tables.run(beam(size=size, length=part, stop="exact"))):
-        assert_found(found, plain_beam(tables, i, size, formula, stop="never"))
+    tables = competing(seed, [4, 2, 4], min_lengths)
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, early_stopping="never"))):
+        assert_found(found, plain_beam(tables, i, size, formula, early_stopping="never"))
 
 
-def test_an_exact_stop_waits_for_what_the_usual_one_misses_and_no_longer() -> None:
+def test_early_stopping_never_waits_for_what_false_misses_and_no_longer() -> None:
     """</s> at once has −1; B has −2 and is then certain. Under the mean B B reaches −2/3 > −1, but B has −2/1 now.
 
     <s> ─┬─ </s> −1                A beam of one keeps the best that has not ended beside what has.
@@ -188,37 +194,77 @@ def test_an_exact_stop_waits_for_what_the_usual_one_misses_and_no_longer() -> No
         steps.append(tokens)
         return words.step(tokens, node)
 
-    def found(longest: int, **options: Any) -> tuple[int, int]:
+    def found(max_lengths: int, **options: Any) -> tuple[int, int]:
         """The tokens of the best, and the steps it took."""
         steps.clear()
-        [[best]] = beam(size=1, **options)(step, words.start, Limits(torch.tensor([longest])))
+        [[best]] = beam(beam=1, **options)(step, words.start, SearchConstraints(torch.tensor([max_lengths])))
         return len(best.tokens), len(steps)
 
     assert found(2) == (0, 1)
-    assert found(2, stop="exact") == (2, 3)
-    assert found(1, stop="exact") == (0, 1)  # −2/2 is no more than −1
+    assert found(2, early_stopping="never") == (2, 3)
+    assert found(1, early_stopping="never") == (0, 1)  # −2/2 is no more than −1
 
 
-def test_an_exact_stop_knows_that_a_negative_alpha_prefers_to_end_now() -> None:
-    """log p · n: C D </s> has −1.5 · 3 > −3 · 2 of C </s>; up to the longest length it would have −1.5 · 9.
+def test_early_stopping_never_knows_that_a_negative_alpha_prefers_to_end_now() -> None:
+    """log p · n: C D </s> has −1.5 · 3 > −3 · 2 of C </s>; up to the maximum length it would have −1.5 · 9.
 
     <s> ─┬─ </s> −1
          └─ C −1.2 ─┬─ </s> −3
                     └─ D −1.5 ── </s> −1.5
     """
     words = Words({"</s>": -1.0, "C": -1.2, "C </s>": -3.0, "C D": -1.5, "C D </s>": -1.5})
-    search = beam(size=2, stop="exact", length=ALPHAS["power -1"][0])
-    [found] = search(words.step, words.start, Limits(torch.tensor([8])))
+    search = beam(beam=2, early_stopping="never", length_rule=ALPHAS["power -1"][0])
+    [found] = search(words.step, words.start, SearchConstraints(torch.tensor([8])))
     assert [h.score for h in found] == pytest.approx([-1.0, -4.5])
 
 
 @given(**NARROW)
+@settings(max_examples=30)
+def test_early_stopping_true_stops_as_soon_as_a_whole_beam_has_finished(
+    seed: int, size: int, rule: str, min_lengths: int
+) -> None:
+    part, formula = ALPHAS[rule]
+    tables = competing(seed, [4, 2, 4], min_lengths)
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, early_stopping=True))):
+        assert_found(found, plain_beam(tables, i, size, formula, early_stopping=True))
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "tokens", "steps"), [(True, [0, 1], 2), (False, [2, 0], 3), ("never", [2, 3], 4)]
+)
+def test_each_kind_of_early_stopping_takes_its_number_of_steps(
+    early_stopping: bool | str, tokens: list[int], steps: int
+) -> None:
+    """A beam of 2 under the mean, with log p of each prefix and the score of each finished hypothesis.
+
+    <s> ─┬─ </s> −1.5 = −1.50
+         └─ B −1.4 ─┬─ </s> −3.2 = −1.60              two have finished: `true` stops
+                    └─ C −2.8 ─┬─ </s> −3.3 = −1.10   before it, C had −2.8/2 > −1.60: `false` continued
+                               └─ D −4.6 ── </s> −4.6 = −1.15
+                                                      D has −4.6/3 < −1.50: `false` stops; but −4.6/4 can beat it
+    """
+    words = Words(
+        {"</s>": -1.5, "B": -1.4, "B </s>": -3.2, "B C": -2.8, "B C </s>": -3.3, "B C D": -4.6, "B C D </s>": -4.6}
+    )
+    taken = []
+
+    def step(tokens: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+        taken.append(tokens)
+        return words.step(tokens, node)
+
+    search = beam(beam=2, early_stopping=early_stopping)
+    [found] = search(step, words.start, SearchConstraints(torch.tensor([9])))
+    assert [len(h.tokens) for h in found] == tokens
+    assert len(taken) == steps
+
+
+@given(**NARROW)
 @settings(max_examples=25)
-def test_a_shrinking_beam_loses_a_place_with_each_that_ends(seed: int, size: int, rule: str, shortest: int) -> None:
+def test_a_shrinking_beam_loses_a_place_with_each_that_ends(seed: int, size: int, rule: str, min_lengths: int) -> None:
     """Here the k best extensions of each beginning are enough: what is not among the k best is never kept."""
     part, formula = ALPHAS[rule]
-    tables = competing(seed, [4, 2, 4], shortest)
-    for i, found in enumerate(tables.run(beam(size=size, length=part, ending="shrink"))):
+    tables = competing(seed, [4, 2, 4], min_lengths)
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, finished_policy="shrink"))):
         assert_found(found, plain_beam(tables, i, size, formula, shrink=True))
         assert_found(found, plain_beam(tables, i, size, formula, shrink=True, each=size))
         if seed % 4:
@@ -253,7 +299,7 @@ class Looks(Tables):
         attention = weights.gather(1, inside.node[..., None].expand(-1, -1, weights.shape[2]))
         return log_p, replace(state, inside=inside, attention=attention)
 
-    def covered(self, i: int, y: Tokens) -> float:
+    def log_coverage(self, i: int, y: Tokens) -> float:
         """Σ_j log min(Σ_t a_tj, 1), with 1e-6 for nothing."""
         sums = [0.0] * self.lengths[i]
         node, V = 0, self.log_p.shape[2]
@@ -264,9 +310,9 @@ class Looks(Tables):
         return sum(math.log(min(max(x, 1e-6), 1.0)) for x in sums)
 
 
-def attending(seed: int, longest: list[int], lengths: list[int]) -> Looks:
-    plain = competing(seed, longest)
-    tables = Looks(plain.log_p, longest)
+def attending(seed: int, max_lengths: list[int], lengths: list[int]) -> Looks:
+    plain = competing(seed, max_lengths)
+    tables = Looks(plain.log_p, max_lengths)
     generator = torch.Generator().manual_seed(seed)
     noise = 2 * torch.randn(*plain.log_p.shape[:2], max(lengths), generator=generator)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None, None]
@@ -282,10 +328,22 @@ def test_coverage_counts_what_was_looked_at_and_padding_counts_for_nothing(
 ) -> None:
     part, formula = RULES[rule]
     tables = attending(seed, [3, 1, 4], [2, 4, 3])
-    search = beam(size=size, length=part, coverage=0.7, stop="exact", ending="shrink" if shrink else "pool")
+    search = beam(
+        beam=size,
+        length_rule=part,
+        coverage_penalty=0.7,
+        early_stopping="never",
+        finished_policy="shrink" if shrink else "collect",
+    )
     for i, found in enumerate(tables.run(search)):
         expected = plain_beam(
-            tables, i, size, formula, stop="never", shrink=shrink, bonus=lambda y, i=i: 0.7 * tables.covered(i, y)
+            tables,
+            i,
+            size,
+            formula,
+            early_stopping="never",
+            shrink=shrink,
+            bonus=lambda y, i=i: 0.7 * tables.log_coverage(i, y),
         )
         assert [(tuple(h.tokens), h.finish_reason) for h in found] == [one[:2] for one in expected]
         assert [h.score for h in found] == pytest.approx([score for *_, score in expected], abs=1e-5)
@@ -293,7 +351,7 @@ def test_coverage_counts_what_was_looked_at_and_padding_counts_for_nothing(
 
 def test_coverage_needs_a_step_that_looks() -> None:
     with pytest.raises(UserError, match="coverage"):
-        competing(1, [2]).run(beam(coverage=0.1))
+        competing(1, [2]).run(beam(coverage_penalty=0.1))
 
 
 @pytest.mark.parametrize("decoder", ["rnn", "conv", "transformer"])
@@ -305,7 +363,7 @@ def test_the_weights_of_each_step_are_those_of_a_watched_pass_and_a_score_counts
     source, lengths = torch.randint(4, 8, (2, 4)), torch.tensor([4, 2])
     memory = model.encode(source, lengths)
     targets = torch.cat([torch.full((2, 3, 1), BOS), torch.randint(3, 8, (2, 3, 4))], -1)  # (B, K, T)
-    state = model.start(memory, Capacity(3, 5), looks=True)
+    state = model.start(memory, Capacity(3, 5), trace_attention=True)
     steps = []
     for t in range(5):
         _, state = model.step(targets[:, :, t], state)
@@ -319,8 +377,12 @@ def test_the_weights_of_each_step_are_those_of_a_watched_pass_and_a_score_counts
             torch.testing.assert_close(found, whole[i, :, :n], atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(found.sum(-1), torch.ones(5).double())
 
-    search = beam(size=3, length=Part("none"), coverage=0.5)
-    results = search(model.step, lambda room: model.start(memory, room, looks=True), Limits(torch.tensor([5, 3])))
+    search = beam(beam=3, length_rule=Part("none"), coverage_penalty=0.5)
+    results = search(
+        model.step,
+        lambda room: model.start(memory, room, trace_attention=True),
+        SearchConstraints(torch.tensor([5, 3])),
+    )
     for i, n in enumerate(lengths):
         for h in results[i]:
             with record_attention():
@@ -359,12 +421,12 @@ class Words:
     def start(capacity: Capacity) -> Tensor:
         return torch.zeros(1, capacity.hypotheses, dtype=torch.long)
 
-    def walk(self, longest: int) -> tuple[list[str], list[set[str]]]:
+    def walk(self, max_lengths: int) -> tuple[list[str], list[set[str]]]:
         """What a beam of 2 finds, best first, and what it keeps at each step."""
         traces: dict[int, list[dict[str, Any]]] = {}
-        limits = Limits(torch.tensor([longest]), traces=traces)
-        [found] = beam(size=2)(self.step, self.start, limits)
-        texts, kept = {0: ""}, [set[str]() for _ in range(longest + 1)]
+        limits = SearchConstraints(torch.tensor([max_lengths]), traces=traces)
+        [found] = beam(beam=2)(self.step, self.start, limits)
+        texts, kept = {0: ""}, [set[str]() for _ in range(max_lengths + 1)]
         for entry in traces[0]:
             texts[entry["id"]] = f"{texts[entry['parent']]} {self.names[entry['token']]}".strip()
             if entry["fate"] == "kept":
@@ -498,7 +560,7 @@ def test_a_wide_beam_finds_everything_that_holds_the_required_phrases(
     seed: int, phrases: list[list[list[int]]], ordered: bool
 ) -> None:
     tables = random_tables(seed, 2, 5, [4, 5])
-    results = tables.run(beam(size=160, stop="exact"), (Required(phrases, ordered),))
+    results = tables.run(beam(beam=160, early_stopping="never"), (ForcePhrasesProcessor(phrases, ordered),))
     for i, found in enumerate(results):
         truth = [one for one in everything(tables, i, RULES["mean"][1], 0) if holds(one[0], phrases[i], ordered)]
         assert_found([h for h in found if h.finish_reason == "eos"], [(y, end, score) for y, end, _, score in truth])
@@ -515,10 +577,10 @@ def test_a_wide_beam_finds_everything_that_holds_the_required_phrases(
 def test_a_narrow_beam_still_says_what_is_required_where_there_is_room(
     seed: int, phrases: list[list[list[int]]], ordered: bool, size: int, spare: int
 ) -> None:
-    longest = [max(sum(map(len, ones)) + spare, 1) for ones in phrases]
+    max_lengths = [max(sum(map(len, ones)) + spare, 1) for ones in phrases]
     tables = random_tables(seed, 3, 9, [2, 2, 2], sharp=3.0)
-    tables.longest = longest  # beyond the table's depth every beginning has the same next tokens
-    for i, found in enumerate(tables.run(beam(size=size), (Required(phrases, ordered),))):
+    tables.max_lengths = max_lengths  # beyond the table's depth every beginning has the same next tokens
+    for i, found in enumerate(tables.run(beam(beam=size), (ForcePhrasesProcessor(phrases, ordered),))):
         assert holds(tuple(found[0].tokens), phrases[i], ordered)
         assert all(holds(tuple(h.tokens), phrases[i], ordered) for h in found if h.finish_reason == "eos")
 
@@ -527,6 +589,6 @@ def test_a_narrow_beam_still_says_what_is_required_where_there_is_room(
 @settings(max_examples=10)
 def test_required_phrases_of_other_sentences_change_nothing(seed: int, ordered: bool) -> None:
     tables, phrases = random_tables(seed, 4, 6, [4, 2, 3, 4]), [[[4, 5]], [], [[5], [5]], [[4], [5, 3]]]
-    together = tables.run(beam(size=3), (Required(phrases, ordered),))
+    together = tables.run(beam(beam=3), (ForcePhrasesProcessor(phrases, ordered),))
     for i in range(4):
-        assert tables.rows([i]).run(beam(size=3), (Required([phrases[i]], ordered),)) == [together[i]]
+        assert tables.rows([i]).run(beam(beam=3), (ForcePhrasesProcessor([phrases[i]], ordered),)) == [together[i]]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, PAD
-from dragoman.search import Limits, searches
-from dragoman.search.ctc import CTCPrefix
+from dragoman.search import SearchConstraints, searches
+from dragoman.search.ctc import CTCPrefixScorer
 
 V, FIRST = 6, 3  # <pad>, which is the blank, <s>, </s>, <unk> and two tokens; <unk> is a token like the others here
 HEARD = [PAD, *range(FIRST, V)]  # what an alignment is made of
@@ -55,11 +55,11 @@ def test_the_gains_of_a_prefix_are_those_of_all_alignments(at_once: bool) -> Non
     log_p = heard(lengths)
     truths = [readings(log_p[i, :n]) for i, n in enumerate(lengths)]
     prefixes = [[3, 4, 4], [4, 3, 3], [5, 5, 5], [3, 5, 3]]
-    rule, weight = CTCPrefix(log_p, torch.tensor(lengths), 0.5), 0.5
+    rule, weight = CTCPrefixScorer(log_p, torch.tensor(lengths), 0.5), 0.5
     for t in range(4):
         history = torch.tensor([[prefix[:t] for prefix in prefixes]] * 3).view(3, 4, t)
         if at_once:  # nothing known from the step before
-            rule = CTCPrefix(log_p, torch.tensor(lengths), 0.5)
+            rule = CTCPrefixScorer(log_p, torch.tensor(lengths), 0.5)
         found = rule(torch.zeros(3, 4, V, dtype=torch.float64), history, torch.arange(3)) / weight
         for i, truth in enumerate(truths):
             for k, prefix in enumerate(prefixes):
@@ -80,15 +80,15 @@ def test_the_gains_of_a_prefix_are_those_of_all_alignments(at_once: bool) -> Non
 def test_hypotheses_may_change_their_places_and_sentences_may_leave() -> None:
     lengths = torch.tensor([5, 4, 3])
     log_p, said = heard(lengths.tolist()), torch.zeros(2, 3, V, dtype=torch.float64)
-    rule = CTCPrefix(log_p, lengths, 0.3)
+    rule = CTCPrefixScorer(log_p, lengths, 0.3)
     first = torch.tensor([[[3], [4], [5]]] * 3)
     rule(torch.zeros(3, 3, V, dtype=torch.float64), first, torch.arange(3))
     rows = torch.tensor([0, 2])
     second = torch.tensor([[[5, 3], [3, 3], [5, 4]], [[4, 4], [4, 5], [4, 3]]])
     found = rule(said, second, rows)
-    torch.testing.assert_close(found, CTCPrefix(log_p, lengths, 0.3)(said, second, rows))
+    torch.testing.assert_close(found, CTCPrefixScorer(log_p, lengths, 0.3)(said, second, rows))
     unknown = torch.tensor([[[4, 4, 4], [3, 3, 5], [5, 4, 3]], [[3, 4, 4], [4, 5, 3], [4, 3, 3]]])
-    torch.testing.assert_close(rule(said, unknown, rows), CTCPrefix(log_p, lengths, 0.3)(said, unknown, rows))
+    torch.testing.assert_close(rule(said, unknown, rows), CTCPrefixScorer(log_p, lengths, 0.3)(said, unknown, rows))
 
 
 def test_long_sources_and_improbable_tokens_stay_exact() -> None:
@@ -106,8 +106,8 @@ def test_long_sources_and_improbable_tokens_stay_exact() -> None:
         for t in range(S):
             n[t + 1] = np.logaddexp(n[t], phi[t]) + lp[t, c]
             b[t + 1] = np.logaddexp(b[t], n[t]) + lp[t, PAD]
-    rule = CTCPrefix(log_p, torch.tensor([S]), 0.5)
-    found = rule.heard(torch.tensor([[g]]), torch.tensor([0]))
+    rule = CTCPrefixScorer(log_p, torch.tensor([S]), 0.5)
+    found = rule.prefix_state(torch.tensor([[g]]), torch.tensor([0]))
     assert float(found.psi) == pytest.approx(psi, rel=1e-9)
     assert float(found.n[0, 0, -1]) == pytest.approx(n[-1], rel=1e-9)
     assert float(found.b[0, 0, -1]) == pytest.approx(b[-1], rel=1e-9)
@@ -124,9 +124,9 @@ def test_a_search_that_hears_finds_the_best_mixture(name: str) -> None:
     def step(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return step_log_p.expand(*tokens.shape, V), state
 
-    limits = Limits(torch.tensor([3]), rules=[CTCPrefix(log_p, torch.tensor([3]), weight)])
-    options = {"size": 40} if name == "beam" else {}
-    search = searches.build(Part(name, {**options, "length": Part("none")}))
+    limits = SearchConstraints(torch.tensor([3]), processors=[CTCPrefixScorer(log_p, torch.tensor([3]), weight)])
+    options = {"beam": 40} if name == "beam" else {}
+    search = searches.build(Part(name, {**options, "length_rule": Part("none")}))
     best = search(step, lambda room: torch.zeros(1, room.hypotheses), limits)[0][0]
     truth = readings(log_p[0])
     score = {g: (1 - weight) * float(step_log_p[[*g, EOS]].sum()) + weight * logarithm(p) for g, p in truth.items()}

@@ -47,7 +47,7 @@ class Group:
         ending = [y for y in every[: self.k] if y[-1] == EOS]
         self.pool = sorted(self.pool + ending, key=self.score, reverse=True)[: self.k]
         before, self.live = self.live, [y for y in every if y[-1] != EOS][: self.k]
-        if t == self.tables.longest[self.i]:
+        if t == self.tables.max_lengths[self.i]:
             self.live, self.cut = [], [y for y in before if (*y, EOS) not in ending]
             return
         best = max(map(self.total, self.live), default=0.0)
@@ -56,13 +56,13 @@ class Group:
 
     def found(self) -> Found:
         cut = sorted(self.cut, key=self.score, reverse=True)
-        results = [*((y[:-1], "end", self.score(y)) for y in self.pool), *((y, "length", self.score(y)) for y in cut)]
+        results = [*((y[:-1], "eos", self.score(y)) for y in self.pool), *((y, "length", self.score(y)) for y in cut)]
         return results[: self.k]
 
 
 def plain_diverse(tables: Tables, i: int, size: int, groups: int, strength: float, formula: Any) -> Found:
     all_groups = [Group(tables, i, size // groups, formula) for _ in range(groups)]
-    for t in range(tables.longest[i] + 1):
+    for t in range(tables.max_lengths[i] + 1):
         said: Counter[int] = Counter()
         for group in all_groups:
             group.advance(t, lambda v, said=said: strength * said[v])  # type: ignore[misc]
@@ -79,7 +79,7 @@ SHAPES = st.sampled_from([(2, 1), (3, 3), (4, 2), (6, 3), (6, 2)])
 def test_a_diverse_beam_is_its_definition(seed: int, shape: tuple[int, int], strength: float, rule: str) -> None:
     part, formula = RULES[rule]
     tables = competing(seed, [4, 1, 3])
-    search = diverse(size=shape[0], groups=shape[1], strength=strength, length=part)
+    search = diverse(beam=shape[0], num_beam_groups=shape[1], diversity_penalty=strength, length_rule=part)
     for i, found in enumerate(tables.run(search)):
         assert_found(found, plain_diverse(tables, i, *shape, strength, formula))
 
@@ -90,7 +90,9 @@ def test_with_no_strength_every_group_is_a_beam_of_its_own(seed: int, shape: tup
     size, groups = shape
     tables = competing(seed, [3, 2, 4])
     for found, alone in zip(
-        tables.run(diverse(size=size, groups=groups, strength=0.0)), tables.run(beam(size=size // groups)), strict=True
+        tables.run(diverse(beam=size, num_beam_groups=groups, diversity_penalty=0.0)),
+        tables.run(beam(beam=size // groups)),
+        strict=True,
     ):
         many = [h for h in alone for _ in range(groups)]
         assert told([found]) == told([many])
@@ -99,8 +101,8 @@ def test_with_no_strength_every_group_is_a_beam_of_its_own(seed: int, shape: tup
 @given(seed=SEEDS)
 @settings(max_examples=20)
 def test_with_great_strength_the_groups_begin_with_different_tokens_and_scores_stay_what_they_are(seed: int) -> None:
-    tables = random_tables(seed, 2, 8, [3, 3], shortest=1)  # 5 tokens to begin with
-    for i, found in enumerate(tables.run(diverse(size=4, groups=4, strength=1000.0))):
+    tables = random_tables(seed, 2, 8, [3, 3], min_lengths=1)  # 5 tokens to begin with
+    for i, found in enumerate(tables.run(diverse(beam=4, num_beam_groups=4, diversity_penalty=1000.0))):
         assert len({h.tokens[0] for h in found}) == 4
         for h in found:
             ended = [EOS] if h.finish_reason == "eos" else []
@@ -112,7 +114,7 @@ def test_with_great_strength_the_groups_begin_with_different_tokens_and_scores_s
 @settings(max_examples=20)
 def test_a_result_does_not_depend_on_the_batch(seed: int, rows: list[int], strength: float) -> None:
     tables = competing(seed, [3, 0, 2, 4, 1])
-    search = diverse(size=4, groups=2, strength=strength)
+    search = diverse(beam=4, num_beam_groups=2, diversity_penalty=strength)
     together = told(tables.run(search))
     assert told(tables.rows(rows).run(search)) == [together[i] for i in rows]
     for i in range(5):
@@ -120,14 +122,16 @@ def test_a_result_does_not_depend_on_the_batch(seed: int, rows: list[int], stren
 
 
 def test_groups_of_unequal_size_are_refused() -> None:
-    with pytest.raises(PartError, match="cannot be shared evenly by 3 groups"):
-        diverse(size=4, groups=3)
+    with pytest.raises(PartError, match="cannot be divided evenly into 3 groups"):
+        diverse(beam=4, num_beam_groups=3)
 
 
 def test_rules_hold_in_every_group() -> None:
     def never_four(log_p: torch.Tensor, history: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return log_p.index_fill(2, torch.tensor([4]), -torch.inf)
 
-    found = random_tables(int(torch.randint(2**31, ())), 2, 6, [3, 2]).run(diverse(size=4, groups=2), (never_four,))
+    found = random_tables(int(torch.randint(2**31, ())), 2, 6, [3, 2]).run(
+        diverse(beam=4, num_beam_groups=2), (never_four,)
+    )
     assert all(found)
     assert not any(4 in h.tokens for best in found for h in best)

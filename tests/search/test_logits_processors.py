@@ -22,10 +22,16 @@ from torch import Tensor
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, UNK, Capacity
-from dragoman.search import Limits, Rule, automata, searches
-from dragoman.search.automata import AllowedRegex, AllowedTrie
-from dragoman.search.force_phrases import Required, banks
-from dragoman.search.logits_processors import Forbidden, NoRepeat, NoUnknown, Prefix, RepetitionPenalty
+from dragoman.search import LogitsProcessor, SearchConstraints, output_forms, searches
+from dragoman.search.force_phrases import ForcePhrasesProcessor, share_slots
+from dragoman.search.logits_processors import (
+    ForbidPhrasesProcessor,
+    NoRepeatNgramProcessor,
+    NoUnkProcessor,
+    PrefixProcessor,
+    RepetitionPenaltyProcessor,
+)
+from dragoman.search.output_forms import ChoicesProcessor, PatternProcessor
 
 V = 6
 WORDS = (UNK, 4, 5)  # what results are made of here
@@ -71,26 +77,32 @@ some = st.lists(phrase, min_size=1, max_size=3)
 few = st.lists(phrase, max_size=3, unique_by=tuple)
 
 # For two sentences: the rule, and what it means for each.
-RULES: dict[str, st.SearchStrategy[tuple[Rule, list[Predicate]]]] = {
+RULES: dict[str, st.SearchStrategy[tuple[LogitsProcessor, list[Predicate]]]] = {
     "prefix": st.tuples(st.just([]) | phrase, phrase).map(
-        lambda given: (Prefix(given), [lambda y, p=p: begins_with(y, p) for p in given])
+        lambda given: (PrefixProcessor(given), [lambda y, p=p: begins_with(y, p) for p in given])
     ),
     "forbidden": st.tuples(few, some).map(
-        lambda given: (Forbidden(given), [lambda y, ps=ps: not any(holds(y, p) for p in ps) for ps in given])
+        lambda given: (
+            ForbidPhrasesProcessor(given),
+            [lambda y, ps=ps: not any(holds(y, p) for p in ps) for ps in given],
+        )
     ),
-    "no repeat": st.integers(1, 3).map(lambda n: (NoRepeat(n), [lambda y: no_gram_twice(y, n)] * 2)),
-    "no unknown": st.just((NoUnknown(), [lambda y: UNK not in y] * 2)),
+    "no repeat": st.integers(1, 3).map(lambda n: (NoRepeatNgramProcessor(n), [lambda y: no_gram_twice(y, n)] * 2)),
+    "no unknown": st.just((NoUnkProcessor(), [lambda y: UNK not in y] * 2)),
     "trie": st.tuples(st.lists(st.just([]) | phrase, min_size=1, max_size=4), some).map(
         lambda given: (
-            AllowedTrie(given),
+            ChoicesProcessor(given),
             [lambda y, s=s: any(starts_like(y, [*one, EOS]) for one in s) for s in given],
         )
     ),
     "required": st.tuples(few, few).map(
-        lambda given: (Required(given), [lambda y, ps=ps: ends_with_all(y, ps) for ps in given])
+        lambda given: (ForcePhrasesProcessor(given), [lambda y, ps=ps: ends_with_all(y, ps) for ps in given])
     ),
     "required in order": st.tuples(few, some).map(
-        lambda given: (Required(given, ordered=True), [lambda y, ps=ps: ends_in_order(y, ps) for ps in given])
+        lambda given: (
+            ForcePhrasesProcessor(given, ordered=True),
+            [lambda y, ps=ps: ends_in_order(y, ps) for ps in given],
+        )
     ),
 }
 
@@ -99,7 +111,7 @@ def random_log_p(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
 
 
-def after(rule: Rule, histories: list[list[Tokens]], rows: list[int], seed: int = 0) -> list[list[set[int]]]:
+def after(rule: LogitsProcessor, histories: list[list[Tokens]], rows: list[int], seed: int = 0) -> list[list[set[int]]]:
     """What a rule lets come after each history (sentences, hypotheses); the log p of that must be untouched."""
     t = len(histories[0][0])
     log_p = random_log_p(seed, len(histories), len(histories[0]), V)
@@ -143,12 +155,12 @@ def test_a_beam_wide_enough_finds_exactly_the_results_that_keep_to_a_rule(
     def start(capacity: Capacity) -> Tensor:
         return torch.arange(2)[:, None]  # which sentence each row is; shared by its hypotheses
 
-    limits = Limits(torch.tensor([3, 2]), rules=[rule])
-    found = searches.build(Part("beam", {"size": 200, "length": Part("none")}))(step, start, limits)
-    for row, (predicate, longest) in enumerate(zip(fine, (3, 2), strict=True)):
+    limits = SearchConstraints(torch.tensor([3, 2]), processors=[rule])
+    found = searches.build(Part("beam", {"beam": 200, "length_rule": Part("none")}))(step, start, limits)
+    for row, (predicate, max_lengths) in enumerate(zip(fine, (3, 2), strict=True)):
         right = [
             (sum(table[row, a, b].item() for a, b in itertools.pairwise((BOS, *y, EOS))), y)
-            for n in range(longest + 1)
+            for n in range(max_lengths + 1)
             for y in itertools.product(WORDS, repeat=n)
             if predicate((*y, EOS)) and all(predicate(y[:i]) for i in range(n + 1))
         ]
@@ -157,14 +169,19 @@ def test_a_beam_wide_enough_finds_exactly_the_results_that_keep_to_a_rule(
         assert [h.score for h in ended] == pytest.approx(sorted((total for total, _ in right), reverse=True))
 
 
-def every_rule() -> Iterator[Rule]:
+def every_rule() -> Iterator[LogitsProcessor]:
     """For four sentences."""
-    yield Prefix([[4], [], [5, 4, UNK], [4, 4]])
-    yield Forbidden([[[4, 5], [5]], [], [[4]], [[5, 4, 5]]])
-    yield AllowedTrie([[[4, 5]], [[]], [[5, 4], [5]], [[4, 4, 4]]])
-    yield Required([[[4, 5]], [], [[4], [5]], [[5, 4, 5]]])
-    yield Required([[[4, 5]], [], [[4], [5]], [[5, 4, 5]]], ordered=True)
-    yield from (NoRepeat(2), NoUnknown(), RepetitionPenalty(1.5), AllowedRegex("(ab)*a?", PIECES))
+    yield PrefixProcessor([[4], [], [5, 4, UNK], [4, 4]])
+    yield ForbidPhrasesProcessor([[[4, 5], [5]], [], [[4]], [[5, 4, 5]]])
+    yield ChoicesProcessor([[[4, 5]], [[]], [[5, 4], [5]], [[4, 4, 4]]])
+    yield ForcePhrasesProcessor([[[4, 5]], [], [[4], [5]], [[5, 4, 5]]])
+    yield ForcePhrasesProcessor([[[4, 5]], [], [[4], [5]], [[5, 4, 5]]], ordered=True)
+    yield from (
+        NoRepeatNgramProcessor(2),
+        NoUnkProcessor(),
+        RepetitionPenaltyProcessor(1.5),
+        PatternProcessor("(ab)*a?", PIECES),
+    )
 
 
 @given(seed=st.integers(0, 2**32), t=st.integers(0, 4), stay=st.permutations(range(4)), n=st.integers(1, 4))
@@ -182,9 +199,11 @@ def test_what_else_is_in_the_batch_changes_nothing(seed: int, t: int, stay: list
 @settings(max_examples=20, deadline=None)
 def test_a_list_of_one_entry_holds_for_every_sentence(shared: list[list[int]], row: int, t: int) -> None:
     histories = [list(itertools.product(WORDS, repeat=t))]
-    for kind in (Forbidden, AllowedTrie, Required):
+    for kind in (ForbidPhrasesProcessor, ChoicesProcessor, ForcePhrasesProcessor):
         assert after(kind([shared]), histories, [row]) == after(kind([shared] * 4), histories, [row])
-    assert after(Prefix(shared[:1]), histories, [row]) == after(Prefix(shared[:1] * 4), histories, [row])
+    assert after(PrefixProcessor(shared[:1]), histories, [row]) == after(
+        PrefixProcessor(shared[:1] * 4), histories, [row]
+    )
 
 
 @given(seed=st.integers(0, 2**32), t=st.integers(0, 5), penalty=st.floats(1.0, 5.0))
@@ -195,7 +214,7 @@ def test_a_repetition_penalty_multiplies_log_p_of_what_was_said_once_however_oft
     log_p = random_log_p(seed, 2, 3, V)
     log_p[:, :, PAD] = -math.inf
     history = torch.randint(0, V, (2, 3, t), generator=torch.Generator().manual_seed(seed))
-    changed = RepetitionPenalty(penalty)(log_p, history, torch.arange(2))
+    changed = RepetitionPenaltyProcessor(penalty)(log_p, history, torch.arange(2))
     for b, k, v in itertools.product(range(2), range(3), range(V)):
         said = v in history[b, k].tolist()
         assert changed[b, k, v].item() == pytest.approx(log_p[b, k, v].item() * (penalty if said else 1.0))
@@ -204,16 +223,16 @@ def test_a_repetition_penalty_multiplies_log_p_of_what_was_said_once_however_oft
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Prefix([[4, EOS]]),
-        lambda: Forbidden([[[]]]),
-        lambda: NoRepeat(0),
-        lambda: RepetitionPenalty(0.9),
-        lambda: Required([[[4], [EOS]]]),
-        lambda: AllowedTrie([[]]),
-        lambda: AllowedRegex("a(", PIECES),
-        lambda: AllowedRegex("a+?a", PIECES),
-        lambda: AllowedRegex("(a)(?=b)", PIECES),
-        lambda: AllowedRegex(r"(a)\1", PIECES),
+        lambda: PrefixProcessor([[4, EOS]]),
+        lambda: ForbidPhrasesProcessor([[[]]]),
+        lambda: NoRepeatNgramProcessor(0),
+        lambda: RepetitionPenaltyProcessor(0.9),
+        lambda: ForcePhrasesProcessor([[[4], [EOS]]]),
+        lambda: ChoicesProcessor([[]]),
+        lambda: PatternProcessor("a(", PIECES),
+        lambda: PatternProcessor("a+?a", PIECES),
+        lambda: PatternProcessor("(a)(?=b)", PIECES),
+        lambda: PatternProcessor(r"(a)\1", PIECES),
     ],
 )
 def test_a_rule_that_cannot_be_kept_is_refused(wrong: Callable[[], Any]) -> None:
@@ -243,7 +262,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_texts_that_can_be_said_are_exactly_those_that_match(pattern: str) -> None:
-    rule = AllowedRegex(pattern, SURFACES)
+    rule = PatternProcessor(pattern, SURFACES)
     texts = ["".join(y) for n in range(LONGEST + 2) for y in itertools.product("ab1 ", repeat=n)]
     matching = {text for text in texts if re.fullmatch(pattern, text)}
     beginnings = {text[:n] for text in matching for n in range(len(text) + 1)}
@@ -270,7 +289,7 @@ def test_the_texts_that_can_be_said_are_exactly_those_that_match(pattern: str) -
     assert set(said) == {tokens for text in matching if len(text) <= LONGEST for tokens in splits(text)}
 
 
-def after_pieces(rule: AllowedRegex, tokens: Tokens) -> list[int]:
+def after_pieces(rule: PatternProcessor, tokens: Tokens) -> list[int]:
     log_p = torch.zeros(1, 1, len(SURFACES) + 1)  # one id more than there are pieces
     changed = rule(log_p, torch.tensor([[tokens]], dtype=torch.long).view(1, 1, -1), torch.tensor([0]))
     return (changed[0, 0] > -math.inf).nonzero()[:, 0].tolist()
@@ -280,14 +299,14 @@ def test_the_space_of_a_first_word_is_no_text_if_so_asked() -> None:
     pieces = [None, None, None, None, " b", "b", " "]
     history = torch.zeros(1, 1, 0, dtype=torch.long)
     for drop, right in ((True, {4, 5, 6}), (False, {5})):
-        changed = AllowedRegex("b b", pieces, drop_space=drop)(torch.zeros(1, 1, 7), history, torch.tensor([0]))
+        changed = PatternProcessor("b b", pieces, drop_space=drop)(torch.zeros(1, 1, 7), history, torch.tensor([0]))
         assert set((changed[0, 0] == 0).nonzero()[:, 0].tolist()) == right
 
 
 def test_a_pattern_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(automata, "SLOWEST", 0.05)
+    monkeypatch.setattr(output_forms, "MAX_SECONDS", 0.05)
     with pytest.raises(PartError, match="takes longer"):
-        after_pieces(AllowedRegex("(a|a)*b", SURFACES), (4,) * 30 + (6,))
+        after_pieces(PatternProcessor("(a|a)*b", SURFACES), (4,) * 30 + (6,))
 
 
 # -- required phrases ----------------------------------------------------------------------------------------------
@@ -313,19 +332,19 @@ def told(history: str, phrases: list[str], ordered: bool) -> tuple[int, list[str
 def test_progress_counts_what_is_met_and_what_is_begun(
     ordered: bool, phrases: list[list[int]], history: list[int]
 ) -> None:
-    rule = Required([phrases], ordered=ordered)
+    rule = ForcePhrasesProcessor([phrases], ordered=ordered)
     written = ["".join(map(str, p)) for p in phrases]
     met, missing, tail = told("".join(map(str, history)), written, ordered)
     begun = [(n, p) for p in missing for n in range(len(p)) if tail.endswith(p[:n])]
-    assert rule.progress(history, 0) == met + max((n for n, _ in begun), default=0)
-    assert rule.total(0) == len("".join(written))
-    assert set(rule.wanted(history, 0)) == {int(p[n]) for n, p in begun}
-    assert len(set(rule.wanted(history, 0))) == len(rule.wanted(history, 0))
+    assert rule.count_met(history, 0) == met + max((n for n, _ in begun), default=0)
+    assert rule.count_forced(0) == len("".join(written))
+    assert set(rule.next_tokens(history, 0)) == {int(p[n]) for n, p in begun}
+    assert len(set(rule.next_tokens(history, 0))) == len(rule.next_tokens(history, 0))
     for token in (3, 4, 5):  # whatever brings it further is wanted
-        if rule.progress([*history, token], 0) > rule.progress(history, 0):
-            assert token in rule.wanted(history, 0)
+        if rule.count_met([*history, token], 0) > rule.count_met(history, 0):
+            assert token in rule.next_tokens(history, 0)
     [[may]] = after(rule, [[tuple(history)]], [0])
-    assert (EOS in may) == (rule.progress(history, 0) == rule.total(0)) == (not missing)
+    assert (EOS in may) == (rule.count_met(history, 0) == rule.count_forced(0)) == (not missing)
 
 
 @pytest.mark.parametrize(
@@ -347,24 +366,46 @@ def test_progress_counts_what_is_met_and_what_is_begun(
 def test_progress_by_hand(
     phrases: list[list[int]], ordered: bool, history: list[int], progress: int, wanted: list[int]
 ) -> None:
-    rule = Required([phrases], ordered=ordered)
-    assert rule.progress(history, 0) == progress
-    assert rule.wanted(history, 0) == wanted
+    rule = ForcePhrasesProcessor([phrases], ordered=ordered)
+    assert rule.count_met(history, 0) == progress
+    assert rule.next_tokens(history, 0) == wanted
 
 
-# -- banks ---------------------------------------------------------------------------------------------------------
+# -- share_slots -------------------------------------------------------------------------------------------------------
 
 
 def test_places_are_shared_among_banks_by_hand() -> None:
     totals = [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
     progress = [0, 0, 0, 0, 1, 0, 2]
-    assert banks(totals, progress, 2, 3) == [0, 4, 6, 1, 2, 3, 5]  # one of each
-    assert banks(totals, progress, 2, 6) == [0, 1, 2, 3, 4, 6, 5]  # what banks 1 and 2 cannot fill goes to bank 0
-    assert banks(totals, progress, 5, 2) == [4, 6, 0, 1, 2, 3, 5]  # fewer places than banks: the furthest first
-    assert banks(totals[:5], [0, 0, 0, 1, 1], 2, 4) == [0, 1, 3, 4, 2]  # the place left over: to the furthest that can
-    assert banks(totals[:5], [0, 0, 0, 1, 1], 1, 3) == [0, 3, 4, 1, 2]
-    assert banks(totals, [0] * 7, 0, 2) == list(range(7))  # nothing is required
-    assert banks([-math.inf, -1.0], [1, 0], 1, 2)[:1] == [1]  # what cannot be is no candidate
+    assert share_slots(totals, progress, 2, 3) == [0, 4, 6, 1, 2, 3, 5]  # one of each
+    assert share_slots(totals, progress, 2, 6) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        6,
+        5,
+    ]  # what share_slots 1 and 2 cannot fill goes to bank 0
+    assert share_slots(totals, progress, 5, 2) == [
+        4,
+        6,
+        0,
+        1,
+        2,
+        3,
+        5,
+    ]  # fewer places than share_slots: the furthest first
+    assert share_slots(totals[:5], [0, 0, 0, 1, 1], 2, 4) == [
+        0,
+        1,
+        3,
+        4,
+        2,
+    ]  # the place left over: to the furthest that can
+    assert share_slots(totals[:5], [0, 0, 0, 1, 1], 1, 3) == [0, 3, 4, 1, 2]
+    assert share_slots(totals, [0] * 7, 0, 2) == list(range(7))  # nothing is required
+    assert share_slots([-math.inf, -1.0], [1, 0], 1, 2)[:1] == [1]  # what cannot be is no candidate
 
 
 @given(
@@ -383,7 +424,7 @@ def test_each_bank_keeps_its_best_in_places_given_out_one_by_one(
         below_share = [bank for bank in open_banks if places[bank] < max(1, size // 4)]
         places[max(below_share or open_banks)] += 1
 
-    order = banks(totals, progress, 3, size)
+    order = share_slots(totals, progress, 3, size)
     assert sorted(order) == list(range(len(candidates)))
     kept, rest = order[: sum(places)], order[sum(places) :]
     for bank in range(4):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.registry import Part
-from dragoman.evaluation.metrics import corpus, metrics
-from dragoman.search.mbr import choose, expected, pairwise, posterior
+from dragoman.evaluation.metrics import corpus_score, metrics
+from dragoman.search.mbr import expected_utilities, pairwise_utilities, posterior_weights, rank_by_utility
 
 WORDS = st.lists(st.sampled_from(["the", "cat", "cats", "sat", "a", "mat"]), min_size=1, max_size=5).map(" ".join)
 
@@ -31,11 +31,11 @@ def test_candidates_come_by_expected_utility(name: str, sign: int, candidates: l
     for one in candidates:
         u.append(0.0)
         for other, w in zip(candidates, weights or [1.0] * n, strict=True):
-            u[-1] += w / sum(weights or [1.0] * n) * sign * corpus(metric, [one], [[other]])
-    order = choose(candidates, utility, weights)
+            u[-1] += w / sum(weights or [1.0] * n) * sign * corpus_score(metric, [one], [[other]])
+    order = rank_by_utility(candidates, utility, weights)
     assert sorted(order) == list(range(n))
     assert [u[i] for i in order] == pytest.approx(sorted(u, reverse=True))
-    assert expected(pairwise(candidates, utility), weights).tolist() == pytest.approx(u)
+    assert expected_utilities(pairwise_utilities(candidates, utility), weights).tolist() == pytest.approx(u)
 
 
 def test_the_choice_is_the_middle_of_the_candidates_and_not_the_most_probable_one() -> None:
@@ -43,13 +43,13 @@ def test_the_choice_is_the_middle_of_the_candidates_and_not_the_most_probable_on
     candidates, p = ["9", "1", "2", "3"], [0.4, 0.2, 0.2, 0.2]
     nearness = [[-abs(int(a) - int(b)) for b in candidates] for a in candidates]
     # u = −4.2, −3.8, −3.2, −3.0 by hand, with equal weights −5.25, −2.75, −2.25, −2.25
-    assert choose(candidates, np.array(nearness), p) == [3, 2, 1, 0]
-    assert choose(candidates, np.array(nearness)) == [2, 3, 1, 0]
-    assert choose(candidates, np.array(nearness), [0, 1, 0, 0]) == [1, 2, 3, 0]
+    assert rank_by_utility(candidates, np.array(nearness), p) == [3, 2, 1, 0]
+    assert rank_by_utility(candidates, np.array(nearness)) == [2, 3, 1, 0]
+    assert rank_by_utility(candidates, np.array(nearness), [0, 1, 0, 0]) == [1, 2, 3, 0]
 
 
 def test_rows_are_hypotheses_and_columns_references() -> None:
-    longer = pairwise(
+    longer = pairwise_utilities(
         ["a", "bbb"],
         lambda hypotheses, references: [len(h) - 2.0 * len(r) for h, r in zip(hypotheses, references, strict=True)],
     )
@@ -63,26 +63,26 @@ def test_a_text_that_comes_again_counts_again_but_is_compared_once() -> None:
         asked.extend(zip(hypotheses, references, strict=True))
         return [float(h == r) for h, r in zip(hypotheses, references, strict=True)]
 
-    assert choose(["x", "y", "z", "y", "y", "z"], same) == [1, 3, 4, 2, 5, 0]
+    assert rank_by_utility(["x", "y", "z", "y", "y", "z"], same) == [1, 3, 4, 2, 5, 0]
     assert len(asked) == len(set(asked)) == 9
-    assert choose([], same) == []
+    assert rank_by_utility([], same) == []
 
 
 @given(scores=st.lists(st.floats(-50, 0), min_size=1, max_size=6))
 def test_the_weights_of_an_n_best_list_are_the_softmax_of_its_scores(scores: list[float]) -> None:
     whole = math.fsum(math.exp(s) for s in scores)
-    assert posterior(scores).tolist() == pytest.approx([math.exp(s) / whole for s in scores])
-    assert posterior([s - 2000 for s in scores]).tolist() == pytest.approx(posterior(scores).tolist())
+    assert posterior_weights(scores).tolist() == pytest.approx([math.exp(s) / whole for s in scores])
+    assert posterior_weights([s - 2000 for s in scores]).tolist() == pytest.approx(posterior_weights(scores).tolist())
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, math.nan]])
 def test_weights_that_are_no_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="2 weights"):
-        choose(["a", "b"], np.eye(2), weights)
+        rank_by_utility(["a", "b"], np.eye(2), weights)
 
 
 def test_utilities_that_are_not_one_for_each_pair_are_refused() -> None:
     with pytest.raises(ValueError, match="square"):
-        choose(["a", "b"], np.eye(3))
+        rank_by_utility(["a", "b"], np.eye(3))
     with pytest.raises(ValueError, match="4 pairs"):
-        choose(["a", "b"], lambda hypotheses, references: [1.0])
+        rank_by_utility(["a", "b"], lambda hypotheses, references: [1.0])

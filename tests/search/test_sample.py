@@ -16,8 +16,8 @@ from torch import Tensor
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, UNK, Batch, Capacity, Hypothesis
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, Rule, searches
-from dragoman.search.sample import draw
+from dragoman.search import LogitsProcessor, SearchConstraints, searches
+from dragoman.search.sample import sample_tokens
 
 from .test_searches import SEEDS, greedy, random_tables
 
@@ -39,12 +39,14 @@ def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
     return LOG_P[tokens], state
 
 
-def sample(numbers: list[int], longest: int, rules: tuple[Rule, ...] = (), **options: Any) -> list[list[Hypothesis]]:
+def sample(
+    numbers: list[int], max_lengths: int, rules: tuple[LogitsProcessor, ...] = (), **options: Any
+) -> list[list[Hypothesis]]:
     def start(capacity: Capacity) -> Tensor:
-        assert capacity == (options.get("size", 1), longest + 1)
+        assert capacity == (options.get("num_samples", 1), max_lengths + 1)
         return torch.zeros(len(numbers), 1)
 
-    limits = Limits(torch.full((len(numbers),), longest), numbers=numbers, rules=rules)
+    limits = SearchConstraints(torch.full((len(numbers),), max_lengths), input_indices=numbers, processors=rules)
     return searches.build(Part("sample", options))(step, start, limits)
 
 
@@ -71,10 +73,10 @@ def plain(p: dict[int, float], options: dict[str, Any]) -> dict[int, float]:
         p = share(until(p, sorted(p, key=lambda v: p[v], reverse=True), mass))
     if least := options.get("min_p"):
         p = share({v: x for v, x in p.items() if x >= least * max(p.values())})
-    if mass := options.get("typical"):
+    if mass := options.get("typical_p"):
         entropy = -sum(x * math.log(x) for x in p.values())
         p = share(until(p, sorted(p, key=lambda v: abs(entropy + math.log(p[v]))), mass))
-    if least := options.get("epsilon"):
+    if least := options.get("epsilon_cutoff"):
         p = share({v: x for v, x in p.items() if x >= least} or {max(p, key=lambda v: p[v]): 1.0})
     return p
 
@@ -84,8 +86,8 @@ FILTERS = {
     "top_k": st.integers(1, 12),
     "top_p": st.floats(0.05, 0.99),
     "min_p": st.floats(0.05, 0.95),
-    "typical": st.floats(0.05, 0.99),
-    "epsilon": st.floats(0.01, 0.9),
+    "typical_p": st.floats(0.05, 0.99),
+    "epsilon_cutoff": st.floats(0.01, 0.9),
 }
 
 
@@ -108,7 +110,7 @@ def test_the_nucleus_holds_the_token_that_crosses_its_mass_and_a_typical_set_may
     nucleus: Any = searches.build(Part("sample", {"top_p": 0.6}))
     assert nucleus.distribution(log_p).tolist() == pytest.approx([5 / 7, 2 / 7, 0, 0])
     # H = 1.24: the surprises 0.69, 1.61, 1.90, 1.90 lie 0.54, 0.37, 0.66, 0.66 from it.
-    typical: Any = searches.build(Part("sample", {"typical": 0.1}))
+    typical: Any = searches.build(Part("sample", {"typical_p": 0.1}))
     assert typical.distribution(log_p).tolist() == pytest.approx([0, 1, 0, 0])
 
 
@@ -117,7 +119,7 @@ def test_a_number_of_the_unit_interval_draws_the_token_whose_stretch_it_falls_in
     p = torch.rand(8, generator=torch.Generator().manual_seed(seed)).double()
     p[[0, 3, 7]] = 0.0
     p = p / p.sum()
-    drawn = int(draw(p, torch.tensor(u, dtype=torch.float64)))
+    drawn = int(sample_tokens(p, torch.tensor(u, dtype=torch.float64)))
     assert p[drawn] > 0
     assert p[:drawn].sum() - 1e-12 <= u <= p[: drawn + 1].sum() + 1e-12
 
@@ -125,16 +127,16 @@ def test_a_number_of_the_unit_interval_draws_the_token_whose_stretch_it_falls_in
 # -- how often each result comes -----------------------------------------------------------------------------------
 
 
-def distribution(longest: int, options: dict[str, Any]) -> dict[tuple[tuple[int, ...], str], float]:
+def distribution(max_lengths: int, options: dict[str, Any]) -> dict[tuple[tuple[int, ...], str], float]:
     """Every result with its probability: it ends by itself, or is cut at the limit."""
     table = {last: plain(row, options) for last, row in TABLE.items()}
     results = {}
-    for n in range(longest + 1):
+    for n in range(max_lengths + 1):
         for tokens in itertools.product((UNK, A, B), repeat=n):
             path = math.prod(table[a].get(b, 0.0) for a, b in itertools.pairwise((BOS, *tokens)))
             end = table[tokens[-1] if tokens else BOS].get(EOS, 0.0)
-            results[tokens, "end"] = path * end
-            if n == longest:
+            results[tokens, "eos"] = path * end
+            if n == max_lengths:
                 results[tokens, "length"] = path * (1 - end)
     assert sum(results.values()) == pytest.approx(1.0)
     return results
@@ -148,7 +150,7 @@ def distribution(longest: int, options: dict[str, Any]) -> dict[tuple[tuple[int,
 def test_results_are_as_frequent_as_the_table_says(options: dict[str, Any]) -> None:
     sentences, size = 500, 8
     count, seed = sentences * size, int(torch.randint(2**31, ()))
-    drawn = sample(list(range(sentences)), 3, size=size, seed=seed, **options)
+    drawn = sample(list(range(sentences)), 3, num_samples=size, seed=seed, **options)
     assert [len(found) for found in drawn] == [size] * sentences
     found = Counter((tuple(h.tokens), h.finish_reason) for best in drawn for h in best)
     expected = {result: count * p for result, p in distribution(3, options).items() if p > 1e-12}
@@ -162,7 +164,7 @@ def test_results_are_as_frequent_as_the_table_says(options: dict[str, Any]) -> N
 
 
 def test_scores_are_log_p_of_the_model_whatever_was_sharpened_or_cut_and_the_best_comes_first() -> None:
-    for best in sample(list(range(20)), 3, size=4, temperature=3.0, top_k=3):
+    for best in sample(list(range(20)), 3, num_samples=4, temperature=3.0, top_k=3):
         for h in best:
             said = [BOS, *h.tokens, *([EOS] if h.finish_reason == "eos" else [])]
             wanted = [math.log(TABLE[a][b]) for a, b in itertools.pairwise(said)]
@@ -174,7 +176,7 @@ def test_scores_are_log_p_of_the_model_whatever_was_sharpened_or_cut_and_the_bes
 @pytest.mark.parametrize("options", [{"temperature": 1e-9}, {"temperature": 5e-324}, {"top_k": 1}, {"top_p": 1e-9}])
 def test_a_temperature_near_zero_and_a_filter_that_leaves_one_token_are_greedy(options: dict[str, Any]) -> None:
     tables = random_tables(int(torch.randint(2**31, ())), 4, 7, [3, 1, 2, 3])
-    found = tables.run(searches.build(Part("sample", {**options, "size": 2})))
+    found = tables.run(searches.build(Part("sample", {**options, "num_samples": 2})))
     for [best], draws in zip(tables.run(greedy()), found, strict=True):
         for h in draws:
             assert (h.tokens, h.finish_reason) == (best.tokens, best.finish_reason)
@@ -189,8 +191,10 @@ def test_draws_do_not_depend_on_the_batch_but_on_seed_and_number(seed: int, orde
     tables = random_tables(seed, 6, 6, [3, 1, 2, 4, 1, 3])
 
     def run(rows: list[int], seed: int = 3) -> list[list[Hypothesis]]:
-        part, some = Part("sample", {"size": 3, "seed": seed, "top_p": 0.9}), tables.rows(rows)
-        return searches.build(part)(some.step, some.start, Limits(torch.tensor(some.longest), numbers=rows))
+        part, some = Part("sample", {"num_samples": 3, "seed": seed, "top_p": 0.9}), tables.rows(rows)
+        return searches.build(part)(
+            some.step, some.start, SearchConstraints(torch.tensor(some.max_lengths), input_indices=rows)
+        )
 
     together = run(list(range(6)))
     assert run(order) == [together[i] for i in order]
@@ -201,7 +205,7 @@ def test_another_seed_and_another_number_draw_other_results_and_more_draws_leave
     numbers = list(range(40))
     assert sample(numbers, 6, seed=4) != sample(numbers, 6, seed=3)
     assert sample(numbers, 6, seed=3) != sample([n + 40 for n in numbers], 6, seed=3)
-    drawn = [sample(numbers, 6, seed=3, size=size) for size in (1, 2, 5)]
+    drawn = [sample(numbers, 6, seed=3, num_samples=size) for size in (1, 2, 5)]
     for fewer, more in itertools.pairwise(drawn):
         for some, all_ in zip(fewer, more, strict=True):
             assert not Counter(map(str, some)) - Counter(map(str, all_))
@@ -218,7 +222,7 @@ def test_a_rule_sees_what_each_draw_has_said_and_what_it_forbids_is_never_drawn(
         used[rows == 19, :, B] = True
         return log_p.masked_fill(used, -math.inf)
 
-    found = sample(list(range(20)), 3, (not_twice,), size=6)
+    found = sample(list(range(20)), 3, (not_twice,), num_samples=6)
     for i, draws in enumerate(found):
         for h in draws:
             assert len(set(h.tokens)) == len(h.tokens)
@@ -235,8 +239,8 @@ def test_what_is_said_of_a_model_is_what_the_model_says_of_each_draw(decoder: st
     model = Seq2Seq(8, 8, width=8, encoder=Part("rnn"), decoder=Part(decoder)).eval()
     source, lengths = torch.randint(4, 8, (4, 6)), torch.tensor([6, 1, 3, 5])
     memory = model.encode(source, lengths)
-    limits = Limits(torch.tensor([9, 3, 12, 1]))
-    search = searches.build(Part("sample", {"size": 3, "temperature": 1.5}))
+    limits = SearchConstraints(torch.tensor([9, 3, 12, 1]))
+    search = searches.build(Part("sample", {"num_samples": 3, "temperature": 1.5}))
     for i, found in enumerate(search(model.step, lambda capacity: model.start(memory, capacity), limits)):
         for h in found:
             target, n = torch.tensor([[BOS, *h.tokens, EOS]]), int(lengths[i])

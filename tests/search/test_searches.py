@@ -22,7 +22,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, UNK, Batch, Capacity, Hypothesis
 from dragoman.nn.decoders import decoders
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, Rule, Search, searches
+from dragoman.search import LogitsProcessor, Search, SearchConstraints, searches
 from dragoman.search.scoring import length_rules
 
 RULES = {
@@ -38,7 +38,7 @@ def greedy() -> Search:
 
 
 def beam(size: int, rule: Part = RULES["mean"][0]) -> Search:
-    return searches.build(Part("beam", {"size": size, "length": rule}))
+    return searches.build(Part("beam", {"beam": size, "length_rule": rule}))
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -55,16 +55,16 @@ class State:
 class Tables:
     """Some sentences, each with log p (nodes, V) for every prefix of at most `depth` tokens."""
 
-    def __init__(self, log_p: Tensor, longest: list[int], shortest: int = 0) -> None:
-        self.log_p, self.longest, self.shortest = log_p, longest, shortest
+    def __init__(self, log_p: Tensor, max_lengths: list[int], min_lengths: int = 0) -> None:
+        self.log_p, self.max_lengths, self.min_lengths = log_p, max_lengths, min_lengths
         self.capacities: list[Capacity] = []
 
     def rows(self, rows: list[int]) -> Tables:
-        return Tables(self.log_p[rows], [self.longest[i] for i in rows], self.shortest)
+        return Tables(self.log_p[rows], [self.max_lengths[i] for i in rows], self.min_lengths)
 
     def start(self, capacity: Capacity) -> State:
         self.capacities.append(capacity)
-        B = len(self.longest)
+        B = len(self.max_lengths)
         node = torch.full((B, capacity.hypotheses), -1)
         return State(node, ({"table": self.log_p[:, None], "steps": torch.zeros(B, 1, dtype=torch.long)},))
 
@@ -77,8 +77,10 @@ class Tables:
         log_p = table.gather(1, node[..., None].expand(-1, -1, table.shape[2]))
         return log_p, State(node, ({"table": rest["table"], "steps": rest["steps"] + 1},))
 
-    def run(self, search: Search, rules: tuple[Rule, ...] = ()) -> list[list[Hypothesis]]:
-        return search(self.step, self.start, Limits(torch.tensor(self.longest), self.shortest, rules=rules))
+    def run(self, search: Search, rules: tuple[LogitsProcessor, ...] = ()) -> list[list[Hypothesis]]:
+        return search(
+            self.step, self.start, SearchConstraints(torch.tensor(self.max_lengths), self.min_lengths, processors=rules)
+        )
 
     def log_probs(self, i: int, tokens: tuple[int, ...]) -> list[float]:
         """log p of each token of a sequence, read from the table along its path."""
@@ -93,15 +95,17 @@ class Tables:
         ordinary = [v for v in range(self.log_p.shape[2]) if v not in (PAD, BOS, EOS)]
         return {
             tokens: self.log_probs(i, (*tokens, EOS))
-            for n in range(self.shortest, self.longest[i] + 1)
+            for n in range(self.min_lengths, self.max_lengths[i] + 1)
             for tokens in itertools.product(ordinary, repeat=n)
         }
 
 
-def random_tables(seed: int, B: int, V: int, longest: list[int], shortest: int = 0, sharp: float = 1.5) -> Tables:
+def random_tables(
+    seed: int, B: int, V: int, max_lengths: list[int], min_lengths: int = 0, sharp: float = 1.5
+) -> Tables:
     generator = torch.Generator().manual_seed(seed)
-    nodes = sum(V**n for n in range(max(longest) + 2))
-    return Tables((sharp * torch.randn(B, nodes, V, generator=generator)).log_softmax(-1), longest, shortest)
+    nodes = sum(V**n for n in range(max(max_lengths) + 2))
+    return Tables((sharp * torch.randn(B, nodes, V, generator=generator)).log_softmax(-1), max_lengths, min_lengths)
 
 
 def told(results: list[list[Hypothesis]]) -> list[list[tuple[Any, ...]]]:
@@ -123,7 +127,7 @@ def test_a_narrow_beam_finds_no_more_than_there_is_and_scores_it_right(seed: int
     tables = random_tables(seed, 2, 6, [3, 2])
     for rule, formula in RULES.values():
         for i, found in enumerate(tables.run(beam(size, rule))):
-            everything = tables.finish_reason(i)
+            everything = tables.ended(i)
             assert 1 <= len(found) <= size
             assert len({(tuple(h.tokens), h.finish_reason) for h in found}) == len(found)
             for h in found:
@@ -191,23 +195,25 @@ def test_greedy_takes_the_best_token_at_each_step(seed: int) -> None:
             break
         tokens = (*tokens, best)
     assert tuple(found.tokens) == tokens
-    assert found.finish_reason == ("end" if best == EOS else "length")
+    assert found.finish_reason == ("eos" if best == EOS else "length")
     assert found.log_probs == pytest.approx(tables.log_probs(0, (*tokens, EOS) if best == EOS else tokens))
     assert found.score == pytest.approx(sum(found.log_probs))
 
 
-@given(seed=SEEDS, shortest=st.integers(0, 2))
-def test_a_beam_of_one_is_greedy(seed: int, shortest: int) -> None:
-    tables = random_tables(seed, 5, 7, [3, 1, 2, 3, 2], shortest)
+@given(seed=SEEDS, min_lengths=st.integers(0, 2))
+def test_a_beam_of_one_is_greedy(seed: int, min_lengths: int) -> None:
+    tables = random_tables(seed, 5, 7, [3, 1, 2, 3, 2], min_lengths)
     for rule, _ in RULES.values():
         for [one], [other] in zip(tables.run(greedy()), tables.run(beam(1, rule)), strict=True):
             assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
             assert one.log_probs == pytest.approx(other.log_probs)
 
 
-@given(seed=SEEDS, shortest=st.integers(0, 2))
-def test_where_nothing_may_come_next_greedy_is_stuck_and_a_beam_of_one_has_no_result(seed: int, shortest: int) -> None:
-    tables = random_tables(seed, 5, 5, [3, 1, 2, 3, 0], shortest)
+@given(seed=SEEDS, min_lengths=st.integers(0, 2))
+def test_where_nothing_may_come_next_greedy_is_stuck_and_a_beam_of_one_has_no_result(
+    seed: int, min_lengths: int
+) -> None:
+    tables = random_tables(seed, 5, 5, [3, 1, 2, 3, 0], min_lengths)
     gone = torch.rand(tables.log_p.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
     tables.log_p[gone] = -math.inf
     for i, ([one], others) in enumerate(zip(tables.run(greedy()), tables.run(beam(1)), strict=True)):
@@ -217,9 +223,9 @@ def test_where_nothing_may_come_next_greedy_is_stuck_and_a_beam_of_one_has_no_re
             ]
             continue
         assert others == []
-        assert len(one.log_probs) == len(one.tokens) < tables.longest[i]
+        assert len(one.log_probs) == len(one.tokens) < tables.max_lengths[i]
         next_ones = [tables.log_probs(i, (*one.tokens, v))[-1] for v in range(5) if v not in (PAD, BOS)]
-        if len(one.tokens) < shortest:
+        if len(one.tokens) < min_lengths:
             next_ones[0] = -math.inf  # </s>
         assert set(next_ones) == {-math.inf}
 
@@ -233,9 +239,8 @@ def test_what_finished_before_nothing_was_allowed_stays() -> None:
     table[:, [EOS, UNK, 4]] = torch.tensor([0.2, 0.3, 0.5]).log()
     tables = Tables(table.expand(2, -1, -1), [3, 3])
     stuck, free = tables.run(beam(3, Part("none")), (nothing_after_one,))
-    assert [(h.tokens, h.finish_reason) for h in stuck] == [
-        ([], "end")
-    ]  # .2 was the third best; all other ways end nowhere
+    # .2 was the third best; all other ways end nowhere
+    assert [(h.tokens, h.finish_reason) for h in stuck] == [([], "eos")]
     assert told([free]) == told(tables.rows([1]).run(beam(3, Part("none"))))
     [[greedy_stuck], [greedy_free]] = tables.run(greedy(), (nothing_after_one,))
     assert (greedy_stuck.tokens, greedy_stuck.finish_reason) == ([4, 4], "no_valid_token")
@@ -250,13 +255,13 @@ def test_what_finished_before_nothing_was_allowed_stays() -> None:
     rows=st.permutations(range(6)),
     size=st.integers(0, 5),
     rule=st.sampled_from(sorted(RULES)),
-    shortest=st.integers(0, 2),
+    min_lengths=st.integers(0, 2),
 )
 @settings(max_examples=30)
 def test_a_result_is_the_same_alone_in_any_batch_and_in_any_order(
-    seed: int, rows: list[int], size: int, rule: str, shortest: int
+    seed: int, rows: list[int], size: int, rule: str, min_lengths: int
 ) -> None:
-    tables = random_tables(seed, 6, 6, [3, 1, 2, 4, 1, 3], shortest, sharp=2.5)
+    tables = random_tables(seed, 6, 6, [3, 1, 2, 4, 1, 3], min_lengths, sharp=2.5)
     search = beam(size, RULES[rule][0]) if size else greedy()
     together = told(tables.run(search))
     assert told(tables.rows(rows).run(search)) == [together[i] for i in rows]
@@ -266,22 +271,22 @@ def test_a_result_is_the_same_alone_in_any_batch_and_in_any_order(
 
 
 @pytest.mark.parametrize("search", [greedy(), beam(1), beam(4)])
-def test_a_search_asks_for_the_room_it_needs(search: Any) -> None:
+def test_a_search_asks_for_the_capacity_it_needs(search: Search) -> None:
     tables = random_tables(1, 2, 6, [3, 2])
     tables.run(search)
-    assert tables.capacities == [Capacity(getattr(search, "size", 1), 4)]
+    assert tables.capacities == [Capacity(search.num_hypotheses, 4)]
 
 
 # -- limits and bans -----------------------------------------------------------------------------------------------
 
 
-def never_ending(V: int, longest: list[int], shortest: int = 0) -> Tables:
+def never_ending(V: int, max_lengths: list[int], min_lengths: int = 0) -> Tables:
     """</s> has no chance at all; padding and <s> have the best."""
-    nodes = sum(V**n for n in range(max(longest) + 2))
-    log_p = torch.randn(len(longest), nodes, V)
+    nodes = sum(V**n for n in range(max(max_lengths) + 2))
+    log_p = torch.randn(len(max_lengths), nodes, V)
     log_p[..., [PAD, BOS]] = 9.0
     log_p[..., EOS] = -math.inf
-    return Tables(log_p.log_softmax(-1), longest, shortest)
+    return Tables(log_p.log_softmax(-1), max_lengths, min_lengths)
 
 
 @pytest.mark.parametrize("search", [greedy(), beam(1), beam(2), beam(5)], ids=["greedy", "beam 1", "beam 2", "beam 5"])
@@ -290,7 +295,7 @@ def test_what_does_not_end_is_cut_at_its_limit_and_says_so(search: Search) -> No
     for i, found in enumerate(tables.run(search)):
         assert found
         for h in found:
-            assert len(h.tokens) == tables.longest[i] == len(h.log_probs)
+            assert len(h.tokens) == tables.max_lengths[i] == len(h.log_probs)
             assert h.finish_reason == "length"
             assert h.log_probs == pytest.approx(tables.log_probs(i, tuple(h.tokens)))
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
@@ -299,25 +304,25 @@ def test_what_does_not_end_is_cut_at_its_limit_and_says_so(search: Search) -> No
 @given(
     seed=SEEDS,
     size=st.integers(0, 4),
-    shortest=st.integers(0, 3),
-    longest=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    min_lengths=st.integers(0, 3),
+    max_lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
 def test_lengths_stay_within_the_limits_and_padding_never_comes_out(
-    seed: int, size: int, shortest: int, longest: list[int]
+    seed: int, size: int, min_lengths: int, max_lengths: list[int]
 ) -> None:
-    tables = random_tables(seed, len(longest), 6, longest, shortest)
+    tables = random_tables(seed, len(max_lengths), 6, max_lengths, min_lengths)
     tables.log_p[..., [PAD, BOS]] = 5.0  # however tempting
     for i, found in enumerate(tables.run(beam(size) if size else greedy())):
         assert found
         for h in found:
             assert not {PAD, BOS, EOS} & set(h.tokens)
-            assert len(h.tokens) <= longest[i]
-            assert h.finish_reason in ("end", "length")
+            assert len(h.tokens) <= max_lengths[i]
+            assert h.finish_reason in ("eos", "length")
             if h.finish_reason == "eos":
-                assert len(h.tokens) >= shortest
+                assert len(h.tokens) >= min_lengths
                 assert len(h.log_probs) == len(h.tokens) + 1
             else:
-                assert len(h.tokens) == longest[i]
+                assert len(h.tokens) == max_lengths[i]
                 assert len(h.log_probs) == len(h.tokens)
 
 
@@ -331,7 +336,7 @@ def test_the_end_may_come_exactly_at_the_limit() -> None:
     tables = Tables(table.log_softmax(-1)[None], [2])
     for search in (greedy(), beam(1), beam(3)):
         [[best, *_]] = tables.run(search)
-        assert (best.tokens, best.finish_reason) == ([UNK, UNK], "end")
+        assert (best.tokens, best.finish_reason) == ([UNK, UNK], "eos")
 
 
 def test_what_ended_comes_before_what_was_cut() -> None:
@@ -341,7 +346,7 @@ def test_what_ended_comes_before_what_was_cut() -> None:
     table[4 + 1, EOS] = 0.0
     table[5 + 1, 5] = 0.0
     [found] = Tables(table[None], [1]).run(beam(2))
-    assert [(h.tokens, h.finish_reason) for h in found] == [([4], "end"), ([5], "length")]
+    assert [(h.tokens, h.finish_reason) for h in found] == [([4], "eos"), ([5], "length")]
     assert found[0].score == pytest.approx(math.log(0.1) / 2)
     assert found[1].score == pytest.approx(math.log(0.9))
 
@@ -394,7 +399,7 @@ def test_what_a_search_says_of_a_model_is_what_the_model_says_of_the_result(deco
     source, lengths = torch.randint(4, 8, (5, 6)), torch.tensor([6, 1, 3, 5, 2])
     memory = model.encode(source, lengths)
     results = (beam(size) if size else greedy())(
-        model.step, lambda capacity: model.start(memory, capacity), Limits(torch.tensor([9, 3, 12, 6, 1]))
+        model.step, lambda capacity: model.start(memory, capacity), SearchConstraints(torch.tensor([9, 3, 12, 6, 1]))
     )
     for i, found in enumerate(results):
         assert found

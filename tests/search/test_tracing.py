@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.types import EOS, Hypothesis
-from dragoman.search import Limits, Search
+from dragoman.search import Search, SearchConstraints
 
 from .test_beam import ALPHAS, Tokens, beam, competing, plain_beam
 from .test_searches import SEEDS, Tables
@@ -22,7 +22,9 @@ Trace = list[dict[str, Any]]
 def traced(tables: Tables, search: Search) -> tuple[list[list[Hypothesis]], dict[int, Trace]]:
     traces: dict[int, Trace] = {}
     found = search(
-        tables.step, tables.start, Limits(torch.tensor(tables.longest), tables.shortest, rules=(), traces=traces)
+        tables.step,
+        tables.start,
+        SearchConstraints(torch.tensor(tables.max_lengths), tables.min_lengths, processors=(), traces=traces),
     )
     return found, traces
 
@@ -36,7 +38,7 @@ SEARCHES = {
     "seed": SEEDS,
     "size": st.integers(1, 4),
     "rule": st.sampled_from(sorted(ALPHAS)),
-    "ending": st.sampled_from(["pool", "shrink"]),
+    "ending": st.sampled_from(["collect", "shrink"]),
 }
 
 
@@ -45,7 +47,7 @@ SEARCHES = {
 def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: int, rule: str, ending: str) -> None:
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 1, 3, 2])
-    _, traces = traced(tables, beam(size=size, length=part, ending=ending))
+    _, traces = traced(tables, beam(beam=size, length_rule=part, finished_policy=ending))
     for i, trace in traces.items():
         nodes = {entry["id"]: entry for entry in trace}
         assert len(nodes) == len(trace)
@@ -74,13 +76,17 @@ def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: in
 @settings(max_examples=20)
 def test_the_results_follow_from_the_trace_alone(seed: int, size: int, rule: str, ending: str) -> None:
     tables = competing(seed, [4, 1, 3, 2])
-    found, traces = traced(tables, beam(size=size, length=ALPHAS[rule][0], ending=ending, stop="exact"))
+    found, traces = traced(
+        tables, beam(beam=size, length_rule=ALPHAS[rule][0], finished_policy=ending, early_stopping="never")
+    )
     for i, trace in traces.items():
         nodes = {entry["id"]: entry for entry in trace}
         finished = [entry for entry in trace if entry["fate"] == "finished"]
         ended = {entry["parent"] for entry in finished}
-        last = [e for e in trace if e["fate"] == "kept" and e["step"] == tables.longest[i] - 1 and e["id"] not in ended]
-        if not any(e["step"] == tables.longest[i] for e in trace) and len(finished) >= size:
+        last = [
+            e for e in trace if e["fate"] == "kept" and e["step"] == tables.max_lengths[i] - 1 and e["id"] not in ended
+        ]
+        if not any(e["step"] == tables.max_lengths[i] for e in trace) and len(finished) >= size:
             last = []  # it stopped before
         ranked = [sorted(ones, key=lambda entry: -entry["score"]) for ones in (finished, last)]
         expected = [
@@ -98,7 +104,7 @@ def test_a_trace_does_not_depend_on_the_batch_and_tracing_changes_nothing(
     seed: int, size: int, rule: str, ending: str
 ) -> None:
     tables = competing(seed, [4, 1, 3, 2])
-    search = beam(size=size, length=ALPHAS[rule][0], ending=ending)
+    search = beam(beam=size, length_rule=ALPHAS[rule][0], finished_policy=ending)
     found, traces = traced(tables, search)
     assert found == tables.run(search)
     for i in range(4):
@@ -118,12 +124,12 @@ def test_each_fate_has_its_reason() -> None:
     table[0, [4, 3, EOS]] = torch.tensor([0.5, 0.3, 0.2]).log()
     table[4 + 1, [4, EOS]] = torch.tensor([0.6, 0.4]).log()
     table[(4 + 1) * 5 + 4 + 1, [EOS, 4]] = torch.tensor([0.9, 0.1]).log()
-    _, traces = traced(Tables(table[None], [2]), beam(size=1))
+    _, traces = traced(Tables(table[None], [2]), beam(beam=1))
     assert [(e["step"], e["token"], e["fate"], e["reason"]) for e in traces[0]] == [
         (0, 4, "kept", ""),
         (0, 3, "dropped", "not among the best 1"),
         (1, 4, "kept", ""),
         (1, EOS, "dropped", "</s>, but not among the best 1"),
         (2, EOS, "finished", ""),
-        (2, 4, "dropped", "the longest length was reached"),
+        (2, 4, "dropped", "the maximum length was reached"),
     ]

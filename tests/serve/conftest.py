@@ -24,14 +24,14 @@ from dragoman.core.types import BOS, EOS, PAD, UNK
 from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
-# What goes wrong in a worker when it is asked for it: --import brings it in.
+# What goes wrong in a worker when it is asked for it: --plugin brings it in.
 FAULTS = """
 import time
 from dragoman.inference.pipeline import Pipeline
 
 whole = Pipeline.stream
 
-def stream(self, sources, **options):
+def stream(self, sources, *args, **options):
     for source in sources:
         if source.source == "boom":
             raise ValueError("a secret of ours")
@@ -40,7 +40,7 @@ def stream(self, sources, **options):
                 time.sleep(60)
             except BaseException:
                 pass
-    return whole(self, sources, **options)
+    return whole(self, sources, *args, **options)
 
 Pipeline.stream = stream
 """
@@ -54,12 +54,12 @@ def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **
     value = {
         "data": {"train": "nowhere.tsv"},
         "model": {"width": 16, "tie": "none", "encoder": part, "decoder": part},
-        "generation": {"ratio": 1.0, "extra": 3, **generation},
+        "generation": {"max_length_ratio": 1.0, "max_length_extra": 3, **generation},
     }
     config = configs.validate(value, "a test")
     tags = [f"<to:{language}>" for language in languages]
     source = config.tokenizer.source
-    codec = codecs.learn(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], tags)
+    codec = codecs.learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], tags)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         for p in model.parameters():
@@ -78,9 +78,9 @@ MEDIA: dict[str, dict[str, Any]] = {
     "captions": {"frontend": IMAGE, "encoder": QUIET},
     "questions": {"encoder": READER, "second_source": {"frontend": IMAGE, "encoder": QUIET}},
     "speech": {"frontend": {"name": "audio", "rate": 8000, "bins": 24, "channels": 8}, "encoder": READER},
-    "features": {"frontend": {"name": "frames", "numbers": 5}, "encoder": READER},
+    "features": {"frontend": {"name": "features", "numbers": 5}, "encoder": READER},
     "clips": {
-        "frontend": {"name": "clips", "frames": 4, "pixels": 16, "channels": 8, "stages": [1]},
+        "frontend": {"name": "video", "frames": 4, "pixels": 16, "channels": 8, "stages": [1]},
         "encoder": READER,
     },
 }
@@ -94,11 +94,11 @@ def save_medium(folder: Path, model: dict[str, Any]) -> None:
         "data": {"train": "nowhere.tsv", "columns": columns, "max_source": 100},
         "tokenizer": {"source": "words"},
         "model": {"width": 16, "tie": "none", "decoder": READER | {"order": "before"}, **model},
-        "generation": {"ratio": 0.0, "extra": 6},
+        "generation": {"max_length_ratio": 0.0, "max_length_extra": 6},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.modality(config), configs.second_source(config)
-    codec = codecs.learn(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
+    words, medium, second = config.tokenizer.source, configs.build_modality(config), configs.build_second_source(config)
+    codec = codecs.learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
     built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():
@@ -128,12 +128,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rnn = {"name": "rnn", "cell": "gru"}
     save(folder / "small", SMALL)
     save(folder / "tagged", SMALL, ("de", "fr"))
-    save(folder / "endless", SMALL, extra=900, endless=True)
-    save(folder / "plodding", rnn, extra=200_000, endless=True)
+    save(folder / "endless", SMALL, max_length_extra=900, endless=True)
+    save(folder / "plodding", rnn, max_length_extra=200_000, endless=True)
     return folder
 
 
-class Serving:
+class RunningServer:
     """A running server: its address, its process, what it printed."""
 
     def __init__(self, folder: Path, args: tuple[str, ...]) -> None:
@@ -198,12 +198,12 @@ def command(pid: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def start(models: Path) -> Iterator[Callable[..., Serving]]:
+def start(models: Path) -> Iterator[Callable[..., RunningServer]]:
     """Start a server on some of the models; whoever starts it stops it, but none outlives the tests."""
-    started: list[Serving] = []
+    started: list[RunningServer] = []
 
-    def one(*args: str) -> Serving:
-        started.append(Serving(models, args))
+    def one(*args: str) -> RunningServer:
+        started.append(RunningServer(models, args))
         return started[-1]
 
     yield one
@@ -214,7 +214,7 @@ def start(models: Path) -> Iterator[Callable[..., Serving]]:
 
 
 @pytest.fixture(scope="session")
-def server(start: Callable[..., Serving]) -> Iterator[Serving]:
+def server(start: Callable[..., RunningServer]) -> Iterator[RunningServer]:
     """One server on all models, with one worker, for tests that leave it as it was."""
     running = start("small", "tagged", "endless", "plodding", "--workers", "1")
     yield running
@@ -223,7 +223,7 @@ def server(start: Callable[..., Serving]) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="session")
-def narrow(start: Callable[..., Serving], models: Path) -> Iterator[Serving]:
+def narrow(start: Callable[..., RunningServer], models: Path) -> Iterator[RunningServer]:
     """One with room for 8 requests of "abc" and a beam of 1, short deadlines, and faults on request.
 
     It waits long enough for requests to meet in a job.
@@ -231,7 +231,7 @@ def narrow(start: Callable[..., Serving], models: Path) -> Iterator[Serving]:
     (models / "faults.py").write_text(FAULTS, encoding="utf-8")
     settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=1.5"]
     limits = [text for setting in settings for text in ("--set", setting)]
-    running = start("small", "endless", "plodding", "--workers", "1", "--import", "faults", *limits)
+    running = start("small", "endless", "plodding", "--workers", "1", "--plugin", "faults", *limits)
     yield running
     assert running.stop() == 0, running.stderr()
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import uvicorn
 
-from dragoman.serve.connections import protocol
-from dragoman.serve.settings import Serving
+from dragoman.serve.connections import http_protocol
+from dragoman.serve.settings import ServerSettings
 
 
 @contextmanager
-def served(app: Any, serving: Serving) -> Iterator[tuple[int, uvicorn.Server]]:
+def served(app: Any, settings: ServerSettings) -> Iterator[tuple[int, uvicorn.Server]]:
     """The port and the server, for as long as it runs."""
     server = uvicorn.Server(
         uvicorn.Config(
-            app, port=0, http=protocol(serving), lifespan="off", log_config=None, timeout_graceful_shutdown=1
+            app, port=0, http=http_protocol(settings), lifespan="off", log_config=None, timeout_graceful_shutdown=1
         )
     )
     thread = threading.Thread(target=server.run, daemon=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli.serve import named
+from dragoman.cli.serve import parse_model_arguments
 from dragoman.core.errors import ModelError, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.inference import pipeline
-from dragoman.inference.constraints import Constraints
 from dragoman.inference.pipeline import Pipeline, Prediction
 
 Events = Callable[[str], list[tuple[str, Any]]]
@@ -50,15 +50,15 @@ def test_predict_gives_what_the_python_api_gives(server: Any, here: Pipeline, op
 
 
 def test_constraints_hold_over_http(server: Any, here: Pipeline) -> None:
-    asked = {"prefix": "ba", "require": ["cd"], "forbid": ["h"], "min_length": 5, "max_length": 6}
-    wish = Constraints("ba", ("cd",), forbid=("h",), shortest=5, longest=6)
-    (result,) = server.predict("abc", beam=6, no_repeat=2, **asked).json()["results"]
+    constraints: dict[str, Any] = {"prefix": "ba", "force_phrases": ["cd"], "forbid_phrases": ["h"]}
+    options = constraints | {"beam": 6, "min_new_tokens": 5, "max_new_tokens": 6, "no_repeat_ngram_size": 2}
+    (result,) = server.predict("abc", **options).json()["results"]
     assert result["text"].startswith("ba")
     assert "cd" in result["text"]
     assert "h" not in result["text"]
     assert 5 <= len(result["tokens"]) <= 6
     assert len({result["text"][i : i + 2] for i in range(len(result["text"]) - 1)}) == len(result["text"]) - 1
-    same(result, here.with_generation(no_repeat=2).predict(["abc"], beam=6, constraints=wish)[0])
+    same(result, here.predict(["abc"], GenerationOptions(**options))[0])
 
 
 def test_attention_comes_on_request(server: Any, here: Pipeline) -> None:
@@ -147,8 +147,8 @@ REFUSED = [
     ({"inputs": ["a"], "beam": 33}, 422, "beam"),
     ({"inputs": ["a"], "beam": 2.0}, 422, "beam"),
     ({"inputs": ["a"], "beam": 2, "nbest": 3}, 422, None),
-    ({"inputs": ["a"], "max_length": -1}, 422, "max_length"),
-    ({"inputs": ["a"], "max_length": 5000}, 422, "max_length"),
+    ({"inputs": ["a"], "max_new_tokens": -1}, 422, "max_new_tokens"),
+    ({"inputs": ["a"], "max_new_tokens": 5000}, 422, "max_new_tokens"),
     ({"inputs": ["a"], "bam": 1}, 422, "bam"),
     ({"inputs": ["a"], "\ud800": 1}, 422, None),
     ({"inputs": []}, 422, "inputs"),
@@ -160,7 +160,7 @@ REFUSED = [
     ({"inputs": ["a" * 50_000] * 5}, 413, None),
     ({"inputs": [{"source": "a", "target_lang": "xx"}]}, 422, "inputs[0]"),
     ({"inputs": ["a"], "model": "smal"}, 404, "model"),
-    ({"inputs": ["a"], "beam": 1, "require": ["b"]}, 422, None),
+    ({"inputs": ["a"], "beam": 1, "force_phrases": ["b"]}, 422, None),
     ({"inputs": ["a"], "prefix": "z"}, 422, None),
     ([], 422, None),
 ]
@@ -179,7 +179,7 @@ def test_a_refusal_names_the_field_and_says_why_in_a_sentence(
     assert "\n" not in error["message"]
 
 
-def test_what_is_not_there_is_refused_in_the_same_shape(server: Any) -> None:
+def test_unknown_paths_and_methods_get_errors_in_the_same_format(server: Any) -> None:
     for answer, status in [
         (server.client.get("/nowhere"), 404),
         (server.client.get("/static/views/../../pipeline.py"), 404),
@@ -196,7 +196,7 @@ def test_what_is_not_there_is_refused_in_the_same_shape(server: Any) -> None:
 def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
     steps = pytest.importorskip("dragoman.inspection.views.steps")
     found = server.client.post("/v1/inspect/steps", json={"source": "abc", "top": 3, "prefix": [5]}).json()
-    truth = steps.walk(here, "abc", prefix=(5,), top=3)
+    truth = steps.trace_steps(here, "abc", prefix=(5,), top=3)
     assert [step["token"] for step in found["free"]["steps"]] == [step["token"] for step in truth["free"]["steps"]]
     assert found["free"]["log_prob"] == pytest.approx(truth["free"]["log_prob"], abs=1e-4)
     answer = server.client.post("/v1/inspect/steps", json={"source": "abc", "prefix": [10_000]})
@@ -204,13 +204,13 @@ def test_a_view_is_what_python_gives(server: Any, here: Pipeline) -> None:
 
 
 def test_positions_are_shown_up_to_the_length_that_the_view_has(server: Any, here: Pipeline) -> None:
-    described = server.client.get("/openapi.json").json()["components"]["schemas"]["Positions"]["properties"]
+    described = server.client.get("/openapi.json").json()["components"]["schemas"]["PositionsRequest"]["properties"]
     longest = int(described["length"]["maximum"])
     view = pytest.importorskip("dragoman.inspection.views.positions")
     scheme = Part("sinusoidal")
-    assert len(view.of_part(scheme, 16, longest)["matrix"]) == longest
+    assert len(view.scheme_similarity(scheme, 16, longest)["matrix"]) == longest
     with pytest.raises(UserError, match=f"from 1 to {longest}"):
-        view.of_part(scheme, 16, longest + 1)
+        view.scheme_similarity(scheme, 16, longest + 1)
     answer = server.client.post("/v1/inspect/positions", json={"length": longest + 1})
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "length")
 
@@ -219,11 +219,11 @@ TOO_LONG = [
     ("/v1/score", {"inputs": [{"source": "a", "target": "b" * 50_001}]}, "inputs[0]"),
     ("/v1/inspect/alignment", {"source": "a" * 50_001}, "source"),
     ("/v1/inspect/alignment", {"source": "a", "target": "b" * 50_001}, "target"),
-    ("/v1/inspect/beam", {"source": "a", "reference": "b" * 50_001}, "reference"),
-    ("/v1/inspect/space", {"texts": ["a", "b" * 50_001]}, "texts[1]"),
+    ("/v1/inspect/beam", {"source": "a", "target": "b" * 50_001}, "target"),
+    ("/v1/inspect/embedding_space", {"sources": ["a", "b" * 50_001]}, "sources[1]"),
     ("/v1/inspect/probes", {"sources": ["a", {"source": "b" * 50_001}]}, "sources[1]"),
-    ("/v1/inspect/probes", {"swaps": [["a", "b" * 50_001]]}, "swaps[0][1]"),
-    ("/v1/inspect/by_position", {"inputs": [{"source": "a", "target": "b" * 50_001}]}, "inputs[0]"),
+    ("/v1/inspect/probes", {"minimal_pairs": [["a", "b" * 50_001]]}, "minimal_pairs[0][1]"),
+    ("/v1/inspect/accuracy_by_position", {"inputs": [{"source": "a", "target": "b" * 50_001}]}, "inputs[0]"),
 ]
 
 
@@ -241,11 +241,11 @@ FORCED = [
     ("/v1/score", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
     ("/v1/score", {"inputs": [{"source": "a" * 1024, "target": "b"}]}, "source"),
     ("/v1/inspect/alignment", {"source": "a", "target": "b" * 1024}, "target"),
-    ("/v1/inspect/effects", {"source": "a", "target": "b" * 1024}, "target"),
-    ("/v1/inspect/why", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/head_effects", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/saliency", {"source": "a", "target": "b" * 1024}, "target"),
     ("/v1/inspect/steps", {"source": "a", "target": "b" * 1024}, "target"),
-    ("/v1/inspect/beam", {"source": "a", "reference": "b" * 1024}, "target"),
-    ("/v1/inspect/by_position", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
+    ("/v1/inspect/beam", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/accuracy_by_position", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),
 ]
 
 
@@ -253,7 +253,7 @@ FORCED = [
 def test_a_pair_far_longer_than_in_training_is_refused_though_positions_have_no_end(
     server: Any, here: Pipeline, path: str, body: dict[str, Any], side: str
 ) -> None:
-    assert here.model.longest_target is None  # on one's own machine there is no limit
+    assert here.model.max_target_positions is None  # on one's own machine there is no limit
     assert len(here.token_scores([("a", "b" * 1024)])[0]) == 1025
     answer = server.client.post(path, json=body)
     error = answer.json()["error"]
@@ -263,7 +263,7 @@ def test_a_pair_far_longer_than_in_training_is_refused_though_positions_have_no_
     assert "shorten" in error["message"]
 
 
-def test_such_a_pair_has_a_quality_all_the_same_but_no_perplexity(server: Any) -> None:
+def test_the_quality_view_accepts_such_a_pair_but_has_no_perplexity(server: Any) -> None:
     inputs = [{"source": "a", "target": "b" * 1024}]
     answer = server.client.post("/v1/inspect/quality", json={"inputs": inputs, "metric": "exact"})
     assert answer.status_code == 200, answer.text
@@ -303,7 +303,7 @@ def listening(port: int) -> list[str]:
     return [line[1].split(":")[0] for line in lines if line[3] == "0A" and int(line[1].split(":")[1], 16) == port]
 
 
-def test_the_default_is_this_machine_alone(server: Any) -> None:
+def test_by_default_only_this_machine_can_connect(server: Any) -> None:
     assert listening(server.port) == ["0100007F"]  # 127.0.0.1
     assert "warning" not in server.stderr()
 
@@ -336,7 +336,7 @@ def test_a_port_in_use_is_one_sentence_and_everyones_server_warns_first(server: 
     ],
     ids=str,
 )
-def test_a_mistake_on_the_command_line_is_told_in_words(
+def test_a_mistake_on_the_command_line_is_explained(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, args: list[str], says: str
 ) -> None:
     from dragoman.cli.main import main
@@ -355,7 +355,7 @@ def test_a_plus_beside_nothing_is_refused_before_any_worker_starts(
 ) -> None:
     monkeypatch.chdir(models)
     with pytest.raises(ModelError, match="write MODEL"):
-        named([text])
+        parse_model_arguments([text])
 
 
 def test_a_missing_extra_names_what_to_install(models: Path) -> None:

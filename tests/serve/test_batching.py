@@ -16,10 +16,12 @@ import pytest
 
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
-from dragoman.serve.batcher import Batcher, Job
-from dragoman.serve.schema import Refused
-from dragoman.serve.settings import Serving
-from dragoman.serve.worker_pool import Workers
+from dragoman.serve.batcher import Batcher, BatchJob, SourceTokenizer, SourceTokens
+from dragoman.serve.schema import APIError
+from dragoman.serve.settings import ServerSettings
+from dragoman.serve.worker_pool import WorkerPool
+
+from .sockets import wait_for
 
 
 def together(url: str, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
@@ -36,7 +38,7 @@ def together(url: str, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
 # -- through a server --------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_the_same_alone_and_in_any_company(server: Any) -> None:
+def test_a_result_is_the_same_alone_and_in_any_batch(server: Any) -> None:
     sources = ["abc", "a", "hgfedcbahgfedcba", "ddd", "b" * 30, "fade", "cab", "feed"]
     for options in ({"beam": 1}, {"beam": 3, "nbest": 2}):
         alone = [server.predict(source, **options).json()["results"][0] for source in sources]
@@ -52,7 +54,7 @@ def test_a_result_is_the_same_alone_and_in_any_company(server: Any) -> None:
 
 @pytest.mark.parametrize("name", ["small", "tagged"])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_in_int8_too_a_result_is_the_same_alone_and_in_any_company(models: Path, name: str, beam: int) -> None:
+def test_in_int8_too_a_result_is_the_same_alone_and_in_any_batch(models: Path, name: str, beam: int) -> None:
     opened = pipeline.load(models / name, "cpu", precision="int8")
     texts = ["abc", "a", "hgfedcbahgfedcba", "ddd", "b" * 30, "fade", "cab", "feed"]
     sources = [Example(text, target_lang="fr" if name == "tagged" else None) for text in texts]
@@ -63,11 +65,11 @@ def test_in_int8_too_a_result_is_the_same_alone_and_in_any_company(models: Path,
             assert other.log_probs == pytest.approx(truth.log_probs, abs=1e-5)
 
 
-def test_requests_that_meet_share_a_job_and_others_do_not(narrow: Any) -> None:
+def test_requests_with_the_same_options_share_a_job_and_others_do_not(narrow: Any) -> None:
     jobs, items = narrow.metric("dragoman_job_items_count"), narrow.metric("dragoman_job_items_sum")
-    bodies = [{"inputs": ["abc"], "beam": 1}] * 3 + [{"inputs": ["abc"], "beam": 1, "forbid": ["h"]}] * 2
+    bodies = [{"inputs": ["abc"], "beam": 1}] * 3 + [{"inputs": ["abc"], "beam": 1, "forbid_phrases": ["h"]}] * 2
     assert [answer.status_code for answer in together(narrow.url, bodies)] == [200] * 5
-    assert narrow.metric("dragoman_job_items_sum") - items == 5
+    wait_for(lambda: narrow.metric("dragoman_job_items_sum") - items == 5)  # counted just after the last answer
     assert narrow.metric("dragoman_job_items_count") - jobs == 2
 
 
@@ -122,7 +124,9 @@ async def crowd(port: int, clients: int, seconds: float) -> list[Answer]:
     return [answer for answers in every for answer in answers]
 
 
-def test_two_hundred_clients_are_served_or_sent_away_and_the_server_stays_alive(narrow: Any) -> None:
+def test_two_hundred_clients_are_served_or_refused_and_the_server_stays_alive(
+    narrow: Any, until: Callable[..., float]
+) -> None:
     asyncio.run(crowd(narrow.port, 50, 0.2))
     before = [resident(pid) for pid in (narrow.process.pid, *narrow.workers())]
     probe = subprocess.Popen([sys.executable, "-c", PROBE, str(narrow.port), "2"], stdout=subprocess.PIPE, text=True)
@@ -140,18 +144,19 @@ def test_two_hundred_clients_are_served_or_sent_away_and_the_server_stays_alive(
     assert latencies[int(0.99 * len(latencies))] < 1.0  # 50 ms on a machine with nothing else to do
     after = [resident(pid) for pid in (narrow.process.pid, *narrow.workers())]
     assert all(late < early + 30 for early, late in zip(before, after, strict=True)), (before, after)
-    assert narrow.metric("dragoman_queue_tokens") == 0
+    until(lambda: narrow.metric("dragoman_queue_tokens") == 0, 1.0)
 
 
 # -- the queue itself --------------------------------------------------------------------------------------------------
 
 
 def batcher(**settings: Any) -> Batcher:
-    """A queue whose worker is ready and takes nothing; a token is a character."""
-    workers = Workers(Serving(workers=1, **settings), {"m": "nowhere"})
-    workers.models = {"m": {"search": {"beam": 1, "draws": False}}}
-    workers.every[0].ready.set()
-    return Batcher(workers.serving, workers, {"m": lambda item: len(item["source"])})
+    """A batcher whose worker is ready and takes nothing; a token is a character."""
+    pool = WorkerPool(ServerSettings(workers=1, **settings), {"m": "nowhere"})
+    pool.models = {"m": {"search": {"beam": 1, "is_sampling": False}}}
+    pool.workers[0].ready.set()
+    tokenizer = SourceTokenizer(lambda item: SourceTokens(len(item["source"])))
+    return Batcher(pool.settings, pool, {"m": tokenizer})
 
 
 async def admit(queue: Batcher, *texts: str, **options: Any) -> Any:
@@ -162,9 +167,9 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-def sources(job: Job | None) -> list[str]:
+def sources(job: BatchJob | None) -> list[str]:
     assert job is not None
-    return [request.items[i]["source"] for request, i in job.parts]
+    return [request.items[i]["source"] for request, i in job.items]
 
 
 def test_a_small_request_gets_in_between_the_jobs_of_a_large_one() -> None:
@@ -172,9 +177,9 @@ def test_a_small_request_gets_in_between_the_jobs_of_a_large_one() -> None:
         queue = batcher(batch_tokens=10)
         await admit(queue, *(f"large{i}" for i in range(4)))
         await admit(queue, "small!")
-        jobs = [sources(queue.cut()) for _ in range(5)]
+        jobs = [sources(queue.next_job()) for _ in range(5)]
         assert jobs == [["large0"], ["small!"], ["large1"], ["large2"], ["large3"]]
-        assert queue.cut() is None
+        assert queue.next_job() is None
 
     run(scenario)
 
@@ -183,7 +188,7 @@ def test_a_job_has_as_many_tokens_as_allowed_but_always_one_item() -> None:
     async def scenario() -> None:
         queue = batcher(batch_tokens=10)
         await admit(queue, "a" * 6, "b" * 4, "c", "d" * 50)
-        assert [sources(queue.cut()) for _ in range(3)] == [["a" * 6, "b" * 4], ["c"], ["d" * 50]]
+        assert [sources(queue.next_job()) for _ in range(3)] == [["a" * 6, "b" * 4], ["c"], ["d" * 50]]
 
     run(scenario)
 
@@ -193,82 +198,82 @@ def test_a_request_counts_with_its_tokens_times_its_beam_until_its_job_is_done()
         queue = batcher(queue_tokens=100)
         first = await admit(queue, "a" * 10, beam=3)
         second = await admit(queue, "b" * 20, beam=3)
-        assert queue.held == 90
-        with pytest.raises(Refused) as busy:
+        assert queue.pending_tokens == 90
+        with pytest.raises(APIError) as busy:
             await admit(queue, "c" * 11)
         assert (busy.value.status, busy.value.retry_after) == (429, 1)
-        with pytest.raises(Refused) as never:
+        with pytest.raises(APIError) as never:
             await admit(queue, "c" * 51, beam=2)
         assert never.value.status == 413
-        job = queue.cut()
+        job = queue.next_job()
         assert job is not None
-        assert queue.held == 90
+        assert queue.pending_tokens == 90
         for i, found in enumerate((b"1", b"2")):
-            queue.hear(job, {"kind": "result", "item": i, "json": found})
-        queue.settle(job, {"kind": "done"})
-        assert queue.held == 0
-        assert [await queue.results(first), await queue.results(second)] == [[b"1"], [b"2"]]
+            queue.handle_output(job, {"kind": "result", "item": i, "json": found})
+        queue.finish_job(job, {"kind": "done"})
+        assert queue.pending_tokens == 0
+        assert [await queue.collect_results(first), await queue.collect_results(second)] == [[b"1"], [b"2"]]
 
     run(scenario)
 
 
-def test_who_leaves_gives_up_its_place_and_its_job_is_cancelled_when_all_have_left() -> None:
+def test_a_released_request_leaves_the_queue_and_a_job_is_cancelled_when_all_its_requests_are_released() -> None:
     async def scenario() -> None:
         queue = batcher()
-        worker = queue.workers.every[0]
+        worker = queue.pool.workers[0]
         first, second = await admit(queue, "a"), await admit(queue, "b")
-        job = queue.cut()
+        job = queue.next_job()
         assert job is not None
-        worker.job, queue.running[job] = job.id, worker
+        worker.running_job, queue.running[job] = job.id, worker
         third = await admit(queue, "c")
-        queue.forget(third)
-        queue.forget(first)
+        queue.release(third)
+        queue.release(first)
         assert worker.cancelled_at is None
         assert sources(job) == ["a", "b"]
-        queue.forget(second)
+        queue.release(second)
         assert worker.cancelled_at is not None
-        assert queue.cut() is None
-        queue.settle(job, {"kind": "cancelled"})
-        assert queue.held == 0
+        assert queue.next_job() is None
+        queue.finish_job(job, {"kind": "cancelled"})
+        assert queue.pending_tokens == 0
 
     run(scenario)
 
 
-def test_a_job_that_owes_nothing_is_not_cancelled_and_counts_as_done_whenever_its_end_comes() -> None:
+def test_a_job_with_all_its_results_is_not_cancelled_and_counts_as_done_whenever_its_end_comes() -> None:
     async def scenario() -> None:
         queue = batcher(batch_wait_ms=0)
-        (worker,) = queue.workers.every
+        (worker,) = queue.pool.workers
         ends: list[str] = []
-        queue.on_job = lambda size, outcome: ends.append(outcome)
+        queue.on_job_finished = lambda size, outcome: ends.append(outcome)
         queue.start()
         async with asyncio.timeout(10):
             asked = await admit(queue, "a", "b")
-            while worker.job is None:
+            while worker.running_job is None:
                 await asyncio.sleep(0)
             for i, found in enumerate((b"1", b"2")):
-                worker.take({"kind": "result", "id": worker.job, "item": i, "json": found})
-            assert await queue.results(asked) == [b"1", b"2"]
-            assert asked.gone
-            assert worker.job is not None  # the end of the job has not come yet
+                worker.handle_message({"kind": "result", "id": worker.running_job, "item": i, "json": found})
+            assert await queue.collect_results(asked) == [b"1", b"2"]
+            assert asked.is_released
+            assert worker.running_job is not None  # the end of the job has not come yet
             assert worker.cancelled_at is None
-            worker.take({"kind": "done", "id": worker.job})
+            worker.handle_message({"kind": "done", "id": worker.running_job})
             while not ends:
                 await asyncio.sleep(0)
-        assert (ends, queue.held) == (["done"], 0)
-        assert queue.rate > 0  # by which the next is told when to come back
-        await queue.end()
+        assert (ends, queue.pending_tokens) == (["done"], 0)
+        assert queue.tokens_per_second > 0  # by which the next is told when to come back
+        await queue.stop()
 
     run(scenario)
 
 
-def test_a_request_past_its_deadline_hears_so_and_is_forgotten() -> None:
+def test_a_request_past_its_deadline_gets_a_504_and_is_released() -> None:
     async def scenario() -> None:
         queue = batcher(deadline_s=0.05)
-        with pytest.raises(Refused) as late:
+        with pytest.raises(APIError) as late:
             async with asyncio.timeout(10):
-                await queue.ask("m", [Example("abc")], {})
+                await queue.predict("m", [Example("abc")], {})
         assert late.value.status == 504
-        assert (queue.held, len(queue.queue)) == (0, 0)
+        assert (queue.pending_tokens, len(queue.queue)) == (0, 0)
 
     run(scenario)
 
@@ -278,47 +283,47 @@ def test_where_a_job_fails_its_requests_are_tried_one_by_one() -> None:
         queue = batcher()
         good, bad = await admit(queue, "good"), await admit(queue, "bad", "worse")
         failed = {"kind": "failed", "status": 422, "code": "refused", "message": "no"}
-        job = queue.cut()
+        job = queue.next_job()
         assert sources(job) == ["good", "bad", "worse"]
         assert job is not None
-        queue.settle(job, failed)
-        assert queue.held == 12
-        job = queue.cut()
+        queue.finish_job(job, failed)
+        assert queue.pending_tokens == 12
+        job = queue.next_job()
         assert job is not None
         assert sources(job) == ["good"]
-        queue.hear(job, {"kind": "result", "item": 0, "json": b"fine"})
-        queue.settle(job, {"kind": "done"})
-        job = queue.cut()
+        queue.handle_output(job, {"kind": "result", "item": 0, "json": b"fine"})
+        queue.finish_job(job, {"kind": "done"})
+        job = queue.next_job()
         assert job is not None
         assert sources(job) == ["bad", "worse"]
-        queue.settle(job, failed)
-        assert await queue.results(good) == [b"fine"]
-        with pytest.raises(Refused) as refused:
-            await queue.results(bad)
-        assert (refused.value.status, queue.held) == (422, 0)
+        queue.finish_job(job, failed)
+        assert await queue.collect_results(good) == [b"fine"]
+        with pytest.raises(APIError) as refused:
+            await queue.collect_results(bad)
+        assert (refused.value.status, queue.pending_tokens) == (422, 0)
 
     run(scenario)
 
 
-def test_without_a_worker_a_request_is_told_to_come_back() -> None:
+def test_without_a_worker_a_request_gets_a_503_with_retry_after() -> None:
     async def scenario() -> None:
         queue = batcher()
-        queue.workers.every[0].ready.clear()
-        with pytest.raises(Refused) as refused:
+        queue.pool.workers[0].ready.clear()
+        with pytest.raises(APIError) as refused:
             await admit(queue, "a")
         assert (refused.value.status, refused.value.retry_after) == (503, 1)
 
     run(scenario)
 
 
-def test_what_is_drawn_depends_on_the_place_in_its_own_request() -> None:
+def test_a_sample_depends_on_the_index_in_its_own_request() -> None:
     async def scenario() -> None:
         queue = batcher(batch_tokens=2)
-        queue.workers.models["m"]["search"]["draws"] = True
+        queue.pool.models["m"]["search"]["is_sampling"] = True
         await admit(queue, "a", "b", "c", "d")
         await admit(queue, "e")
-        jobs = [queue.cut() for _ in range(3)]
+        jobs = [queue.next_job() for _ in range(3)]
         assert [sources(job) for job in jobs] == [["a", "b"], ["e"], ["c", "d"]]
-        assert [job.message()["first"] for job in jobs if job is not None] == [0, 0, 2]
+        assert [job.to_message("")["first_index"] for job in jobs if job is not None] == [0, 0, 2]
 
     run(scenario)

@@ -18,8 +18,8 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from dragoman.serve import connections
-from dragoman.serve.middleware import Guard
-from dragoman.serve.settings import Serving
+from dragoman.serve.middleware import RequestLimitMiddleware
+from dragoman.serve.settings import ServerSettings
 
 from .sockets import connect, served, wait_for
 
@@ -38,8 +38,8 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-def greeting(serving: Serving) -> AbstractContextManager[tuple[int, uvicorn.Server]]:
-    return served(Guard(hello, serving), serving)
+def greeting(settings: ServerSettings) -> AbstractContextManager[tuple[int, uvicorn.Server]]:
+    return served(RequestLimitMiddleware(hello, settings), settings)
 
 
 def rest(client: socket.socket) -> bytes:
@@ -61,13 +61,13 @@ def greeted(client: socket.socket) -> bool:
 
 
 def test_a_connection_that_says_nothing_is_closed():
-    with greeting(Serving(header_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=0.3)) as (port, _), connect(port) as client:
         assert rest(client) == b""
 
 
 @pytest.mark.parametrize("start", [b"G", GET[:-2], b"\r\n"])
 def test_a_head_that_stays_unfinished_is_closed_with_a_408(start):
-    with greeting(Serving(header_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=0.3)) as (port, _), connect(port) as client:
         client.sendall(start)
         said = rest(client)
     if start.strip():
@@ -75,8 +75,8 @@ def test_a_head_that_stays_unfinished_is_closed_with_a_408(start):
         assert json.loads(said.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "slow_head"
 
 
-def test_a_head_that_trickles_in_has_no_more_time_than_one_that_does_not_come():
-    with greeting(Serving(header_s=0.5)) as (port, _), connect(port) as client:
+def test_a_head_that_arrives_byte_by_byte_has_the_same_timeout():
+    with greeting(ServerSettings(header_s=0.5)) as (port, _), connect(port) as client:
         client.settimeout(0.02)
         began, said = time.monotonic(), b""
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -90,7 +90,7 @@ def test_a_head_that_trickles_in_has_no_more_time_than_one_that_does_not_come():
 
 
 def test_an_idle_connection_is_kept_for_a_while_then_closed():
-    with greeting(Serving(header_s=5.0, keep_alive_s=0.4)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=5.0, keep_alive_s=0.4)) as (port, _), connect(port) as client:
         for _ in range(3):
             assert greeted(client)
         began = time.monotonic()
@@ -99,20 +99,20 @@ def test_an_idle_connection_is_kept_for_a_while_then_closed():
 
 
 def test_the_second_head_on_a_connection_has_a_time_of_its_own():
-    with greeting(Serving(header_s=0.3, keep_alive_s=8.0)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=0.3, keep_alive_s=8.0)) as (port, _), connect(port) as client:
         assert greeted(client)
         client.sendall(GET[:10])
         assert rest(client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_an_answer_may_take_longer_than_a_head():
-    with greeting(Serving(header_s=0.2, keep_alive_s=0.3)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=0.2, keep_alive_s=0.3)) as (port, _), connect(port) as client:
         client.sendall(GET.replace(b"/health/live", b"/slow"))
         assert rest(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_sent_ahead_are_all_answered():
-    with greeting(Serving(header_s=0.3, keep_alive_s=0.5)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(header_s=0.3, keep_alive_s=0.5)) as (port, _), connect(port) as client:
         client.sendall(GET * 20)
         assert rest(client).count(b"HTTP/1.1 200 ") == 20
 
@@ -121,8 +121,8 @@ def test_requests_sent_ahead_are_all_answered():
     "start",
     [b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, b"GET /" + b"x" * 100_000, (b"A: b\r\n" * 20_000), b"\x16\x03\x01 tls"],
 )
-def test_an_oversized_or_senseless_head_is_a_400(start):
-    with greeting(Serving()) as (port, _):
+def test_an_oversized_or_malformed_head_is_a_400(start):
+    with greeting(ServerSettings()) as (port, _):
         with connect(port) as client:
             with suppress(OSError):  # it may be closed on us, after an answer
                 client.sendall(start + b"\r\n\r\n")
@@ -132,13 +132,13 @@ def test_an_oversized_or_senseless_head_is_a_400(start):
 
 
 def test_a_head_is_refused_as_soon_as_it_is_too_large():
-    with greeting(Serving(max_head=2000)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(max_head=2000)) as (port, _), connect(port) as client:
         client.sendall(GET[:-2] + b"X: " + b"x" * 10_000)
         assert rest(client).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_connection_over_the_cap_is_told_so_and_a_place_that_gets_free_is_given_again():
-    with greeting(Serving(max_connections=3)) as (port, server), ExitStack() as stack:
+def test_a_connection_over_the_limit_gets_a_503_and_a_closed_one_makes_room_for_another():
+    with greeting(ServerSettings(max_connections=3)) as (port, server), ExitStack() as stack:
         first = [stack.enter_context(connect(port)) for _ in range(3)]
         wait_for(lambda: len(server.server_state.connections) == 3)
         with connect(port) as client:
@@ -152,19 +152,21 @@ def test_a_connection_over_the_cap_is_told_so_and_a_place_that_gets_free_is_give
             assert greeted(client)
 
 
-def test_as_it_is_delivered_a_server_waits_for_nobody_for_10_seconds():
-    serving = Serving()
-    assert max(serving.header_s, serving.body_s, serving.keep_alive_s) < 10
+def test_by_default_every_timeout_of_a_connection_is_below_10_seconds():
+    settings = ServerSettings()
+    assert max(settings.header_s, settings.body_s, settings.keep_alive_s) < 10
 
 
 def test_there_are_never_more_connections_than_descriptors():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections.room(10) == 10
-    assert connections.room(10**9) == (soft - connections.RESERVED if soft != resource.RLIM_INFINITY else 10**9)
+    assert connections.connection_limit(10) == 10
+    assert connections.connection_limit(10**9) == (
+        soft - connections.RESERVED_DESCRIPTORS if soft != resource.RLIM_INFINITY else 10**9
+    )
 
 
 def test_a_client_that_does_not_read_its_answer_is_dropped():
-    with greeting(Serving(body_s=0.5)) as (port, server), connect(port) as client:
+    with greeting(ServerSettings(body_s=0.5)) as (port, server), connect(port) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_for(lambda: server.server_state.tasks)
@@ -172,13 +174,13 @@ def test_a_client_that_does_not_read_its_answer_is_dropped():
 
 
 def test_a_client_that_reads_a_large_answer_gets_all_of_it():
-    with greeting(Serving(body_s=0.5)) as (port, _), connect(port) as client:
+    with greeting(ServerSettings(body_s=0.5)) as (port, _), connect(port) as client:
         client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert len(rest(client).split(b"\r\n\r\n", 1)[1]) == 50_000_005
 
 
 def test_an_upgrade_to_a_websocket_is_answered_as_a_plain_request():
-    with greeting(Serving()) as (port, _), connect(port) as client:
+    with greeting(ServerSettings()) as (port, _), connect(port) as client:
         client.sendall(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 

@@ -52,7 +52,7 @@ def test_sigterm_finishes_what_is_in_flight_and_takes_on_nothing_new(
     assert "Traceback" not in server.stderr()
 
 
-def test_a_stream_is_told_to_its_end_and_an_idle_connection_holds_nothing_up(
+def test_a_stream_is_finished_while_draining_and_an_idle_connection_does_not_delay_the_exit(
     start: Callable[..., Any], events: Callable[[str], list[tuple[str, Any]]]
 ) -> None:
     server = start("endless", "--workers", "1", "--set", "keep_alive_s=600")
@@ -73,9 +73,8 @@ def test_a_stream_is_told_to_its_end_and_an_idle_connection_holds_nothing_up(
     assert "Traceback" not in server.stderr()
 
 
-def test_what_takes_too_long_is_given_up_after_the_time_to_drain(
-    start: Callable[..., Any], until: Callable[..., float]
-) -> None:
+@pytest.mark.long
+def test_requests_still_running_after_drain_s_get_a_503(start: Callable[..., Any], until: Callable[..., float]) -> None:
     server = start("plodding", "--workers", "1", "--set", "drain_s=0.5")
     workers = server.workers()
     lost: queue.SimpleQueue[Any] = queue.SimpleQueue()

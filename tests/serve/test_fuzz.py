@@ -125,7 +125,7 @@ def test_no_request_that_the_description_allows_or_forbids_breaks_the_server(fuz
 
 
 @pytest.mark.long
-def test_nor_do_ten_thousand(fuzzed):
+def test_ten_thousand_random_requests_do_not_break_the_server(fuzzed):
     assert fuzz(fuzzed, 11_000) >= 10_000
 
 
@@ -184,11 +184,11 @@ def test_a_hostile_body_is_refused_by_every_route(fuzzed, body):
         ({"beam": "2"}, "beam"),
         ({"beam": True}, "beam"),
         ({"nbest": 10**6}, "nbest"),
-        ({"max_length": -1}, "max_length"),
-        ({"max_length": 10**9}, "max_length"),
-        ({"min_length": -1}, "min_length"),
-        ({"no_repeat": -1}, "no_repeat"),
-        ({"require": "phrase"}, "require"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"max_new_tokens": 10**9}, "max_new_tokens"),
+        ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"force_phrases": "phrase"}, "force_phrases"),
         ({"prefix": 3}, "prefix"),
         ({"stream": "yes"}, "stream"),
         ({"beams": 2}, "beams"),
@@ -208,7 +208,7 @@ def test_a_wrong_option_is_refused_with_its_name(fuzzed, options, field):
 @pytest.mark.parametrize(
     "kind", ["", "text/plain", "application/xml", "multipart/form-data", "application/json; x=\xfc"]
 )
-def test_a_wrong_content_type_is_no_accident(fuzzed, kind):
+def test_a_wrong_content_type_is_a_client_error(fuzzed, kind):
     for path in POSTS:
         headers = {"Content-Type": kind.encode("latin-1")} if kind else {}
         answer = fuzzed.client.post(path, content=b'{"q": "a", "inputs": ["a"]', headers=headers)
@@ -219,8 +219,8 @@ def test_a_wrong_content_type_is_no_accident(fuzzed, kind):
 @pytest.mark.parametrize(
     "text", ["\x00", "\x7f\x1b[2J", "\u202e\u2066", "a\u0301" * 500, "\N{PILE OF POO}" * 100, " " * 20_000, "𝔘\ufeff"]
 )
-def test_strange_texts_are_texts(fuzzed, text):
-    found = fuzzed.predict(text, "abc", max_length=5)
+def test_unusual_texts_are_predicted_like_any_other(fuzzed, text):
+    found = fuzzed.predict(text, "abc", max_new_tokens=5)
     assert found.status_code == 200, found.text
     assert len(found.json()["results"]) == 2
     answer = fuzzed.client.post("/translate", json={"q": text, "target": "small"})
@@ -238,14 +238,14 @@ def test_strange_texts_are_texts(fuzzed, text):
         ("POST", "/v1/inspect/nothing", 404),
         ("GET", "/static/views/../__init__.py", 404),
         ("GET", "/static/views/%2e%2e/__init__.py", 404),
-        ("GET", "/static/views/..%2f..%2fserve%2foptions.py", 404),
+        ("GET", "/static/views/..%2f..%2fserve%2fsettings.py", 404),
         ("GET", "/%00", 404),
         ("GET", "/static/views/%00", 404),
         ("GET", "/" + "a" * 5000, 404),
         ("GET", "/static/views/" + "a" * 5000, 404),
     ],
 )
-def test_a_place_that_is_not_there_is_said_not_to_be(fuzzed, method, path, status):
+def test_an_unknown_path_or_method_is_a_client_error(fuzzed, method, path, status):
     answer = fuzzed.client.request(method, httpx.URL(fuzzed.url).copy_with(raw_path=path.encode()))
     assert answer.status_code == status
     assert is_a_sentence(status, answer.json(), path)

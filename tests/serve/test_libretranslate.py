@@ -18,24 +18,31 @@ from fastapi.testclient import TestClient
 
 from dragoman.core.types import Example
 from dragoman.serve import api_docs, libretranslate
-from dragoman.serve.schema import Refused
-from dragoman.serve.settings import Serving
+from dragoman.serve.schema import APIError
+from dragoman.serve.settings import ServerSettings
 
 SEARCH = {"name": "beam", "beam": 4}
-TAGGED = {"kind": "pairs", "languages": ["de", "fr"], "source_languages": ["de", "fr", "en"], "search": SEARCH}
-PLAIN = {"kind": "pairs", "languages": [], "search": SEARCH}
+PLAIN: dict[str, Any] = {
+    "source": "text",
+    "second_source": None,
+    "kind": "pairs",
+    "languages": [],
+    "source_languages": [],
+    "search": SEARCH,
+}
+TAGGED = PLAIN | {"languages": ["de", "fr"], "source_languages": ["de", "fr", "en"]}
 
 
-class Loud:
+class UppercaseTranslator:
     """A translator that shouts, and keeps what it was asked; it reads no more than `reach` characters."""
 
     def __init__(self, reach: int = 10_000) -> None:
-        self.reach, self.asked = reach, []  # type: ignore[var-annotated]
+        self.reach, self.calls = reach, []  # type: ignore[var-annotated]
 
     async def __call__(self, model: str, examples: Sequence[Example], options: dict[str, Any]) -> list[dict[str, Any]]:
-        self.asked.append((model, list(examples), options))
+        self.calls.append((model, list(examples), options))
         if any("busy" in one.source for one in examples):
-            raise Refused(429, "busy", "the server is busy; try again later", retry_after=7)
+            raise APIError(429, "busy", "the server is busy; try again later", retry_after=7)
         return [self.one(one.source, options.get("nbest", 1)) for one in examples]
 
     def one(self, source: str, nbest: int) -> dict[str, Any]:
@@ -44,9 +51,11 @@ class Loud:
         return {"text": texts[0], "source_truncated": len(source) > self.reach, "alternatives": others}
 
 
-def client(models: dict[str, Any], ask: Any = None, **serving: Any) -> TestClient:
+def client(models: dict[str, Any], predict: Any = None, **settings: Any) -> TestClient:
     app = FastAPI()
-    app.include_router(libretranslate.router(ask or Loud(), models, Serving(**serving)))
+    app.include_router(
+        libretranslate.build_router(predict or UppercaseTranslator(), models, ServerSettings(**settings))
+    )
     return TestClient(app)
 
 
@@ -69,10 +78,10 @@ def test_several_texts_come_back_in_order():
 
 
 def test_the_sentences_of_all_texts_are_asked_for_at_once():
-    ask = Loud()
+    predict = UppercaseTranslator()
     text = "First one.  Second one.\nThird, e.g. this."
-    client({"en-de": PLAIN}, ask).post("/translate", json={"q": [text, "Fourth."], "source": "en", "target": "de"})
-    [(model, examples, options)] = ask.asked
+    client({"en-de": PLAIN}, predict).post("/translate", json={"q": [text, "Fourth."], "source": "en", "target": "de"})
+    [(model, examples, options)] = predict.calls
     assert model == "en-de"
     assert [one.source for one in examples] == ["First one.", "Second one.", "Third, e.g. this.", "Fourth."]
     assert options == {}
@@ -81,37 +90,39 @@ def test_the_sentences_of_all_texts_are_asked_for_at_once():
 def test_a_sentence_that_the_model_cannot_read_whole_is_split_until_it_can():
     text = ", ".join(f"word{i} and more" for i in range(100)) + ". Short one."
     for reach in (1, 7, 50, 1000):
-        answer = client({"en-de": PLAIN}, Loud(reach)).post("/translate", json={"q": text, "target": "de"})
+        answer = client({"en-de": PLAIN}, UppercaseTranslator(reach)).post(
+            "/translate", json={"q": text, "target": "de"}
+        )
         assert answer.json()["translatedText"] == text.upper()
 
 
 def test_alternatives_are_put_together_sentence_by_sentence_and_the_beam_has_room_for_them():
-    ask = Loud()
-    web = client({"en-de": PLAIN}, ask)
+    predict = UppercaseTranslator()
+    web = client({"en-de": PLAIN}, predict)
     answer = web.post("/translate", json={"q": "one. Two", "source": "en", "target": "de", "alternatives": 2})
     assert answer.json() == {"translatedText": "ONE. TWO", "alternatives": ["ONE.' TWO'", "ONE.'' TWO''"]}
     several = web.post("/translate", data={"q": ["a", "b"], "source": "en", "target": "de", "alternatives": "5"})
     assert [len(some) for some in several.json()["alternatives"]] == [5, 5]
-    assert [options for _, _, options in ask.asked] == [{"nbest": 3, "beam": 4}, {"nbest": 6, "beam": 6}]
+    assert [options for _, _, options in predict.calls] == [{"nbest": 3, "beam": 4}, {"nbest": 6, "beam": 6}]
 
 
-def test_a_model_with_tags_is_told_both_languages():
-    ask = Loud()
-    web = client({"plain": PLAIN, "many": TAGGED}, ask)
+def test_a_model_with_tags_gets_both_languages():
+    predict = UppercaseTranslator()
+    web = client({"plain": PLAIN, "many": TAGGED}, predict)
     assert web.post("/translate", json={"q": "x", "source": "en", "target": "fr"}).status_code == 200
-    [(model, [example], _)] = ask.asked
+    [(model, [example], _)] = predict.calls
     assert (model, example.source_lang, example.target_lang) == ("many", "en", "fr")
 
 
-def test_a_model_with_target_tags_alone_is_told_the_target():
-    ask = Loud()
-    web = client({"many": TAGGED | {"source_languages": []}}, ask)
+def test_a_model_with_only_target_tags_gets_the_target():
+    predict = UppercaseTranslator()
+    web = client({"many": TAGGED | {"source_languages": []}}, predict)
     for source in ("auto", "de"):
         assert web.post("/translate", json={"q": "x", "source": source, "target": "fr"}).status_code == 200
-    assert [(one.source_lang, one.target_lang) for _, [one], _ in ask.asked] == [(None, "fr")] * 2
+    assert [(one.source_lang, one.target_lang) for _, [one], _ in predict.calls] == [(None, "fr")] * 2
 
 
-def test_languages_are_those_of_tags_of_names_that_are_pairs_and_else_the_names():
+def test_languages_come_from_tags_from_names_that_are_pairs_or_else_from_the_names():
     models = {"many": TAGGED, "en_ms": PLAIN, "g2p": PLAIN, "lm": PLAIN | {"kind": "language model"}}
     assert client(models).get("/languages").json() == [
         {"code": "de", "name": "German", "targets": ["fr"]},
@@ -121,7 +132,7 @@ def test_languages_are_those_of_tags_of_names_that_are_pairs_and_else_the_names(
     ]
 
 
-def test_auto_is_what_leads_to_the_target_and_says_that_nothing_was_detected():
+def test_auto_selects_a_route_to_the_target_with_confidence_0():
     web = client({"en-de": PLAIN, "g2p": PLAIN, "many": TAGGED})
     answer = web.post("/translate", json={"q": "a", "source": "auto", "target": "g2p"}).json()
     assert answer == {"translatedText": "A", "detectedLanguage": {"language": "g2p", "confidence": 0.0}}
@@ -208,13 +219,13 @@ def test_the_documents_page_shows_descriptions_literally_and_an_example_that_fit
     body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Shape"}}}}
     route = {"post": {"summary": "<script>", "requestBody": body, "responses": {"200": {"description": "&"}}}}
     openapi = {"paths": {"/x/{y}": route}, "components": {"schemas": {"Shape": shape, "Part": part}}}
-    page = api_docs.page(openapi)
+    page = api_docs.render_page(openapi)
     assert "<script" not in page
     assert "<img" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "at most 9 items" in page
     assert "<td>3</td>" in page
-    words = shlex.split(api_docs.command(openapi, "post", "/x/{y}", route["post"]))
+    words = shlex.split(api_docs.curl_command(openapi, "post", "/x/{y}", route["post"]))
     assert json.loads(words[-1]) == {"q": [{"kind": "a'b"}]}
 
 
@@ -229,7 +240,7 @@ def test_the_server_translates_a_text_as_it_predicts_its_sentences(server):
     assert answer.json() == {"translatedText": f"{predicted[0]}\n{predicted[1]}  {predicted[2]}\n"}
 
 
-def test_the_server_knows_its_languages_and_tells_them_to_the_model(server):
+def test_the_server_lists_its_languages_and_passes_them_to_the_model(server):
     known = {one["code"]: one["targets"] for one in server.client.get("/languages").json()}
     assert known["de"] == ["fr"]
     assert known["small"] == ["small"]

@@ -16,8 +16,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 
 from dragoman.serve import middleware
-from dragoman.serve.middleware import Guard, Keys
-from dragoman.serve.settings import Serving
+from dragoman.serve.middleware import APIKeys, RequestLimitMiddleware
+from dragoman.serve.settings import ServerSettings
 
 from .sockets import connect, served, wait_for
 
@@ -36,11 +36,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-class Counted:
+class MetricsMiddleware:
     """The echo behind a guard, counting the bytes of bodies that come in."""
 
-    def __init__(self, serving: Serving) -> None:
-        self.guard, self.read, self.largest = Guard(echo, serving), 0, 0
+    def __init__(self, settings: ServerSettings) -> None:
+        self.guard, self.read, self.largest = RequestLimitMiddleware(echo, settings), 0, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def counted() -> Any:
@@ -53,9 +53,9 @@ class Counted:
 
 
 @contextmanager
-def counting(serving: Serving) -> Iterator[tuple[int, Counted]]:
-    app = Counted(serving)
-    with served(app, serving) as (port, _):
+def counting(settings: ServerSettings) -> Iterator[tuple[int, MetricsMiddleware]]:
+    app = MetricsMiddleware(settings)
+    with served(app, settings) as (port, _):
         yield port, app
 
 
@@ -87,14 +87,14 @@ def chunks(size: int, count: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[tuple[int, Counted]]:
-    with counting(Serving(max_body=100_000, body_s=0.5)) as found:
+def opened() -> Iterator[tuple[int, MetricsMiddleware]]:
+    with counting(ServerSettings(max_body=100_000, body_s=0.5)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[int]:
-    with counting(Serving(keys=["another", KEY])) as (port, _):
+    with counting(ServerSettings(keys=["another", KEY])) as (port, _):
         yield port
 
 
@@ -127,7 +127,7 @@ def test_a_larger_body_is_refused_after_at_most_64_kib_more_than_the_limit(opene
 
 
 def test_a_large_body_is_taken_64_kib_at_a_time_at_most():
-    with counting(Serving(max_body=10_000_000)) as (port, app):
+    with counting(ServerSettings(max_body=10_000_000)) as (port, app):
         sent = head("/v1/predict", "Content-Length: 10000000") + b"x" * 10_000_000
         assert send(port, sent)[2]["bytes"] == 10_000_000
         assert app.largest <= 64 * 1024
@@ -166,7 +166,7 @@ def test_a_slow_body_is_given_up_while_others_are_answered(opened):
         assert slow.recv(1) == b""
 
 
-def test_a_client_that_leaves_inside_its_body_leaves_the_server_well(opened, caplog):
+def test_a_client_that_disconnects_within_its_body_does_no_harm(opened, caplog):
     port, app = opened
     with caplog.at_level(logging.INFO), connect(port) as client:
         before = app.read
@@ -210,17 +210,17 @@ def test_health_and_the_page_need_no_key_and_translate_asks_for_its_own(locked, 
     assert send(locked, head(path, method="GET"))[0] == 200
 
 
-def test_every_key_is_compared_and_none_needed_where_there_is_none():
-    keys = Keys(["a", "b", "ü"])
-    assert [keys.admit([one]) for one in (b"a", b"b", "ü".encode(), b"", b"ab", b"c")] == [
+def test_every_key_is_compared_and_without_keys_everyone_is_admitted():
+    keys = APIKeys(["a", "b", "ü"])
+    assert [keys.accepts([one]) for one in (b"a", b"b", "ü".encode(), b"", b"ab", b"c")] == [
         True,
         True,
         True,
         *[False] * 3,
     ]
-    assert keys.admit([b"wrong", b"b"])
-    assert not keys.admit([])
-    assert Keys([]).admit([])
+    assert keys.accepts([b"wrong", b"b"])
+    assert not keys.accepts([])
+    assert APIKeys([]).accepts([])
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ def test_every_key_is_compared_and_none_needed_where_there_is_none():
     ],
 )
 def test_a_server_on_this_machine_answers_only_to_this_machines_names(host, status):
-    with counting(Serving(hosts=["my.name"])) as (port, _):
+    with counting(ServerSettings(hosts=["my.name"])) as (port, _):
         assert send(port, head(method="GET", host=host))[0] == status
 
 
 def test_a_server_bound_to_the_outside_answers_to_any_name():
-    assert middleware.allowed_hosts(Serving(host="0.0.0.0")) == ()
-    assert middleware.allowed_hosts(Serving(host="192.168.1.5")) == ()
-    assert "127.0.0.2" in middleware.allowed_hosts(Serving(host="127.0.0.2"))
+    assert middleware.allowed_hosts(ServerSettings(host="0.0.0.0")) == ()
+    assert middleware.allowed_hosts(ServerSettings(host="192.168.1.5")) == ()
+    assert "127.0.0.2" in middleware.allowed_hosts(ServerSettings(host="127.0.0.2"))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_every_answer_carries_the_strict_headers_once(opened, path, lines, statu
     assert not any(name.startswith("access-control") for name in headers)
 
 
-def test_a_request_has_an_id_its_own_where_that_is_plain(opened):
+def test_a_request_keeps_its_own_id_if_that_is_plain(opened):
     port, _ = opened
     _, headers, body = send(port, head("/", "X-Request-Id: abc-1.2", method="GET"))
     assert headers["x-request-id"] == body["id"] == "abc-1.2"
@@ -286,9 +286,9 @@ def test_errors_have_the_shape_that_the_clients_of_a_path_know(opened):
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/v1/nothing", "/static/views/views.css", "/health/live"])
-def test_the_real_server_is_strict_wherever_it_answers(server, path):
+def test_the_real_server_sends_security_headers_on_every_path(server, path):
     headers = server.client.get(path).headers
-    assert headers["content-security-policy"] == middleware.POLICY
+    assert headers["content-security-policy"] == middleware.CONTENT_SECURITY_POLICY
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["x-request-id"]
     assert "server" not in headers

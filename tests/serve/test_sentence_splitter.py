@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dragoman.serve.sentence_splitter import Piece, join, split
+from dragoman.serve.sentence_splitter import Piece, join_pieces, split_sentences
 
 # Texts from what splitting looks at, which plain random text would seldom hold.
 BITS = st.sampled_from(
@@ -30,17 +30,17 @@ BITS = st.sampled_from(
 TEXTS = st.one_of(st.text(), st.lists(BITS, max_size=60).map("".join))
 
 
-def texts(text: str, longest: int = 400) -> list[str]:
-    return [piece.text for piece in split(text, longest)]
+def texts(text: str, max_chars: int = 400) -> list[str]:
+    return [piece.text for piece in split_sentences(text, max_chars)]
 
 
 @given(TEXTS, st.integers(1, 50))
 @example(" leading and trailing \n", 5)
-def test_pieces_that_are_not_translated_are_the_text_again(text, longest):
-    pieces = split(text, longest)
-    assert join(pieces) == text
-    assert join(pieces, [piece.text for piece in pieces]) == text
-    assert all(len(piece.text) <= longest for piece in pieces)
+def test_pieces_that_are_not_translated_are_the_text_again(text, max_chars):
+    pieces = split_sentences(text, max_chars)
+    assert join_pieces(pieces) == text
+    assert join_pieces(pieces, [piece.text for piece in pieces]) == text
+    assert all(len(piece.text) <= max_chars for piece in pieces)
     assert all(piece.text == piece.text.strip() and not piece.space.strip() for piece in pieces)
 
 
@@ -80,25 +80,34 @@ def test_a_long_sentence_is_cut_at_a_stop_then_a_comma_then_a_space_then_anywher
 
 
 def test_line_breaks_and_spaces_survive_translation():
-    pieces = split("  One.  Two.\n\n\tThree.\n")
-    assert join(pieces, [piece.text.upper() for piece in pieces]) == "  ONE.  TWO.\n\n\tTHREE.\n"
+    pieces = split_sentences("  One.  Two.\n\n\tThree.\n")
+    assert join_pieces(pieces, [piece.text.upper() for piece in pieces]) == "  ONE.  TWO.\n\n\tTHREE.\n"
 
 
 def test_sentences_are_spaced_as_the_target_language_spaces_them():
-    assert join(split("今日は。明日は。"), ["Today.", "Tomorrow."]) == "Today. Tomorrow."
-    assert join(split("Today. Tomorrow."), ["今日は。", "明日は。"]) == "今日は。明日は。"
-    assert join(split("Today. Tomorrow."), ["오늘이다.", "내일이다."]) == "오늘이다. 내일이다."
-    assert join([Piece("abc", ""), Piece("def", "")], ["uvw", "xyz"]) == "uvwxyz"  # cut inside a word
+    assert join_pieces(split_sentences("今日は。明日は。"), ["Today.", "Tomorrow."]) == "Today. Tomorrow."
+    assert join_pieces(split_sentences("Today. Tomorrow."), ["今日は。", "明日は。"]) == "今日は。明日は。"
+    assert join_pieces(split_sentences("Today. Tomorrow."), ["오늘이다.", "내일이다."]) == "오늘이다. 내일이다."
+    assert join_pieces([Piece("abc", ""), Piece("def", "")], ["uvw", "xyz"]) == "uvwxyz"  # cut inside a word
+
+
+@pytest.mark.parametrize("end", ["😀", "👍🏽", "❤️", "👩‍🚀", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "1️⃣", "ㅋㅋ", "하하 😀"])
+def test_an_emoji_or_a_korean_letter_at_the_end_of_a_sentence_keeps_its_space(end):
+    assert join_pieces(split_sentences("Great. Next."), [f"Super {end}", "Weiter."]) == f"Super {end} Weiter."
+
+
+def test_an_emoji_after_a_chinese_or_japanese_sentence_needs_no_space():
+    assert join_pieces(split_sentences("Great. Next."), ["最高😀", "次。"]) == "最高😀次。"
 
 
 def test_no_text_takes_more_than_a_moment_to_split():
     """Every kind of run that a pattern could walk through again and again; a quadratic walk would take minutes."""
     for bit in (".", " ", "a. ", '?"', "a", "\n", ". \u00a0»", ", ", "Dr. ", " - "):
         text = (bit * 100_000)[:100_000]
-        assert join(split(text)) == text
+        assert join_pieces(split_sentences(text)) == text
 
 
-def test_a_sentence_is_found_as_a_plain_reader_of_simple_text_finds_it():
+def test_simple_text_is_split_at_every_stop_before_a_capital_letter():
     """On words, single spaces and plain stops, the rule is one regular expression."""
     text = "Alpha beta gamma. Delta epsilon! Zeta eta theta? Iota kappa. " * 20
     assert texts(text) == re.split(r"(?<=[.!?]) (?=[A-Z])", text.rstrip())

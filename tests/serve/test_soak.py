@@ -71,7 +71,7 @@ async def score(client: httpx.AsyncClient, rng: random.Random) -> int:
 
 
 async def inspect(client: httpx.AsyncClient, rng: random.Random) -> int:
-    view = rng.choice(["alignment", "beam", "steps", "why"])
+    view = rng.choice(["alignment", "beam", "steps", "saliency"])
     return (await client.post(f"/v1/inspect/{view}", json={"source": text(rng, 12)})).status_code
 
 

@@ -28,9 +28,9 @@ from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline, Prediction
-from dragoman.inspection.views import alignment, beam_tree, saliency, steps
+from dragoman.inspection.views import alignment, beam, saliency, steps
 from dragoman.serve import middleware, uploads
-from dragoman.serve.settings import Serving
+from dragoman.serve.settings import ServerSettings
 
 BYTES, TEXTS = 600_000, 100_000  # what a request may bring of media, and besides
 NAMES = ("captions", "questions", "speech", "features", "clips")
@@ -101,7 +101,7 @@ def served(start: Callable[..., Any], media_models: Path) -> Iterator[Any]:
         archive.writestr("photo.png", picture())
     settings = [f"media_bytes={BYTES}", f"max_body={TEXTS}", "media_pixels=1000000", "batch_wait_ms=40"]
     given = [text for setting in settings for text in ("--set", setting)]
-    server = start("small", *NAMES, "--workers", "1", "--import", "watch", *given)
+    server = start("small", *NAMES, "--workers", "1", "--plugin", "watch", *given)
     before = server.workers()
     yield server
     assert server.workers() == before
@@ -137,9 +137,9 @@ def test_every_model_says_what_it_reads(served: Any) -> None:
         "small": ("text", None),
         "captions": ("image", None),
         "questions": ("text", "image"),
-        "speech": ("sound", None),
-        "features": ("frames", None),
-        "clips": ("clip", None),
+        "speech": ("audio", None),
+        "features": ("features", None),
+        "clips": ("video", None),
     }
     assert "image/jpeg" in models["captions"]["accepts"]
     assert "audio/flac" in models["speech"]["accepts"]
@@ -173,8 +173,8 @@ def test_a_question_and_an_image_go_together(served: Any, here: Any, tmp_path: P
 )
 def test_a_file_may_be_the_whole_body(served: Any, name: str, file: str, kind: str) -> None:
     data = FILES[name][file]
-    in_json = served.predict(b64(data), model=name, beam=3, nbest=2, forbid=["red", "blue"])
-    query = {"beam": 3, "nbest": 2, "forbid": ["red", "blue"]}
+    in_json = served.predict(b64(data), model=name, beam=3, nbest=2, forbid_phrases=["red", "blue"])
+    query = {"beam": 3, "nbest": 2, "forbid_phrases": ["red", "blue"]}
     for sent in (kind, "application/octet-stream"):
         path, headers = f"/v1/models/{name}/predict", {"Content-Type": sent}
         bare = served.client.post(path, params=query, content=data, headers=headers)
@@ -189,7 +189,7 @@ def test_the_text_beside_a_file_that_is_the_body_stands_in_the_query(served: Any
     assert bare.json() == in_json.json()
 
 
-def test_tokens_stream(served: Any, here: Any, events: Any, tmp_path: Path) -> None:
+def test_tokens_are_streamed_for_files_too(served: Any, here: Any, events: Any, tmp_path: Path) -> None:
     (truth,) = here["captions"].predict([on_disk(tmp_path, "a.png", picture(1))], beam=1)
     path, headers = "/v1/models/captions/predict?beam=1&stream=true", {"Content-Type": "image/png"}
     in_json = served.predict(b64(picture(1)), model="captions", beam=1, stream=True)
@@ -202,16 +202,16 @@ def test_tokens_stream(served: Any, here: Any, events: Any, tmp_path: Path) -> N
 def test_views_are_those_of_python(served: Any, here: Any, tmp_path: Path) -> None:
     model, path = here["captions"], on_disk(tmp_path, "a.png", picture(1))
     views = {
-        "alignment": alignment.look(model, path, beam=2),
-        "beam": beam_tree.tree(model, path, "a red square", beam=2),
-        "steps": steps.walk(model, path, "a red square"),
-        "why": saliency.gradients(model, path, "a red square"),
+        "alignment": alignment.compute_alignment(model, path, beam=2),
+        "beam": beam.trace_beam(model, path, "a red square", beam=2),
+        "steps": steps.trace_steps(model, path, "a red square"),
+        "saliency": saliency.compute_saliency(model, path, "a red square"),
     }
     asked = {
         "alignment": {"beam": 2},
-        "beam": {"reference": "a red square", "beam": 2},
+        "beam": {"target": "a red square", "beam": 2},
         "steps": {"target": "a red square"},
-        "why": {"target": "a red square"},
+        "saliency": {"target": "a red square"},
     }
     for view, truth in views.items():
         body = {"model": "captions", "source": b64(picture(1))} | asked[view]
@@ -252,13 +252,13 @@ def test_no_request_opens_a_file_by_name(served: Any, media_models: Path) -> Non
             for body in bodies:
                 refusal(served.predict(body, model=model))
             refusal(served.client.post("/v1/score", json={"model": model, "inputs": [{"source": name, "target": "a"}]}))
-            for view in ("alignment", "beam", "steps", "why", "effects"):
+            for view in ("alignment", "beam", "steps", "saliency", "head_effects"):
                 refusal(served.client.post(f"/v1/inspect/{view}", json={"model": model, "source": name}))
-            refusal(served.client.post("/v1/inspect/space", json={"model": model, "texts": [name, name]}))
-            refusal(served.client.post("/v1/inspect/probes", json={"model": model, "swaps": [[name, name]]}))
+            refusal(served.client.post("/v1/inspect/embedding_space", json={"model": model, "sources": [name, name]}))
+            refusal(served.client.post("/v1/inspect/probes", json={"model": model, "minimal_pairs": [[name, name]]}))
             quality = {"models": [model], "inputs": [{"source": name, "target": "a"}]}
             refusal(served.client.post("/v1/inspect/quality", json=quality))
-            headers, query = {"Content-Type": uploads.ANY}, {"text": name} if model == "questions" else {}
+            headers, query = {"Content-Type": uploads.OCTET_STREAM}, {"text": name} if model == "questions" else {}
             where = f"/v1/models/{model}/predict"
             refusal(served.client.post(where, params=query, content=name, headers=headers))
     assert served.stderr().count("OPENED") == 2
@@ -279,11 +279,11 @@ def test_no_request_opens_a_file_by_name(served: Any, media_models: Path) -> Non
         ("captions", {"source": {}}, "data is missing"),
         ("captions", b64(b"nothing that anyone reads"), "is not an image that can be read"),
         ("captions", b64(picture()[:-200]), "is not an image that can be read"),
-        ("speech", b64(b"RIFF nothing"), "is not a sound that can be read"),
-        ("speech", b64(picture()), "is not a sound that can be read"),
+        ("speech", b64(b"RIFF nothing"), "is not audio that can be read"),
+        ("speech", b64(picture()), "is not audio that can be read"),
         ("features", b64(b"nothing"), "is not an array that can be read"),
         ("features", b64(array(np.zeros((4, 9)))), "9 numbers in a frame"),
-        ("clips", b64(b"PK\x03\x04 nothing"), "is not a clip that can be read"),
+        ("clips", b64(b"PK\x03\x04 nothing"), "is not a video that can be read"),
     ],
 )
 def test_what_a_model_cannot_read_is_refused_with_a_sentence_that_names_it(
@@ -372,14 +372,14 @@ def test_more_bytes_than_a_server_takes_are_refused_before_they_are_sent(served:
     )
 
 
-def test_there_is_room_for_so_many_large_bodies_and_then_for_small_ones_only(served: Any, until: Any) -> None:
+def test_the_number_of_large_bodies_is_limited_and_small_ones_still_pass(served: Any, until: Any) -> None:
     large = picture(0, size=(400, 400))
 
     def sent() -> int:
         answer = served.client.post("/v1/models/captions/predict", content=large, headers={"Content-Type": "image/png"})
         return int(answer.status_code)
 
-    waiting = [head(served.port, "/v1/models/captions/predict", BYTES) for _ in range(middleware.LARGEST + 1)]
+    waiting = [head(served.port, "/v1/models/captions/predict", BYTES) for _ in range(middleware.MAX_LARGE_BODIES + 1)]
     (refused,), _, _ = select.select(waiting, [], [], 10)  # one of them, whichever came last
     assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
     assert sent() == 429
@@ -446,25 +446,25 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_and_costs_no_worker(
 
 
 @pytest.mark.parametrize("side", [5000, 15_000])  # of 13,378 or more Pillow opens none
-def test_an_image_of_too_many_pixels_is_told_so_however_many(side: int) -> None:
+def test_an_image_of_too_many_pixels_is_refused_however_many(side: int) -> None:
     with pytest.raises(DataError, match=r"'the image' has .* pixels.*24,000,000.*; send a smaller one"):
-        uploads.content(b64(png(side, side)) | uploads.told("image", "the image", Serving()))
+        uploads.decode_file(b64(png(side, side)) | uploads.media_limits("image", "the image", ServerSettings()))
 
 
-def test_a_sound_that_is_longer_than_the_model_reads_is_cut_and_says_so(served: Any) -> None:
+def test_audio_that_is_longer_than_the_model_reads_is_truncated_and_flagged(served: Any) -> None:
     short, long = (served.predict(b64(tones(s, 8000, "wav")), model="speech").json()["results"][0] for s in (1, 9))
     assert not short["source_truncated"]
     assert long["source_truncated"]  # after 4 × max_source frames of 10 ms
     assert len(long["source_tokens"]) == 100  # 4 frames each
 
 
-def test_media_count_by_their_bytes_but_never_more_than_is_read(here: Any) -> None:
-    count = uploads.counter(here["speech"].codec, 400)
-    of = {kind: uploads.told(kind, "x", Serving()) for kind in ("sound", "image")}
-    assert count({"source": {"data": "A" * 16_000} | of["sound"]}) == 16_000 * 3 // 4 // uploads.HEARD
-    assert count({"source": {"data": "A" * 1_600_000} | of["sound"]}) == 400
-    assert count({"source": {"data": "A"} | of["sound"]}) == 1
-    both = uploads.counter(here["questions"].codec, 400)
+def test_files_are_counted_by_their_bytes_but_never_more_than_the_model_reads(here: Any) -> None:
+    count = uploads.position_counter(here["speech"].codec, 400)
+    of = {kind: uploads.media_limits(kind, "x", ServerSettings()) for kind in ("audio", "image")}
+    assert count({"source": {"data": "A" * 16_000} | of["audio"]}) == 16_000 * 3 // 4 // uploads.BYTES_PER_FRAME
+    assert count({"source": {"data": "A" * 1_600_000} | of["audio"]}) == 400
+    assert count({"source": {"data": "A"} | of["audio"]}) == 1
+    both = uploads.position_counter(here["questions"].codec, 400)
     image = {"data": "A" * 1_000_000} | of["image"]
     assert both({"source": "is it", "second_source": image}) == len("is it") + 32  # rows of pixels
     assert both({"source": image}) == 32

@@ -16,8 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
+from dragoman.core.generation import GenerationOptions
 from dragoman.inference import pipeline
-from dragoman.serve.worker_process import Cancelled, Message, Worker, encoded, frame, receive
+from dragoman.serve.worker_process import (
+    JobCancelled,
+    WorkerProcess,
+    encode_message,
+    encode_result,
+    read_message,
+)
 
 DEADLINE = 2.0  # of `narrow`
 SOON = 1.0  # seconds for what takes 200 ms on a machine with nothing else to do
@@ -50,7 +57,9 @@ def later(request: Callable[[], httpx.Response]) -> queue.SimpleQueue[httpx.Resp
 
 
 @pytest.mark.parametrize("options", ['"beam": 1', '"beam": 2', '"beam": 1, "stream": true'])
-def test_the_work_of_a_client_that_left_stops(narrow: Any, until: Callable[..., float], options: str) -> None:
+def test_the_job_of_a_client_that_disconnects_is_cancelled(
+    narrow: Any, until: Callable[..., float], options: str
+) -> None:
     before = jobs(narrow, "cancelled")
     body = f'{{"inputs": ["abc"], "model": "plodding", {options}}}'
     head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -80,24 +89,24 @@ def test_a_deadline_ends_requests_at_work_and_waiting_and_frees_their_worker(
 
 
 @pytest.mark.parametrize(("name", "beam"), [("endless", 1), ("endless", 4), ("plodding", 1), ("plodding", 4)])
-def test_every_way_of_searching_lets_a_signal_in_and_goes_on_as_before(models: Path, name: str, beam: int) -> None:
+def test_every_engine_can_be_interrupted_by_a_signal_and_works_afterwards(models: Path, name: str, beam: int) -> None:
     """CTranslate2 (where it is installed) and the CPU's engine search for `endless`, the plain path for `plodding`."""
     opened = pipeline.load(models / name, "cpu")
-    wish = pipeline.Constraints(longest=30)
-    truth = opened.predict(["abc", "de"], beam=beam, constraints=wish)
+    options = GenerationOptions(beam=beam, max_new_tokens=30)
+    truth = opened.predict(["abc", "de"], options)
 
     def leave(*_: Any) -> None:
-        raise Cancelled
+        raise JobCancelled
 
     before = signal.signal(signal.SIGALRM, leave)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3, 5)  # again, should the first come where Python ignores errors
-        with pytest.raises(Cancelled):
+        with pytest.raises(JobCancelled):
             opened.predict(["abcdefgh"] * 3000, beam=beam)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert [p.tokens for p in opened.predict(["abc", "de"], beam=beam, constraints=wish)] == [p.tokens for p in truth]
+    assert [p.tokens for p in opened.predict(["abc", "de"], options)] == [p.tokens for p in truth]
 
 
 # -- workers that fail -------------------------------------------------------------------------------------------------
@@ -124,7 +133,7 @@ def test_a_crash_costs_the_requests_of_its_worker_and_another_one_comes(
     assert narrow.metric("dragoman_worker_restarts_total") == restarts + 1
 
 
-def test_a_crash_is_nothing_to_the_requests_of_other_workers(
+def test_a_crash_does_not_affect_requests_of_other_workers(
     start: Callable[..., Any], until: Callable[..., float]
 ) -> None:
     server = start("endless", "--workers", "2")
@@ -149,16 +158,18 @@ def test_a_worker_that_hangs_is_not_ready_and_is_replaced(narrow: Any, until: Ca
     assert narrow.predict("abc").status_code == 200
 
 
-def test_a_worker_that_does_not_leave_its_job_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
+def test_a_worker_that_does_not_stop_a_cancelled_job_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
     pid = worker_of(narrow, until)
     assert narrow.predict("stuck").status_code == 504
     until(lambda: not ready(narrow), 5.0)
     until(lambda: ready(narrow), AGAIN)
     assert narrow.workers() != [pid]
-    assert "does not leave a job" in narrow.stderr()
+    assert "does not stop a cancelled job" in narrow.stderr()
 
 
-def test_an_error_of_ours_is_logged_once_and_told_without_details(narrow: Any, until: Callable[..., float]) -> None:
+def test_an_internal_error_is_logged_once_and_answered_without_details(
+    narrow: Any, until: Callable[..., float]
+) -> None:
     worker_of(narrow, until)
     answer = narrow.predict("boom")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
@@ -173,25 +184,29 @@ def test_an_error_of_ours_is_logged_once_and_told_without_details(narrow: Any, u
 
 def test_a_message_arrives_as_it_was_sent() -> None:
     into, out = os.pipe()
-    message: Message = {"text": "ä\n\ud800 \u2028", "rows": [[1.5], []]}
+    message = {"text": "ä\n\ud800 \u2028", "rows": [[1.5], []]}
     with os.fdopen(into, "rb") as reading:
         with os.fdopen(out, "wb") as writing:
-            writing.write(frame(message) + frame({"kind": "result"}, b'{"a":\n1}') + frame({"cut": 1})[:-1])
-        assert receive(reading) == message
-        assert receive(reading) == {"kind": "result", "json": b'{"a":\n1}'}
-        assert receive(reading) is None
+            writing.write(
+                encode_message(message)
+                + encode_message({"kind": "result"}, b'{"a":\n1}')
+                + encode_message({"cut": 1})[:-1]
+            )
+        assert read_message(reading) == message
+        assert read_message(reading) == {"kind": "result", "json": b'{"a":\n1}'}
+        assert read_message(reading) is None
 
 
-def test_a_result_is_written_as_json_and_what_json_cannot_say_is_null() -> None:
+def test_a_result_is_serialized_to_json_with_null_for_numbers_that_are_not_finite() -> None:
     plain = {"a": [], "b": {}, "c": [[1.5, 2], [], ["ä\ud800"]], "d": [{"e": None}, True], "f": (1, 2), "g": "x"}
-    assert json.loads(encoded(plain)) == json.loads(json.dumps(plain))
+    assert json.loads(encode_result(plain)) == json.loads(json.dumps(plain))
     odd = {"a": float("-inf"), "b": [1.0, float("nan")], "c": [[float("inf")], {"d": -0.5}]}
-    assert json.loads(encoded(odd)) == {"a": None, "b": [1.0, None], "c": [[None], {"d": -0.5}]}
+    assert json.loads(encode_result(odd)) == {"a": None, "b": [1.0, None], "c": [[None], {"d": -0.5}]}
 
 
-def test_a_job_that_was_cancelled_before_its_turn_is_not_begun() -> None:
-    worker = Worker(open(os.devnull, "rb"), open(os.devnull, "wb"))  # noqa: SIM115
-    worker.unwanted = 7
-    assert worker.outcome({"id": 7, "do": "predict", "model": "nowhere"}) == {"kind": "cancelled"}
-    worker.check()  # nothing is at work any more
-    assert worker.outcome({"id": 8, "do": "predict", "model": "nowhere", "items": []})["status"] == 500
+def test_a_job_that_was_cancelled_before_it_starts_is_not_run() -> None:
+    worker = WorkerProcess(open(os.devnull, "rb"), open(os.devnull, "wb"))  # noqa: SIM115
+    worker.cancelled_job = 7
+    assert worker.run_job({"id": 7, "task": "predict", "model": "nowhere"}) == {"kind": "cancelled"}
+    worker.raise_if_cancelled()  # nothing is at work any more
+    assert worker.run_job({"id": 8, "task": "predict", "model": "nowhere", "items": []})["status"] == 500

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.text.sentencepiece_model import words
-from dragoman.text.tokenizers.bpe import BPE, merge
+from dragoman.text.sentencepiece_model import split_words
+from dragoman.text.tokenizers.bpe import BPE, apply_merges
 
 CORPUS = [
     "low lower lowest newer wider new slower",
@@ -36,13 +36,13 @@ TEXT = st.one_of(
 
 def test_neighbors_join_in_the_order_of_their_score() -> None:
     scores = {"lo": -0.0, "er": -1.0, "low": -2.0, "▁low": -3.0, "wer": -4.0}
-    assert merge("▁lower", scores) == ["▁low", "er"]
-    assert merge("▁lower", scores | {"ow": 1.0, "ower": 0.5}) == ["▁", "l", "ower"]
+    assert apply_merges("▁lower", scores) == ["▁low", "er"]
+    assert apply_merges("▁lower", scores | {"ow": 1.0, "ower": 0.5}) == ["▁", "l", "ower"]
 
 
 def test_the_leftmost_of_equals_joins_first() -> None:
-    assert merge("aaaaa", {"aa": 0.0}) == ["aa", "aa", "a"]
-    assert merge("aaaaa", {"aa": 0.0, "aaaa": -1.0}) == ["aaaa", "a"]
+    assert apply_merges("aaaaa", {"aa": 0.0}) == ["aa", "aa", "a"]
+    assert apply_merges("aaaaa", {"aa": 0.0, "aaaa": -1.0}) == ["aaaa", "a"]
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
@@ -50,8 +50,8 @@ def test_the_leftmost_of_equals_joins_first() -> None:
 @settings(deadline=None, max_examples=150)
 def test_without_dropout_merging_equals_sentencepiece(byte_fallback: bool, text: str) -> None:
     tokenizer = LEARNED[byte_fallback]
-    pieces = [piece for word in words(text) for piece in merge(word, tokenizer.scores)]
-    assert tokenizer.spell(pieces) == tokenizer.encode(text)
+    pieces = [piece for word in split_words(text) for piece in apply_merges(word, tokenizer.scores)]
+    assert tokenizer.piece_ids(pieces) == tokenizer.encode(text)
 
 
 def test_a_dropout_too_small_to_happen_equals_encode() -> None:
@@ -82,7 +82,7 @@ def paper(word: str, scores: dict[str, float], dropout: float, rng: np.random.Ge
 )
 def test_dropout_has_the_distribution_of_the_papers_loop(dropout: float, scores: dict[str, float]) -> None:
     draws, rng = 4000, np.random.default_rng(0)
-    ours = Counter(tuple(merge("abcd", scores, dropout, rng)) for _ in range(draws))
+    ours = Counter(tuple(apply_merges("abcd", scores, dropout, rng)) for _ in range(draws))
     theirs = Counter(tuple(paper("abcd", scores, dropout, rng)) for _ in range(draws))
     for split in set(ours) | set(theirs):
         p = (ours[split] + theirs[split]) / (2 * draws)
@@ -90,9 +90,9 @@ def test_dropout_has_the_distribution_of_the_papers_loop(dropout: float, scores:
         assert abs(ours[split] - theirs[split]) / draws < 5 * (2 * p * (1 - p) / draws) ** 0.5, split
 
 
-def test_one_possible_merge_is_dropped_as_often_as_asked() -> None:
+def test_one_possible_merge_is_dropped_with_the_dropout_probability() -> None:
     rng, draws, p = np.random.default_rng(0), 4000, 0.3
-    dropped = sum(merge("ab", {"ab": 0.0}, p, rng) == ["a", "b"] for _ in range(draws))
+    dropped = sum(apply_merges("ab", {"ab": 0.0}, p, rng) == ["a", "b"] for _ in range(draws))
     assert abs(dropped / draws - p) < 5 * (p * (1 - p) / draws) ** 0.5
 
 
@@ -101,10 +101,14 @@ def test_one_possible_merge_is_dropped_as_often_as_asked() -> None:
 def test_a_sampled_split_decodes_to_the_text(text: str, seed: int) -> None:
     tokenizer = LEARNED[True]
     pieces = [
-        piece for word in words(text) for piece in merge(word, tokenizer.scores, 0.5, np.random.default_rng(seed))
+        piece
+        for word in split_words(text)
+        for piece in apply_merges(word, tokenizer.scores, 0.5, np.random.default_rng(seed))
     ]
-    assert tokenizer.decode(tokenizer.spell(pieces)) == text.replace("▁", " ")
+    assert tokenizer.decode(tokenizer.piece_ids(pieces)) == text.replace("▁", " ")
 
 
 def test_a_very_long_word_is_merged_in_good_time() -> None:
-    assert "".join(merge("ab" * 20_000, {"ab": 0.0, "abab": -1.0}, 0.1, np.random.default_rng(0))) == "ab" * 20_000
+    assert (
+        "".join(apply_merges("ab" * 20_000, {"ab": 0.0, "abab": -1.0}, 0.1, np.random.default_rng(0))) == "ab" * 20_000
+    )

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.registry import Part
-from dragoman.text.bpe_trace import Merge, alphabet, count, explain, learn, merged, reading, split
+from dragoman.text.bpe_trace import (
+    Merge,
+    bracket_symbols,
+    count_words,
+    explain_split,
+    initial_symbols,
+    learn_merges,
+    merge_pair,
+    trace_split,
+)
 from dragoman.text.tokenizers import tokenizers
 
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
@@ -18,8 +27,12 @@ TEXT = "low lower newest widest"
 CORPUS = ["low lower lowest newer wider new slower", "aaaa aaa aa a banana bananas", "naïve café 東京都 東京"] * 3
 
 
+def mark_merges(text: str, merges: list[Merge]) -> str:
+    return " ".join(bracket_symbols(trace_split(word, merges)[-1].symbols) for word in text.split())
+
+
 def test_the_first_merges_of_the_lecture() -> None:
-    found = learn(COUNTS, merges=6)
+    found = learn_merges(COUNTS, merges=6)
     assert [(merge.pair, merge.times) for merge in found] == [
         (("e", "s"), 9),
         (("es", "t"), 9),
@@ -34,24 +47,24 @@ def test_the_first_merges_of_the_lecture() -> None:
 
 
 def test_twelve_symbols_become_thirteen_with_es_and_the_text_shows_it() -> None:
-    assert count([TEXT]) == dict.fromkeys(TEXT.split(), 1)
-    symbols = alphabet(count([TEXT]))
+    assert count_words([TEXT]) == dict.fromkeys(TEXT.split(), 1)
+    symbols = initial_symbols(count_words([TEXT]))
     assert sorted(symbols) == sorted([*"lowernstid", " ", "</w>"])
     assert len(symbols) == 12
-    (es,) = learn(COUNTS, merges=1)
+    (es,) = learn_merges(COUNTS, merges=1)
     assert (es.symbol, es.size) == ("es", 13)
-    assert reading(TEXT, [es]) == "low lower new<es>t wid<es>t"
-    assert reading(TEXT, learn(COUNTS, merges=4)) == "<lo>w <lo>wer new<est</w>> wid<est</w>>"
+    assert mark_merges(TEXT, [es]) == "low lower new<es>t wid<es>t"
+    assert mark_merges(TEXT, learn_merges(COUNTS, merges=4)) == "<lo>w <lo>wer new<est</w>> wid<est</w>>"
 
 
 def test_of_words_that_occur_once_each_the_pair_seen_first_merges() -> None:
     twice = {pair for pair, n in recount([[*word, "</w>"] for word in TEXT.split()], [1] * 4).items() if n == 2}
     assert twice == {("l", "o"), ("o", "w"), ("w", "e"), ("e", "s"), ("s", "t"), ("t", "</w>")}
-    assert learn(count([TEXT]), merges=1)[0].pair == ("l", "o")
+    assert learn_merges(count_words([TEXT]), merges=1)[0].pair == ("l", "o")
 
 
 def test_a_word_is_split_merge_by_merge() -> None:
-    steps = split("lowest", learn(COUNTS, merges=5))
+    steps = trace_split("lowest", learn_merges(COUNTS, merges=5))
     assert [(step.number, step.pair, " ".join(step.symbols)) for step in steps] == [
         (0, None, "l o w e s t </w>"),
         (1, ("e", "s"), "l o w es t </w>"),
@@ -60,18 +73,18 @@ def test_a_word_is_split_merge_by_merge() -> None:
         (4, ("l", "o"), "lo w est</w>"),
         (5, ("lo", "w"), "low est</w>"),
     ]
-    assert [step.number for step in split("xs", learn(COUNTS))] == [0]
+    assert [step.number for step in trace_split("xs", learn_merges(COUNTS))] == [0]
 
 
 def test_learning_stops_at_a_size_a_ratio_or_when_every_word_is_one_symbol() -> None:
-    assert [merge.size for merge in learn(COUNTS, size=15)] == [13, 14, 15]
-    assert learn(COUNTS, size=12) == []
-    by_ratio = learn(COUNTS, ratio=1.2)
+    assert [merge.size for merge in learn_merges(COUNTS, size=15)] == [13, 14, 15]
+    assert learn_merges(COUNTS, size=12) == []
+    by_ratio = learn_merges(COUNTS, ratio=1.2)
     assert by_ratio[-2].ratio < 1.2 <= by_ratio[-1].ratio
-    assert learn(COUNTS, size=15, merges=2) == learn(COUNTS, merges=2)
-    everything = learn(COUNTS)
-    assert [split(word, everything)[-1].symbols for word in COUNTS] == [[f"{word}</w>"] for word in COUNTS]
-    assert learn({}) == []
+    assert learn_merges(COUNTS, size=15, merges=2) == learn_merges(COUNTS, merges=2)
+    everything = learn_merges(COUNTS)
+    assert [trace_split(word, everything)[-1].symbols for word in COUNTS] == [[f"{word}</w>"] for word in COUNTS]
+    assert learn_merges({}) == []
 
 
 def recount(words: list[list[str]], times: list[int]) -> Counter[tuple[str, str]]:
@@ -92,16 +105,16 @@ def test_learning_equals_counting_all_pairs_anew_for_every_merge(counts: dict[st
     expected = []
     while found := recount(words, times):
         pair = max(found, key=lambda pair: found[pair])  # the first of equals
-        words = [merged(word, pair) for word in words]
+        words = [merge_pair(word, pair) for word in words]
         symbols.add("".join(pair))
         length = sum(n * len(word) for word, n in zip(words, times, strict=True))
         expected.append(Merge(pair, found[pair], len(symbols), longest / length))
-    assert learn(counts) == expected
+    assert learn_merges(counts) == expected
 
 
 def test_pairs_that_overlap_join_from_left_to_right() -> None:
-    assert merged(list("aaaaa"), ("a", "a")) == ["aa", "aa", "a"]
-    assert merged(list("abab"), ("b", "a")) == ["a", "ba", "b"]
+    assert merge_pair(list("aaaaa"), ("a", "a")) == ["aa", "aa", "a"]
+    assert merge_pair(list("abab"), ("b", "a")) == ["a", "ba", "b"]
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ WORDS = st.one_of(st.sampled_from(" ".join(CORPUS).split()), st.text("lowernabi 
 
 @given(text=WORDS)
 def test_the_merges_of_a_bpe_model_lead_step_by_step_to_its_pieces(text: str) -> None:
-    found = explain(BPE, text)
+    found = explain_split(BPE, text)
     assert found.pieces == BPE.pieces(BPE.encode(text))
     assert found.steps is not None
     assert all(len(symbol) == 1 for symbol in found.steps[0].symbols)
@@ -128,7 +141,7 @@ def test_the_merges_of_a_bpe_model_lead_step_by_step_to_its_pieces(text: str) ->
 def test_a_bpe_model_says_which_of_its_merges_were_used() -> None:
     learned = tokenizers.build(Part("bpe", {"size": 300}))
     learned.learn(["ab ab ab abc"])
-    steps = explain(learned, "abc").steps
+    steps = explain_split(learned, "abc").steps
     assert steps is not None
     assert "".join(steps[-1].symbols) == "▁abc"
     assert [step.number for step in steps][:2] == [0, 1]
@@ -137,7 +150,7 @@ def test_a_bpe_model_says_which_of_its_merges_were_used() -> None:
 
 @given(text=WORDS)
 def test_a_unigram_model_shows_the_most_probable_split(text: str) -> None:
-    found = explain(UNIGRAM, text)
+    found = explain_split(UNIGRAM, text)
     assert found.scores is not None
     assert len(found.scores) == len(found.pieces)
     if None in found.scores or not text:
@@ -156,4 +169,4 @@ def test_a_unigram_model_shows_the_most_probable_split(text: str) -> None:
 def test_other_tokenizers_show_their_pieces(kind: str, pieces: list[str]) -> None:
     tokenizer = tokenizers.build(Part(kind))
     tokenizer.learn(["a b"])
-    assert explain(tokenizer, "a b") == ("a b", pieces, None, None)
+    assert explain_split(tokenizer, "a b") == ("a b", pieces, None, None)

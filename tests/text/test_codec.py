@@ -9,19 +9,21 @@ from dragoman.core.errors import DataError, ModelError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, UNK, Example
 from dragoman.text import codec
-from dragoman.text.codec import Codec, tags
+from dragoman.text.codec import Codec, language_tags
 
 SOURCES, TARGETS = ["dragon", "dogma"], ["D R AE1 G AH0 N", "D AA1 G M AH0"]
 
 
 def separate() -> Codec:
-    return codec.learn(Part("characters"), Part("symbols"), False, "nfc", SOURCES, TARGETS, ["<to:de>", "<to:fr>"])
+    return codec.learn_codec(
+        Part("characters"), Part("symbols"), False, "nfc", SOURCES, TARGETS, ["<to:de>", "<to:fr>"]
+    )
 
 
-def test_tags_say_where_from_and_where_to() -> None:
-    assert tags(Example("x", source_lang="en", target_lang="de")) == ["<from:en>", "<to:de>"]
-    assert tags(Example("x", target_lang="de")) == ["<to:de>"]
-    assert tags(Example("x")) == []
+def test_language_tags_name_the_source_and_target_language() -> None:
+    assert language_tags(Example("x", source_lang="en", target_lang="de")) == ["<from:en>", "<to:de>"]
+    assert language_tags(Example("x", target_lang="de")) == ["<to:de>"]
+    assert language_tags(Example("x")) == []
 
 
 def test_a_source_is_tags_then_tokens_then_the_end() -> None:
@@ -46,20 +48,20 @@ def test_an_empty_line_still_has_its_end() -> None:
 
 def test_tags_belong_to_the_source_alone_unless_the_vocabulary_is_joint() -> None:
     both = separate()
-    assert not both.joint
-    assert both.target.id("<to:de>") is None
-    joint = codec.learn(Part("bytes"), Part("bytes"), True, "nfc", SOURCES, TARGETS, ["<to:de>"])
-    assert joint.joint
+    assert not both.is_joint
+    assert both.target.symbol_id("<to:de>") is None
+    joint = codec.learn_codec(Part("bytes"), Part("bytes"), True, "nfc", SOURCES, TARGETS, ["<to:de>"])
+    assert joint.is_joint
     assert joint.source is joint.target
-    assert joint.target.id("<to:de>") == 4
+    assert joint.target.symbol_id("<to:de>") == 4
 
 
 def test_a_joint_vocabulary_learns_from_both_sides() -> None:
-    joint = codec.learn(Part("characters"), Part("characters"), True, "nfc", ["ab"], ["cd"], [])
+    joint = codec.learn_codec(Part("characters"), Part("characters"), True, "nfc", ["ab"], ["cd"], [])
     assert joint.decode(joint.encode_target("abcd")) == "abcd"
 
 
-def test_a_tag_that_was_not_learned_is_refused_with_its_place() -> None:
+def test_an_unknown_tag_is_an_error_with_file_and_line() -> None:
     with pytest.raises(DataError, match=r"^new\.tsv:7: the language tag <to:nl>"):
         separate().encode_source(Example("dog", target_lang="nl", file="new.tsv", line=7))
     with pytest.raises(DataError, match=r"^the language tag <to:nl>"):
@@ -68,35 +70,35 @@ def test_a_tag_that_was_not_learned_is_refused_with_its_place() -> None:
 
 def test_both_sides_are_normalized_in_learning_and_in_use() -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    both = codec.learn(Part("characters"), Part("words"), False, "nfc", [decomposed], [decomposed], [])
+    both = codec.learn_codec(Part("characters"), Part("words"), False, "nfc", [decomposed], [decomposed], [])
     assert both.encode_source(Example(composed)) == both.encode_source(Example(decomposed))
     assert both.encode_target(decomposed) == both.encode_target(composed)
     assert both.decode(both.encode_target(decomposed)) == composed
-    raw = codec.learn(Part("characters"), Part("words"), False, "none", [decomposed], [decomposed], [])
+    raw = codec.learn_codec(Part("characters"), Part("words"), False, "none", [decomposed], [decomposed], [])
     assert raw.decode(raw.encode_target(decomposed)) == decomposed
 
 
 def test_a_generator_samples_the_side_that_samples_and_leaves_the_other_alone() -> None:
     lines = ["the lower lands", "the slower hands"] * 3
-    both = codec.learn(Part("bpe", {"dropout": 0.5}), Part("words"), False, "nfc", lines, lines, [])
-    assert both.samples
+    both = codec.learn_codec(Part("bpe", {"dropout": 0.5}), Part("words"), False, "nfc", lines, lines, [])
+    assert both.is_stochastic
     example, usual = Example(lines[0]), Codec.encode_source(both, Example(lines[0]))
     drawn = {tuple(both.encode_source(example, np.random.default_rng(seed))) for seed in range(20)}
     assert len(drawn) > 1
     assert {both.source.decode(ids) for ids in drawn} == {both.source.decode(usual)} == {lines[0]}
     assert both.encode_target(lines[0], np.random.default_rng(0)) == both.encode_target(lines[0])
-    assert not separate().samples
+    assert not separate().is_stochastic
 
 
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("kind", ["unigram", "characters"])
 def test_a_codec_comes_back_from_its_files(kind: str, joint: bool) -> None:
     part = Part(kind)
-    before = codec.learn(part, part, joint, "nfkc", SOURCES, TARGETS, ["<to:de>"])
-    files = before.files()
+    before = codec.learn_codec(part, part, joint, "nfkc", SOURCES, TARGETS, ["<to:de>"])
+    files = before.to_files()
     assert {name.split(".")[0] for name in files} == ({"joint"} if joint else {"source", "target"})
-    after = codec.restore(part, part, joint, "nfkc", files)
-    assert (after.joint, after.fingerprint) == (joint, before.fingerprint)
+    after = codec.restore_codec(part, part, joint, "nfkc", files)
+    assert (after.is_joint, after.fingerprint) == (joint, before.fingerprint)
     example = Example("dogma ﬁ", target_lang="de")
     assert after.encode_source(example) == before.encode_source(example)
     assert after.encode_target(TARGETS[0]) == before.encode_target(TARGETS[0])
@@ -106,7 +108,7 @@ def test_the_fingerprint_tells_codecs_apart_and_nothing_else() -> None:
     part = Part("characters")
 
     def fingerprint(sources: list[str] = SOURCES, normalization: str = "nfc", joint: bool = False) -> str:
-        return codec.learn(part, part, joint, normalization, sources, TARGETS, []).fingerprint
+        return codec.learn_codec(part, part, joint, normalization, sources, TARGETS, []).fingerprint
 
     assert fingerprint() == fingerprint()
     different = {
@@ -120,16 +122,16 @@ def test_the_fingerprint_tells_codecs_apart_and_nothing_else() -> None:
 
 def test_dropout_does_not_change_the_fingerprint() -> None:
     calm, wild = (
-        codec.learn(Part("bpe", options), Part("symbols"), False, "nfc", SOURCES, TARGETS, [])
+        codec.learn_codec(Part("bpe", options), Part("symbols"), False, "nfc", SOURCES, TARGETS, [])
         for options in ({}, {"dropout": 0.2})
     )
     assert calm.fingerprint == wild.fingerprint
 
 
 def test_missing_files_of_a_side_are_named() -> None:
-    files = {name: data for name, data in separate().files().items() if name.startswith("source.")}
+    files = {name: data for name, data in separate().to_files().items() if name.startswith("source.")}
     with pytest.raises(ModelError, match="files of the target tokenizer are missing"):
-        codec.restore(Part("characters"), Part("symbols"), False, "nfc", files)
+        codec.restore_codec(Part("characters"), Part("symbols"), False, "nfc", files)
 
 
 # -- words that only the source knows ------------------------------------------------------------------------------
@@ -137,7 +139,9 @@ def test_missing_files_of_a_side_are_named() -> None:
 
 def copying(count: int = 2, **options: object) -> Codec:
     lines = ["meets , whom today"] * 2
-    return codec.learn(Part("words", options), Part("words"), True, "nfc", lines, [], codec.copies(count))
+    return codec.learn_codec(
+        Part("words", options), Part("words"), True, "nfc", lines, [], codec.copy_slot_symbols(count)
+    )
 
 
 def test_unknown_words_of_a_source_are_numbered_on_both_sides_and_read_as_themselves() -> None:

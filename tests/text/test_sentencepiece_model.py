@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import UNK
-from dragoman.text.sentencepiece_model import Pieces, count, words
+from dragoman.text.sentencepiece_model import SentencePieceTokenizer, split_symbols, split_words
 from dragoman.text.tokenizers import tokenizers
+from dragoman.text.vocabulary import count_units
 
 KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 CORPUS = ["the cat sat on the mat", "the dog sat  there", "naïve café in 東京"] * 4
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"))
 
 
-def learned(kind: str, lines: list[str] = CORPUS, **options: object) -> Pieces:
+def learned(kind: str, lines: list[str] = CORPUS, **options: object) -> SentencePieceTokenizer:
     tokenizer = tokenizers.build(Part(kind, options))
     tokenizer.learn(lines, ["<to:de>"])
-    assert isinstance(tokenizer, Pieces)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer
 
 
@@ -69,10 +70,10 @@ def test_a_run_of_unknown_characters_is_one_unk_without_byte_fallback(kind: str)
     assert tokenizer.decode(ids) == "cat ⁇"
 
 
-def test_words_are_cut_before_every_mark() -> None:
-    assert words("a  dog ") == ["▁a", "▁", "▁dog", "▁"]
-    assert words(" ") == ["▁", "▁"]
-    assert words("") == []
+def test_words_are_split_before_every_space_marker() -> None:
+    assert split_words("a  dog ") == ["▁a", "▁", "▁dog", "▁"]
+    assert split_words(" ") == ["▁", "▁"]
+    assert split_words("") == []
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_empty_texts_are_refused_in_one_sentence(kind: str, lines: list[str]) ->
 def test_a_size_below_the_characters_is_refused_with_the_least_that_works(kind: str, byte_fallback: bool) -> None:
     characters = len(set("".join(CORPUS)) - {" "}) + 1  # the space is the mark
     least = 5 + 256 * byte_fallback + characters
-    with pytest.raises(PartError, match=rf"size {least - 1} has no room .* more than {least}\b"):
+    with pytest.raises(PartError, match=rf"size {least - 1} is too small .* more than {least}\b"):
         learned(kind, size=least - 1, byte_fallback=byte_fallback)
     assert len(learned(kind, size=least + 1, byte_fallback=byte_fallback)) <= least + 1
 
@@ -161,7 +162,7 @@ def test_lines_that_repeat_are_learned_in_good_time(kind: str, line: str) -> Non
 
 @KINDS
 def test_the_order_of_the_lines_changes_nothing(kind: str) -> None:
-    assert learned(kind, CORPUS[::-1]).state() == LEARNED[kind].state()
+    assert learned(kind, CORPUS[::-1]).to_files() == LEARNED[kind].to_files()
 
 
 @KINDS
@@ -186,6 +187,10 @@ def test_the_pieces_are_those_that_sentencepiece_learns_from_the_lines(kind: str
 
 
 def test_words_are_counted_as_often_as_they_occur() -> None:
+    def count(lines: list[str], extra_symbols: list[str]) -> dict[str, int]:
+        tokenizer = tokenizers.build(Part("bpe"))
+        return split_symbols(count_units(lines, tokenizer.learning_units), extra_symbols)
+
     assert count(["a  b\ta", "b▁c\u2585", ""], []) == {"a": 2, "b": 2, "c": 1}
     assert count(["x<s> <to:de>", "<to:fr>"], ["<to:de>"]) == {"x<": 1, "s>": 1, "<": 1, "to:de>": 1, "<to:fr>": 1}
 
@@ -207,7 +212,7 @@ def test_an_error_of_the_reader_comes_through(kind: str) -> None:
 
 
 @KINDS
-def test_learning_says_nothing_on_the_terminal(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_learning_prints_nothing(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     learned(kind)
     with pytest.raises(PartError):
         learned(kind, size=10)
@@ -227,7 +232,7 @@ def test_a_tag_may_hold_a_comma_or_a_quote(kind: str) -> None:
     tags = ["<to:zh,tw>", '<to:"x">', "<to:a b>"]
     tokenizer = tokenizers.build(Part(kind))
     tokenizer.learn(CORPUS, tags)
-    assert [tokenizer.id(tag) for tag in tags] == [4, 5, 6]
+    assert [tokenizer.symbol_id(tag) for tag in tags] == [4, 5, 6]
     assert not {4, 5, 6} & set(tokenizer.encode(" ".join(tags)))
 
 
@@ -242,9 +247,9 @@ def with_model(files: dict[str, bytes], model: bytes) -> dict[str, bytes]:
 
 @KINDS
 @pytest.mark.parametrize("keep", [0, 1, 100, -1, -50])
-def test_a_cut_model_is_refused_by_its_checksum(kind: str, keep: int) -> None:
-    files = LEARNED[kind].state()
-    with pytest.raises(ModelError, match=r"tokenizer\.model is not the file"):
+def test_a_truncated_model_is_refused_by_its_checksum(kind: str, keep: int) -> None:
+    files = LEARNED[kind].to_files()
+    with pytest.raises(ModelError, match=r"tokenizer\.model is not the model"):
         tokenizers.build(Part(kind)).restore({**files, "tokenizer.model": files["tokenizer.model"][:keep]})
 
 
@@ -252,18 +257,18 @@ def test_a_cut_model_is_refused_by_its_checksum(kind: str, keep: int) -> None:
 @pytest.mark.parametrize("model", [b"", b"garbage", b"\x80\x04N."])
 def test_a_file_that_is_no_model_is_refused_even_with_its_checksum(kind: str, model: bytes) -> None:
     with pytest.raises(ModelError, match="not a sentencepiece model"):
-        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].state(), model))
+        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].to_files(), model))
 
 
 @KINDS
 def test_a_missing_model_is_named(kind: str) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.model of the .* is missing"):
-        tokenizers.build(Part(kind)).restore({"tokenizer.json": LEARNED[kind].state()["tokenizer.json"]})
+        tokenizers.build(Part(kind)).restore({"tokenizer.json": LEARNED[kind].to_files()["tokenizer.json"]})
 
 
 @KINDS
 def test_a_model_with_other_tags_or_bytes_is_refused(kind: str) -> None:
-    files = LEARNED[kind].state()
+    files = LEARNED[kind].to_files()
     content = json.loads(files["tokenizer.json"])
     for change in ({"extra": ["<to:fr>"]}, {"extra": []}, {"byte_fallback": False}, {"extra": ["<to:de>", "<0x00>"]}):
         changed = {**files, "tokenizer.json": json.dumps(content | change).encode()}
@@ -276,7 +281,7 @@ def test_a_model_with_other_tags_or_bytes_is_refused(kind: str) -> None:
     ("option", "complaint"),
     [
         ({"user_defined_symbols": ["<to:de>"]}, "do not belong together"),  # it would be found in text
-        ({"control_symbols": ["<to:de>"], "split_by_whitespace": False}, "reach over a space"),
+        ({"control_symbols": ["<to:de>"], "split_by_whitespace": False}, "span a space"),
     ],
 )
 def test_a_model_that_breaks_our_promises_is_refused(kind: str, option: dict[str, object], complaint: str) -> None:
@@ -296,4 +301,4 @@ def test_a_model_that_breaks_our_promises_is_refused(kind: str, option: dict[str
         **option,
     )
     with pytest.raises(ModelError, match=complaint):
-        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].state(), model.getvalue()))
+        tokenizers.build(Part(kind)).restore(with_model(LEARNED[kind].to_files(), model.getvalue()))

@@ -45,15 +45,15 @@ def test_the_folder_holds_the_six_kinds() -> None:
 @EVERY
 def test_every_option_has_a_schema_and_every_kind_a_line(kind: str) -> None:
     assert tokenizers.parse(kind).name == kind
-    assert tokenizers.line(kind).endswith(".")
+    assert tokenizers.summary(kind).endswith(".")
 
 
 @EVERY
 def test_specials_and_tags_have_the_first_ids(kind: str) -> None:
     tokenizer = LEARNED[kind]
-    assert [tokenizer.id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
-    assert tokenizer.id("<to:fr>") is None
-    assert tokenizer.id("the") is None
+    assert [tokenizer.symbol_id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
+    assert tokenizer.symbol_id("<to:fr>") is None
+    assert tokenizer.symbol_id("the") is None
     assert tokenizer.pieces(range(6)) == [*SPECIALS, *TAGS]
 
 
@@ -111,14 +111,14 @@ def test_any_text_can_be_encoded_and_sampled(kind: str, text: str) -> None:
 
 @EVERY
 def test_the_same_texts_give_the_same_files(kind: str) -> None:
-    assert learned(kind).state() == learned(kind).state() == LEARNED[kind].state()
+    assert learned(kind).to_files() == learned(kind).to_files() == LEARNED[kind].to_files()
 
 
 @EVERY
 def test_a_restored_tokenizer_is_equal(kind: str) -> None:
     before, after = LEARNED[kind], tokenizers.build(Part(kind, SAMPLING.get(kind, {})))
-    after.restore(before.state())
-    assert (after.state(), len(after), after.samples) == (before.state(), len(before), before.samples)
+    after.restore(before.to_files())
+    assert (after.to_files(), len(after), after.is_stochastic) == (before.to_files(), len(before), before.is_stochastic)
     assert after.pieces(range(len(after))) == before.pieces(range(len(before)))
     for line in [*CORPUS, "unseen wörds <s> ▁ \t 北"]:
         assert after.encode(line) == before.encode(line)
@@ -130,20 +130,20 @@ def test_a_restored_tokenizer_is_equal(kind: str) -> None:
 def test_options_of_learning_come_back_with_the_files(kind: str, byte_fallback: bool) -> None:
     before = learned(kind, byte_fallback=byte_fallback)
     after = tokenizers.build(Part(kind, {"byte_fallback": not byte_fallback}))
-    after.restore(before.state())
+    after.restore(before.to_files())
     assert after.encode("ж q") == before.encode("ж q")
-    assert after.state() == before.state()
+    assert after.to_files() == before.to_files()
 
 
 def test_lowercase_comes_back_with_the_files() -> None:
     after = tokenizers.build(Part("words"))
-    after.restore(learned("words", lowercase=True).state())
+    after.restore(learned("words", lowercase=True).to_files())
     assert after.encode("THE CAT") == after.encode("the cat")
 
 
 @EVERY
 def test_the_files_are_plain_json_and_a_sentencepiece_model(kind: str) -> None:
-    files = LEARNED[kind].state()
+    files = LEARNED[kind].to_files()
     assert set(files) == ({"tokenizer.json", "tokenizer.model"} if kind in PIECES else {"tokenizer.json"})
     content = json.loads(files["tokenizer.json"])
     assert (content["kind"], content["extra"]) == (kind, TAGS)
@@ -153,10 +153,10 @@ def test_the_files_are_plain_json_and_a_sentencepiece_model(kind: str) -> None:
 def test_a_tokenizer_survives_the_way_to_another_process(kind: str) -> None:
     before = LEARNED[kind]
     after = pickle.loads(pickle.dumps(before))
-    assert after.state() == before.state()
+    assert after.to_files() == before.to_files()
     assert after.sample(CORPUS[0], np.random.default_rng(2)) == before.sample(CORPUS[0], np.random.default_rng(2))
     fresh = pickle.loads(pickle.dumps(tokenizers.build(Part(kind))))  # also before it has learned
-    fresh.restore(before.state())
+    fresh.restore(before.to_files())
     assert fresh.encode(CORPUS[0]) == before.encode(CORPUS[0])
 
 
@@ -169,7 +169,7 @@ def test_a_spawned_worker_encodes_alike() -> None:
 @EVERY
 def test_a_damaged_tokenizer_is_refused_and_the_old_one_stays(kind: str) -> None:
     tokenizer = learned(kind)
-    good, before = tokenizer.state(), tokenizer.encode(CORPUS[0])
+    good, before = tokenizer.to_files(), tokenizer.encode(CORPUS[0])
     content = json.loads(good["tokenizer.json"])
     text = json.dumps(content).encode()
     bad = [
@@ -188,17 +188,17 @@ def test_a_damaged_tokenizer_is_refused_and_the_old_one_stays(kind: str) -> None
         with pytest.raises(ModelError) as caught:
             tokenizer.restore(files)
         assert "\n" not in str(caught.value)
-    assert (tokenizer.state(), tokenizer.encode(CORPUS[0])) == (good, before)
+    assert (tokenizer.to_files(), tokenizer.encode(CORPUS[0])) == (good, before)
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
 @EVERY
-def test_only_the_kinds_that_were_asked_to_sample_do(kind: str) -> None:
-    assert LEARNED[kind].samples == (kind in PIECES)
+def test_only_tokenizers_with_dropout_or_alpha_are_stochastic(kind: str) -> None:
+    assert LEARNED[kind].is_stochastic == (kind in PIECES)
     plain, rng = learned(kind), np.random.default_rng(3)
-    assert not plain.samples
+    assert not plain.is_stochastic
     assert [plain.sample(line, rng) for line in CORPUS] == [plain.encode(line) for line in CORPUS]
 
 

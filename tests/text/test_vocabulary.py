@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.types import SPECIALS, UNK
-from dragoman.text.vocabulary import BYTES, FILE, Vocabulary, join, read
+from dragoman.text.vocabulary import BYTE_TOKENS, TOKENIZER_FILE, Vocabulary, join_parts, parse_tokenizer_file
 
 TAGS = ["<from:en>", "<to:de>"]
 
@@ -18,38 +18,42 @@ TAGS = ["<from:en>", "<to:de>"]
 def test_specials_come_first_then_tags_then_tokens() -> None:
     vocabulary = Vocabulary(["b", "a"], TAGS)
     assert vocabulary.names == ["<pad>", "<s>", "</s>", "<unk>", "<from:en>", "<to:de>", "b", "a"]
-    assert [vocabulary.id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
-    assert (vocabulary.find("b"), vocabulary.find("a"), len(vocabulary)) == (6, 7, 8)
+    assert [vocabulary.symbol_id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
+    assert (vocabulary.token_id("b"), vocabulary.token_id("a"), len(vocabulary)) == (6, 7, 8)
 
 
 def test_bytes_stand_between_tags_and_tokens() -> None:
     vocabulary = Vocabulary(["a"], TAGS, byte_fallback=True)
-    assert vocabulary.names[6:262] == list(BYTES)
-    assert vocabulary.find("a") == 262
-    assert vocabulary.spell("é") == [6 + 0xC3, 6 + 0xA9]
-    assert [vocabulary.byte(i) for i in (5, 6, 261, 262)] == [None, 0, 255, None]
+    assert vocabulary.names[6:262] == list(BYTE_TOKENS)
+    assert vocabulary.token_id("a") == 262
+    assert vocabulary.fallback_ids("é") == [6 + 0xC3, 6 + 0xA9]
+    assert [vocabulary.id_to_byte(i) for i in (5, 6, 261, 262)] == [None, 0, 255, None]
 
 
 def test_a_text_token_that_spells_a_special_has_an_id_of_its_own() -> None:
     vocabulary = Vocabulary(["<s>", "<to:de>", "<0x41>"], TAGS, byte_fallback=True)
-    assert [vocabulary.find(token) for token in ("<s>", "<to:de>", "<0x41>")] == [262, 263, 264]
-    assert (vocabulary.id("<s>"), vocabulary.id("<to:de>"), vocabulary.id("<0x41>")) == (1, 5, None)
+    assert [vocabulary.token_id(token) for token in ("<s>", "<to:de>", "<0x41>")] == [262, 263, 264]
+    assert (vocabulary.symbol_id("<s>"), vocabulary.symbol_id("<to:de>"), vocabulary.symbol_id("<0x41>")) == (
+        1,
+        5,
+        None,
+    )
 
 
 @pytest.mark.parametrize("token", [*SPECIALS, *TAGS, "<0x41>"])
 def test_text_never_finds_a_special_or_a_tag_or_a_byte(token: str) -> None:
-    assert Vocabulary(["a"], TAGS, byte_fallback=True).find(token) is None
+    assert Vocabulary(["a"], TAGS, byte_fallback=True).token_id(token) is None
 
 
 def test_an_unknown_token_is_unk_where_there_are_no_bytes() -> None:
-    assert Vocabulary(["a"]).spell("東京") == [UNK]
+    assert Vocabulary(["a"]).fallback_ids("東京") == [UNK]
 
 
 def test_tokens_are_ordered_by_count_and_then_by_spelling() -> None:
     counts = Counter({"rare": 1, "b": 3, "a": 3, "most": 9})
-    assert Vocabulary.counted(counts).tokens == ["most", "a", "b", "rare"]
-    assert Vocabulary.counted(counts, min_count=3).tokens == ["most", "a", "b"]
-    assert Vocabulary.counted(counts, TAGS, size=8).tokens == ["most", "a"]
+    assert Vocabulary.from_counts(counts).tokens == ["most", "a", "b", "rare"]
+    assert Vocabulary.from_counts(counts, min_count=3).tokens == ["most", "a", "b"]
+    assert Vocabulary.from_counts(counts, TAGS, size=8).tokens == ["most", "a"]
 
 
 @given(tokens=st.lists(st.sampled_from("abcdef")), seed=st.randoms(use_true_random=False))
@@ -57,16 +61,16 @@ def test_tokens_are_ordered_by_count_and_then_by_spelling() -> None:
 def test_the_order_of_the_input_changes_nothing(tokens: list[str], seed) -> None:
     shuffled = list(tokens)
     seed.shuffle(shuffled)
-    assert Vocabulary.counted(Counter(tokens)).names == Vocabulary.counted(Counter(shuffled)).names
+    assert Vocabulary.from_counts(Counter(tokens)).names == Vocabulary.from_counts(Counter(shuffled)).names
 
 
 @pytest.mark.parametrize(("byte_fallback", "reserved"), [(False, 6), (True, 262)])
-def test_a_size_without_room_for_tokens_is_refused_with_the_number_that_is_taken(
+def test_a_size_too_small_for_tokens_is_refused_with_the_number_of_reserved_ids(
     byte_fallback: bool, reserved: int
 ) -> None:
-    with pytest.raises(PartError, match=f"size {reserved} .* {reserved} of its ids"):
-        Vocabulary.counted(Counter("a"), TAGS, size=reserved, byte_fallback=byte_fallback)
-    whole = Vocabulary.counted(Counter("ab"), TAGS, size=reserved + 1, byte_fallback=byte_fallback)
+    with pytest.raises(PartError, match=f"size {reserved} .* take {reserved} ids"):
+        Vocabulary.from_counts(Counter("a"), TAGS, size=reserved, byte_fallback=byte_fallback)
+    whole = Vocabulary.from_counts(Counter("ab"), TAGS, size=reserved + 1, byte_fallback=byte_fallback)
     assert len(whole) == reserved + 1
 
 
@@ -78,20 +82,20 @@ def test_a_symbol_cannot_be_there_twice(tokens: list[str], extra: list[str]) -> 
 
 def test_specials_and_tags_stand_for_nothing_in_a_text_and_unk_can_be_seen() -> None:
     vocabulary = Vocabulary(["a"], TAGS, byte_fallback=True)
-    assert list(vocabulary.parts([0, 1, 262, 2, 5, 6 + 0x41, 3, -1, 999])) == ["a", 0x41, "⁇"]
+    assert list(vocabulary.surface_parts([0, 1, 262, 2, 5, 6 + 0x41, 3, -1, 999])) == ["a", 0x41, "⁇"]
     assert [vocabulary.name(i) for i in (1, 262, -1, 999)] == ["<s>", "a", "<unk>", "<unk>"]
 
 
 @given(text=st.text(), cut=st.integers(0, 20))
 @settings(deadline=None, max_examples=50)
-def test_strings_and_bytes_join_to_the_text_they_were_cut_from(text: str, cut: int) -> None:
+def test_strings_and_bytes_join_to_the_text_they_were_split_from(text: str, cut: int) -> None:
     head, tail = text[:cut], text[cut:]
-    assert join([head, *tail.encode()]) == text
-    assert join([*head.encode(), tail]) == text
+    assert join_parts([head, *tail.encode()]) == text
+    assert join_parts([*head.encode(), tail]) == text
 
 
 def test_bytes_that_are_no_text_read_as_replacement_characters() -> None:
-    assert join([0xC3, "a", 0xFF]) == "\ufffda\ufffd"
+    assert join_parts([0xC3, "a", 0xFF]) == "\ufffda\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +118,11 @@ def test_bytes_that_are_no_text_read_as_replacement_characters() -> None:
 )
 def test_a_damaged_file_is_refused_in_one_sentence(data: bytes) -> None:
     with pytest.raises(ModelError) as caught:
-        read({FILE: data}, "words")
+        parse_tokenizer_file({TOKENIZER_FILE: data}, "words")
     assert str(caught.value).startswith("tokenizer.json")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json of the words tokenizer is missing"):
-        read({}, "words")
+        parse_tokenizer_file({}, "words")

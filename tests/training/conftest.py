@@ -89,9 +89,9 @@ def tiny(tmp_path: Path) -> Callable[..., Tiny]:
 
     def make(family: str = "rnn", pairs: int = 300, longest: int = 10) -> Tiny:
         for side, count in (("train", pairs), ("valid", 30)):
-            rows = synthetic.pairs("reverse", count, 7, side=side, max_length=longest)  # type: ignore[arg-type]
+            rows = synthetic.generate_pairs("reverse", count, 7, split=side, max_length=longest)  # type: ignore[arg-type]
             path = tmp_path / f"{side}.tsv"
-            synthetic.write(path, [[text.replace(" ", "") for text in row] for row in rows])
+            synthetic.write_tsv(path, [[text.replace(" ", "") for text in row] for row in rows])
             os.utime(path, (1e9, 1e9))  # long ago: a file that has just been written is not trusted to stay as it is
         file = tmp_path / f"{family}.yaml"
         file.write_text(CONFIG.format(folder=tmp_path, model=MODELS[family]))
@@ -145,13 +145,13 @@ class Command:
         return self.process.is_alive()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.words.read_text() if self.words.exists() else ""
 
     def wait(self, seconds: float = DEADLINE) -> int:
         """The exit code; of a process that was killed, the signal's number below 0."""
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"still running after {seconds} seconds:\n{self.said}"
+        assert self.process.exitcode is not None, f"still running after {seconds} seconds:\n{self.output}"
         return self.process.exitcode
 
     def until(self, true: Callable[[], Any], seconds: float = DEADLINE) -> bool:
@@ -160,7 +160,7 @@ class Command:
         while self.running:
             if true():
                 return True
-            assert time.monotonic() < end, f"did not come true in {seconds} seconds:\n{self.said}"
+            assert time.monotonic() < end, f"did not come true in {seconds} seconds:\n{self.output}"
             self.process.join(0.002)
         return False
 

@@ -20,7 +20,7 @@ from dragoman.config import Backbone
 from dragoman.core.errors import ConfigError, RunError
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training import backbone
+from dragoman.training.backbone import load_backbone
 
 FRONTEND = {"name": "image", "pixels": 16, "channels": 4, "stages": [1, 1]}
 
@@ -58,22 +58,22 @@ def saved(folder: Path, weights: dict[str, Tensor]) -> str:
     return str(folder / "resnet.safetensors")
 
 
-def test_every_weight_below_the_place_is_filled_and_nothing_else(tmp_path: Path) -> None:
+def test_every_weight_below_the_prefix_is_loaded_and_no_other(tmp_path: Path) -> None:
     model, weights = a_model(), a_resnet()
     before = {name: x.clone() for name, x in model_folder.unique_weights(model).items()}
-    over = backbone.load(model, Backbone(file=saved(tmp_path, weights)))
+    over = load_backbone(model, Backbone(file=saved(tmp_path, weights)))
     for name, x in model_folder.unique_weights(model).items():
         pretrained = name.removeprefix("frontend.net.")
         assert x.equal(weights[pretrained] if pretrained != name else before[name]), name
     assert {name.split(".")[0] for name in over if "num_batches" not in name} == {"layer3", "fc"}
 
 
-def test_a_map_says_where_other_names_go_the_longest_beginning_first(tmp_path: Path) -> None:
+def test_a_map_renames_by_the_longest_prefix_that_fits(tmp_path: Path) -> None:
     model, weights = a_model(), a_resnet()
     renamed = {f"trunk.{name}": x for name, x in weights.items() if not name.startswith("layer2")}
     renamed |= {f"trunk.last.{name[7:]}": x for name, x in weights.items() if name.startswith("layer2")}
     places = {"trunk": "frontend.net", "trunk.last": "frontend.net.layer2"}
-    backbone.load(model, Backbone(file=saved(tmp_path, renamed), map=places))
+    load_backbone(model, Backbone(file=saved(tmp_path, renamed), map=places))
     assert model.frontend.net.layer2[0].conv2.weight.equal(weights["layer2.0.conv2.weight"])
     assert model.frontend.net.bn1.running_var.equal(weights["bn1.running_var"])
 
@@ -82,7 +82,7 @@ def refused(folder: Path, weights: dict[str, Tensor], says: str, **options: Any)
     model = a_model()
     before = {name: x.clone() for name, x in model_folder.unique_weights(model).items()}
     with pytest.raises(RunError, match=says):
-        backbone.load(model, Backbone(file=saved(folder, weights), **options))
+        load_backbone(model, Backbone(file=saved(folder, weights), **options))
     assert all(x.equal(before[name]) for name, x in model_folder.unique_weights(model).items())
 
 
@@ -98,24 +98,24 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> No
         r"'conv1\.weight' is \(8, 3, 7, 7\), but 'frontend\.net\.conv1\.weight' of the model is \(4, 3, 7, 7\)",
     )
     refused(tmp_path, a_resnet(8), r"and \d+ more.*begins with .*model\.frontend to the same sizes")
-    refused(tmp_path, a_resnet(), "no weight of the model stands below 'frontend.nett'", map={"": "frontend.nett"})
+    refused(tmp_path, a_resnet(), "no weight of the model is below 'frontend.nett'", map={"": "frontend.nett"})
     refused(tmp_path, a_resnet(), r"'frontend\.net\.conv1\.weight' is missing", map={"model": "frontend.net"})
 
 
-def test_a_file_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for missing in (tmp_path / "weights.safetensors", tmp_path):  # a folder is no file either
         with pytest.raises(RunError, match=rf"training\.backbone\.file: there is no file '{missing}'; name"):
-            backbone.load(a_model(), Backbone(file=str(missing)))
+            load_backbone(a_model(), Backbone(file=str(missing)))
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x80\x04pickled"])
 def test_a_file_in_another_form_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(RunError, match=r"training\.backbone\.file: .*weights\.pth"):
-        backbone.load(a_model(), Backbone(file=str(tmp_path / "weights.pth")))
+        load_backbone(a_model(), Backbone(file=str(tmp_path / "weights.pth")))
 
 
-def test_a_map_to_nowhere_is_a_problem_of_the_config() -> None:
+def test_a_map_to_an_empty_name_is_a_problem_of_the_config() -> None:
     value = {"data": {"train": "x.tsv"}, "training": {"backbone": {"file": "w", "map": {"a": ""}}}}
     with pytest.raises(ConfigError, match=r"training\.backbone\.map: 'a' goes nowhere"):
         configs.validate(value, "config")

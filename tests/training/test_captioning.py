@@ -25,9 +25,10 @@ from dragoman import training
 from dragoman.core.errors import DataError, RunError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.data.batching import Batches, Cursor
+from dragoman.data.batching import BatchStream, Cursor
 from dragoman.inference import pipeline
 from dragoman.training import prepare
+from dragoman.training.tokenizer_learning import load_or_learn_codec
 
 SIDE = 32
 COLORS = {"red": (220, 40, 30), "green": (40, 180, 60), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
@@ -97,7 +98,7 @@ def config_of(folder: Path, **changes: Any) -> configs.Config:
             "schedule": {"name": "linear", "warmup": 30},
             "label_smoothing": 0.0,
         },
-        "generation": {"ratio": 0.0, "extra": 12},
+        "generation": {"max_length_ratio": 0.0, "max_length_extra": 12},
         "runtime": {"device": "cpu", "threads": 1},
     }
     for key, change in changes.items():
@@ -128,6 +129,7 @@ def test_the_baseline_of_hard_attention_moves_and_comes_back_with_a_checkpoint(t
     decoder = {"cell": "gru", "order": "before", "normalizer": Part("hard"), "dropout": 0.0}
     config = config_of(tmp_path, training={"steps": 4, "save_every": 2, "schedule": "constant"})
     config = config.model_copy(update={"model": config.model.model_copy(update={"decoder": Part("rnn", decoder)})})
+    config = configs.validate(config.to_mapping(), "test")  # fills in the defaults of the decoder
 
     def weights(run: str, step: int) -> dict[str, Any]:
         return load_file(tmp_path / run / "checkpoints" / f"step-{step}" / "model.safetensors")
@@ -179,8 +181,8 @@ def test_each_caption_makes_a_pair_and_the_image_is_kept_once(tmp_path: Path, fo
     data = {"train": str(tmp_path / form), "columns": ["source", "target", "target", "target"], "max_source": SIDE}
     places = {"files": [str(tmp_path / "pictures.zip")], "cache": str(tmp_path / "cache")}
     config = config_of(tmp_path, data=data | places)
-    codec, config = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, tmp_path / "cache")
+    codec, config = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, tmp_path / "cache")
     store, _ = prepared.corpora[0]
     texts = ["one a", "one b", "one c", "two a", "two b", "two c", "three a", "three c"]
     wanted = [(pictures[i], text) for i, text in zip([0, 0, 0, 1, 1, 1, 2, 2], texts, strict=True)]
@@ -191,8 +193,8 @@ def test_each_caption_makes_a_pair_and_the_image_is_kept_once(tmp_path: Path, fo
     assert (store.folder / "source.ids").stat().st_size == 3 * SIDE * SIDE * 3
     assert store.source_lengths.tolist() == [SIDE] * 8
     rows = np.array([7, 0, 4, 1])
-    together, lengths = store.sources(rows)
-    assert (together == np.concatenate([store.source(int(i)) for i in rows])).all()
+    gathered, lengths = store.gather_sources(rows)
+    assert (gathered == np.concatenate([store.source(int(i)) for i in rows])).all()
     assert lengths.tolist() == store.lengths(rows)[0].tolist() == [SIDE] * 4
     assert (pickle.loads(pickle.dumps(store)).source(6) == store.source(6)).all()  # as it travels to a worker
 
@@ -203,10 +205,10 @@ def test_batches_show_every_caption_with_its_own_image(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     plain = config.model.model_copy(update={"frontend": Part("image", {"pixels": SIDE, "augment": False})})
     config = config.model_copy(update={"model": plain})
-    codec, config = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, tmp_path / "cache")
-    batches = Batches(prepared.corpora, codec, tokens=10**6, seed=1)
-    batch, _ = next(batches.after(Cursor()))
+    codec, config = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, tmp_path / "cache")
+    batches = BatchStream(prepared.corpora, codec, tokens=10**6, seed=1)
+    batch, _ = next(batches.batches_from(Cursor()))
     seen = set()
     for source, target in zip(batch.source.numpy(), batch.target.tolist(), strict=True):
         text = codec.decode(target)
@@ -222,8 +224,8 @@ def test_all_captions_are_references_in_validation(tmp_path: Path) -> None:
     places = {"columns": ["source", "target", "target"], "files": [str(tmp_path / "pictures.zip")]}
     training_options = {"validate_metrics": ["bleu1", "cider"], "steps": 2, "schedule": "constant"}
     config = config_of(tmp_path, data=data | places | {"cache": str(tmp_path / "cache")}, training=training_options)
-    codec, config = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, tmp_path / "cache")
+    codec, config = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, tmp_path / "cache")
     assert [example.accepted for example in prepared.examples] == [("one a", "one b"), ("two a", "two b")]
     assert prepared.valid is not None
     assert len(prepared.valid) == 4
@@ -269,8 +271,8 @@ def of_one_picture(folder: Path, name: str, **changes: Any) -> configs.Config:
 
 def shown(config: configs.Config, cache: Path) -> tuple[str, int]:
     """The name of the store of a corpus, and what its first picture shows."""
-    codec, config = prepare.open_codec(config)
-    [(store, _)] = prepare.prepare(config, codec, cache).corpora
+    codec, config = load_or_learn_codec(config)
+    [(store, _)] = prepare.prepare_data(config, codec, cache).corpora
     return store.folder.name, int(store.source(0)[0, 0])
 
 
@@ -302,10 +304,10 @@ def test_a_picture_that_was_missing_is_read_when_it_is_there(tmp_path: Path) -> 
     put_loose(tmp_path, bitmap(10))
     config = of_one_picture(tmp_path, "a.png")
     (tmp_path / "train.tsv").write_text("a.png\tone\ttwo\nb.png\tone\ttwo\n")
-    codec, config = prepare.open_codec(config)
+    codec, config = load_or_learn_codec(config)
     lengths = []
     for _ in range(2):
-        [(store, _)] = prepare.prepare(config, codec, tmp_path / "cache").corpora
+        [(store, _)] = prepare.prepare_data(config, codec, tmp_path / "cache").corpora
         lengths.append(len(store))
         (tmp_path / "b.png").write_bytes(bitmap(10))
     assert lengths == [2, 4]
@@ -319,7 +321,7 @@ def test_a_run_does_not_go_on_with_pictures_that_changed(tmp_path: Path) -> None
     next(report for report in reports if report.kind == "saved")
     reports.close()  # type: ignore[attr-defined]
     put_loose(tmp_path, bitmap(200))
-    with pytest.raises(RunError, match="files changed since this run began"):
+    with pytest.raises(RunError, match="files have changed since the run was started"):
         list(training.run(config, tmp_path / "run"))
     list(training.run(config, tmp_path / "run", allow_change=["data"]))
 

@@ -28,9 +28,10 @@ import torch
 from torch.testing import assert_close
 
 from dragoman import training
-from dragoman.data.batching import Batches, Cursor
+from dragoman.data.batching import BatchStream, Cursor
 from dragoman.training import prepare
-from dragoman.training.trainer import within
+from dragoman.training.tokenizer_learning import load_or_learn_codec
+from dragoman.training.update_batches import group_updates
 
 DEADLINE = 60.0
 SLACK = 20.0  # seconds that a busy machine may add to a timeout; far from the 600 of a run that asks for none
@@ -91,7 +92,7 @@ class World:
             process.start()
             self.ranks.append(process)
 
-    def said(self, rank: int) -> str:
+    def output(self, rank: int) -> str:
         return self.words[rank].read_text() if self.words[rank].exists() else ""
 
     def send(self, rank: int, number: int) -> None:
@@ -104,14 +105,14 @@ class World:
         end = time.monotonic() + seconds
         for rank in ranks or range(len(self.ranks)):
             self.ranks[rank].join(max(0.0, end - time.monotonic()))
-            assert self.ranks[rank].exitcode is not None, f"rank {rank} is still running:\n{self.said(rank)}"
+            assert self.ranks[rank].exitcode is not None, f"rank {rank} is still running:\n{self.output(rank)}"
         return [self.ranks[rank].exitcode for rank in ranks or range(len(self.ranks))]
 
     def until(self, true: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE
         while not true():
-            assert time.monotonic() < end, [self.said(rank) for rank in range(len(self.ranks))]
-            assert all(process.is_alive() for process in self.ranks), [self.said(r) for r in range(len(self.ranks))]
+            assert time.monotonic() < end, [self.output(rank) for rank in range(len(self.ranks))]
+            assert all(process.is_alive() for process in self.ranks), [self.output(r) for r in range(len(self.ranks))]
             time.sleep(0.005)
 
     def end(self) -> None:
@@ -160,28 +161,25 @@ def progress(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("tokens", [100, 400])  # 400: an epoch has fewer batches than there are ranks
 def test_all_ranks_stop_together_and_no_line_is_dropped_or_doubled(ranks, accumulate, tokens, tiny, tmp_path):
     config = tiny("rnn", pairs=60).config()
-    codec, config = prepare.open_codec(config)
-    corpora = prepare.prepare(config, codec, tmp_path / "cache").corpora
+    codec, config = load_or_learn_codec(config)
+    corpora = prepare.prepare_data(config, codec, tmp_path / "cache").corpora
     for epochs in (1, 2, 3):
         updates, seen, cursors = set(), Counter(), set()
         for rank in range(ranks):
-            batches = Batches(corpora, codec, tokens=tokens, seed=3, rank=rank, ranks=ranks)
-            stream, count = batches.after(Cursor()), 0
-            while dealt := within(epochs, [next(stream) for _ in range(accumulate)], batches):
-                mine, cursor = dealt
-                seen.update(line for batch in mine for line in batch.lines)
-                count += 1
-                assert rank or mine  # the first rank always has something
-            updates.add(count)
-            cursors.add(cursor)
+            batches = BatchStream(corpora, codec, tokens=tokens, seed=3, rank=rank, ranks=ranks)
+            taken = list(group_updates(batches.batches_from(Cursor()), batches, accumulate, epochs))
+            for own, _ in taken:
+                seen.update(line for batch in own for line in batch.lines)
+                assert rank or own  # rank 0 always has a batch
+            updates.add(len(taken))
+            cursors.add(taken[-1][1])
         assert len(updates) == len(cursors) == 1
         assert set(seen.values()) == {epochs}
         assert len(seen) == 60
-        # From where the ranks stopped, whoever goes on for one more epoch finds all of it.
-        alone = Batches(corpora, codec, tokens=tokens, seed=3)
-        stream = alone.after(cursors.pop())
-        while dealt := within(epochs + 1, [next(stream)], alone):
-            seen.update(line for batch in dealt[0] for line in batch.lines)
+        # A single process that resumes there for one more epoch reads all of it.
+        single = BatchStream(corpora, codec, tokens=tokens, seed=3)
+        for own, _ in group_updates(single.batches_from(cursors.pop()), single, 1, epochs + 1):
+            seen.update(line for batch in own for line in batch.lines)
         assert set(seen.values()) == {epochs + 1}
 
 
@@ -194,41 +192,42 @@ SAME = {
 }
 
 
-# Two ranks, three parameters: one that both use, one that only the second does, one that nobody does.
+# Two ranks, three parameters: one that both use, one that only the second uses, one that none uses.
 BY_HAND = """
 from dragoman.training import distributed
-from dragoman.training.gradient import Update
-distributed.BUCKET = 1
+from dragoman.training.gradient import GradientResult
+distributed.BUCKET_SIZE = 1
 rank = int(os.environ["RANK"])
-with distributed.joined(torch.device("cpu"), 30) as ranks:
+with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
     a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=kind)) for kind in (torch.float32, torch.float64, torch.float32))
     a.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]][rank])
     if rank == 1:
         b.grad = torch.tensor([8.0, -4.0], dtype=torch.float64)
-    found = ranks.merge(Update([0.5, 0.25][rank], [4, 12][rank], [None, 7][rank]), [4, 12][rank], [a, b, c])
-    assert found == Update(0.75, 16, 7), found
+    own = GradientResult([0.5, 0.25][rank], [4, 12][rank], [None, 7][rank])
+    result = ranks.reduce_gradient(own, [4, 12][rank], [a, b, c])
+    assert result == GradientResult(0.75, 16, 7), result
     assert a.grad.tolist() == [0.25 * 1 + 0.75 * 3, 0.25 * 2 + 0.75 * 4]
     assert b.grad.tolist() == [0.75 * 8, 0.75 * -4]
     assert c.grad is None
-    found = ranks.merge(Update([0.5, float("nan")][rank], 1, None), 1, [a])
-    assert found.loss != found.loss
-    assert found.limit is None
-    assert ranks.from_first(lambda: {"rank": rank, "third": 1 / 3}) == {"rank": 0, "third": 1 / 3}
-    assert ranks.share(10 * rank) == [0, 10]
+    result = ranks.reduce_gradient(GradientResult([0.5, float("nan")][rank], 1, None), 1, [a])
+    assert result.loss != result.loss
+    assert result.max_area is None
+    assert ranks.broadcast_from_rank0(lambda: {"rank": rank, "third": 1 / 3}) == {"rank": 0, "third": 1 / 3}
+    assert ranks.all_gather(10 * rank) == [0, 10]
     x = torch.full((3,), float(rank))
-    ranks.spread([x])
+    ranks.broadcast_tensors([x])
     assert x.tolist() == [0.0, 0.0, 0.0]
-    asked = ranks.listen(lambda: 15 if rank == 1 else None)
-    assert asked() is None
-    ranks.merge(Update(0.0, 1, None), 1, [a])
-    assert asked() == 15
+    stop_signal = ranks.synchronize_signals(lambda: 15 if rank == 1 else None)
+    assert stop_signal() is None
+    ranks.reduce_gradient(GradientResult(0.0, 1, None), 1, [a])
+    assert stop_signal() == 15
 sys.exit()
 """
 
 
 def test_gradients_are_weighted_by_tokens_and_what_no_rank_used_has_none(world):
     both = world([], 2, BY_HAND)
-    assert both.wait() == [0, 0], both.said(0) + both.said(1)
+    assert both.wait() == [0, 0], both.output(0) + both.output(1)
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -237,8 +236,8 @@ def test_two_ranks_take_the_steps_of_one_that_accumulates_two_batches(kind, tiny
     sets = ["training.steps=20", "training.label_smoothing=0.1", "data.valid=null", *SAME[kind]]
     two = world(made.command(tmp_path / "two", *sets), 2, DOUBLE)
     one = world(made.command(tmp_path / "one", *sets, "training.accumulate=2"), 1, DOUBLE)
-    assert two.wait() == [0, 0], two.said(0) + two.said(1)
-    assert one.wait() == [0], one.said(0)
+    assert two.wait() == [0, 0], two.output(0) + two.output(1)
+    assert one.wait() == [0], one.output(0)
     ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
     assert next(iter(ours.values())).dtype == torch.float64
     assert_close(
@@ -249,19 +248,19 @@ def test_two_ranks_take_the_steps_of_one_that_accumulates_two_batches(kind, tiny
     assert mine.pop("window_loss") == pytest.approx(others.pop("window_loss"))
     assert mine == others
     assert mine["step"] == 20 or (mine["epoch"], mine["batch"]) == (3, 0)  # not the end of a batch: the turn was cut
-    assert two.said(1) == ""  # one rank speaks
+    assert two.output(1) == ""  # one rank speaks
 
 
-def test_what_befalls_one_rank_befalls_all(tiny, world, metrics, tmp_path):
+def test_a_split_or_skipped_update_of_one_rank_is_one_of_all_ranks(tiny, world, metrics, tmp_path):
     made = tiny("transformer")
     sets = ["training.steps=12", "training.ema=0.9"]
     both = world(made.command(tmp_path / "run", *sets), 2, FAULTS)
-    assert both.wait() == [0, 0], both.said(0) + both.said(1)
+    assert both.wait() == [0, 0], both.output(0) + both.output(1)
     log = (tmp_path / "run" / "train.log").read_text()
     assert "step 3 skipped: step 3: loss nan" in log
     assert "(1 of 3)" in log
     assert "step 6 split: a batch did not fit into memory" in log
-    assert progress(tmp_path / "run")["limit"] is not None  # saved by the first rank, for all
+    assert progress(tmp_path / "run")["max_area"] is not None  # saved by the first rank, for all
     recorded = [line["step"] for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
 
@@ -286,9 +285,9 @@ def test_all_ranks_yield_the_same_reports(tiny, world, tmp_path):
     made = tiny("transformer")
     sets = ["training.steps=12", "training.average=2", "training.validate_every=5"]
     both = world(made.command(tmp_path / "run", *sets), 2, REPORTS)
-    assert both.wait() == [0, 0], both.said(0) + both.said(1)
-    assert both.said(0) == both.said(1)
-    assert '"kind": "average"' in both.said(1)
+    assert both.wait() == [0, 0], both.output(0) + both.output(1)
+    assert both.output(0) == both.output(1)
+    assert '"kind": "average"' in both.output(1)
 
 
 # -- stopping, losing, going on ----------------------------------------------------------------------------------------
@@ -300,25 +299,25 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step_and_the_same_command
     made, run = tiny("transformer"), tmp_path / "run"
     sets = ["training.steps=60", "training.schedule={name: plateau, patience: 1}"]
     whole = world(made.command(tmp_path / "whole", *sets))
-    assert whole.wait() == [0, 0], whole.said(0) + whole.said(1)
+    assert whole.wait() == [0, 0], whole.output(0) + whole.output(1)
     both = world(made.command(run, *sets))
     both.until(lambda: reached(run) >= 12)
     both.send(1, signal.SIGUSR1)
-    assert both.wait() == [143, 143], both.said(0) + both.said(1)
+    assert both.wait() == [143, 143], both.output(0) + both.output(1)
     stopped = progress(run)["step"]
     assert stopped < 60
-    assert f"stopped by SIGUSR1 after step {stopped}" in both.said(0)
-    assert both.said(1) == ""
+    assert f"stopped by SIGUSR1 after step {stopped}" in both.output(0)
+    assert both.output(1) == ""
     # With another number of ranks it is another training.
     alone = world(made.command(run, *sets), 1)
     assert alone.wait() == [2]
-    assert "trained on 2 ranks and there are 1 now" in alone.said(0)
-    assert "--allow-change ranks" in alone.said(0)
+    assert "trained on 2 ranks; now there are 1" in alone.output(0)
+    assert "--allow-change ranks" in alone.output(0)
     again = world(made.command(run, *sets))
-    assert again.wait() == [0, 0], again.said(0) + again.said(1)
+    assert again.wait() == [0, 0], again.output(0) + again.output(1)
     same_end(run, tmp_path / "whole")
     longer = world(made.command(run, *sets[1:], "training.steps=64", allow=("ranks", "training.steps")), 1)
-    assert longer.wait() == [0], longer.said(0)
+    assert longer.wait() == [0], longer.output(0)
     assert progress(run)["ranks"] == 1
     assert progress(run)["step"] == 64
 
@@ -327,8 +326,8 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step_and_the_same_command
     ("lost", "number"),
     [
         pytest.param(1, signal.SIGSTOP, id="frozen"),
-        pytest.param(1, signal.SIGKILL, id="killed", token_labels=pytest.mark.long),
-        pytest.param(0, signal.SIGSTOP, id="the first frozen", token_labels=pytest.mark.long),
+        pytest.param(1, signal.SIGKILL, id="killed", marks=pytest.mark.long),
+        pytest.param(0, signal.SIGSTOP, id="the first frozen", marks=pytest.mark.long),
     ],
 )
 def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny, world, tmp_path):
@@ -338,43 +337,43 @@ def test_a_lost_rank_ends_all_within_the_timeout_and_is_named(lost, number, tiny
     three.send(lost, number)
     began = time.monotonic()
     left = [rank for rank in range(3) if rank != lost]
-    assert three.wait(*left) == [2, 2], [three.said(rank) for rank in left]
+    assert three.wait(*left) == [2, 2], [three.output(rank) for rank in left]
     assert time.monotonic() - began < timeout + SLACK
     for rank in left:
-        said = three.said(rank)
+        said = three.output(rank)
         assert "Traceback" not in said
-        found = re.search(r"error: rank (\d) has given no sign of life for ([\d.]+) s", said)
+        found = re.search(r"error: rank (\d) has sent no heartbeat for ([\d.]+) s", said)
         if lost == 0:  # which holds what the others would look into
-            assert "rank 0 or the way to it is frozen or cut off" in said
+            assert "rank 0 or the network to it is frozen or cut off" in said
         else:
             assert found, said
             assert int(found[1]) == lost
             assert 0.5 < float(found[2]) < timeout + SLACK
 
 
-def test_an_error_of_one_rank_is_told_by_all(tiny, world, tmp_path):
+def test_all_ranks_end_with_the_error_of_one(tiny, world, tmp_path):
     made, run = tiny("transformer"), tmp_path / "run"
     full = FAULTS.replace("calls == 6", "calls >= 6")  # nothing fits any more
     both = world(made.command(run), 2, full)
     assert both.wait() == [2, 2]
-    assert re.search("error: a single pair of .* does not fit into memory", both.said(1))
-    assert re.search("error: rank 1 ended: a single pair of .* does not fit into memory", both.said(0))
+    assert re.search("error: a single pair of .* does not fit into memory", both.output(1))
+    assert re.search("error: rank 1 ended: a single pair of .* does not fit into memory", both.output(0))
     busy = world(made.command(run), 1)  # the lock is free again, and what was saved is whole
-    busy.until(lambda: busy.said(0) != "" or not busy.ranks[0].is_alive())
-    assert "trained on 2 ranks" in busy.said(0)
+    busy.until(lambda: busy.output(0) != "" or not busy.ranks[0].is_alive())
+    assert "trained on 2 ranks" in busy.output(0)
 
 
-def test_a_rank_that_lives_but_does_not_come_is_named_too(tiny, world, tmp_path):
+def test_a_live_rank_that_joins_no_collective_is_named(tiny, world, tmp_path):
     stuck = FAULTS.replace("calls == 3 and self.training", "calls == 8").replace("calls == 6", "calls == 0")
     stuck = stuck.replace("found = found * torch.nan", "import time; time.sleep(1000)")
     both = world(tiny("transformer").command(tmp_path / "run", "training.rank_timeout=3"), 2, stuck)
     both.until(lambda: reached(tmp_path / "run") >= 7)
     began = time.monotonic()
-    assert both.wait(0) == [2], both.said(0)
+    assert both.wait(0) == [2], both.output(0)
     assert time.monotonic() - began < 3 + SLACK
-    assert "rank 1 gave signs of life but did not come" in both.said(0)
+    assert "rank 1 sent heartbeats but did not join" in both.output(0)
     assert both.wait(1, seconds=SLACK) == [2]  # it hears of it, although it sleeps
-    assert "rank 1 gave signs of life but did not come" in both.said(1)
+    assert "rank 1 sent heartbeats but did not join" in both.output(1)
 
 
 # -- torchrun ----------------------------------------------------------------------------------------------------------
@@ -414,13 +413,14 @@ def torchrun(made: Any, run: Path, sets: list[str], deaths: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for death in deaths:
         if death.startswith("1"):  # else the one that was killed would have said it
-            assert "rank 1 has given no sign of life" in done.stderr
+            assert "rank 1 has sent no heartbeat" in done.stderr
 
 
+@pytest.mark.long
 def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happened(tiny, world, same_end, tmp_path):
     made = tiny("transformer")
     whole = world(made.command(tmp_path / "whole"))
-    assert whole.wait() == [0, 0], whole.said(0) + whole.said(1)
+    assert whole.wait() == [0, 0], whole.output(0) + whole.output(1)
     torchrun(made, tmp_path / "killed", [], ["1@23"])
     same_end(tmp_path / "killed", tmp_path / "whole")
 
@@ -433,7 +433,7 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_that_was_not(t
     made = tiny("transformer")
     sets = ["training.steps=120", "training.ema=0.9", "training.accumulate=2", "data.workers=1"]
     whole = world(made.command(tmp_path / "whole", *sets))
-    assert whole.wait(seconds=300) == [0, 0], whole.said(0) + whole.said(1)
+    assert whole.wait(seconds=300) == [0, 0], whole.output(0) + whole.output(1)
     deaths = [f"{draw.randint(0, 1)}@{step}" for step in sorted(draw.sample(range(2, 120), 4))]
     torchrun(made, tmp_path / "killed", sets, deaths)
     same_end(tmp_path / "killed", tmp_path / "whole")
@@ -442,7 +442,7 @@ def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_one_that_was_not(t
 # -- alone -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_world_of_one_is_no_world(tiny, monkeypatch, tmp_path):
+def test_a_world_size_of_one_initializes_no_process_group(tiny, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "1")
     reports = list(training.run(tiny("rnn").config("training.steps=2"), tmp_path / "run"))
     assert reports[-1].kind == "end"

@@ -25,9 +25,10 @@ import torch
 from dragoman import config as configs
 from dragoman import training
 from dragoman.checkpoint import model_folder
-from dragoman.core.errors import DataError, Diverged, RunError, UserError
+from dragoman.core.errors import DataError, RunError, TrainingDiverged, UserError
 from dragoman.training import prepare
 from dragoman.training.run_folder import RunFolder
+from dragoman.training.tokenizer_learning import load_or_learn_codec
 from dragoman.training.trainer import Trainer
 
 SAVED = ["training.steps=6", "training.save_every=3", "training.validate_every=2", "training.average=2"]
@@ -45,7 +46,7 @@ def whole(run: Path) -> list[Path]:
         model_folder.load(folder)
     for pointer in ("best", "last"):
         if (run / pointer).exists():
-            assert model_folder.pointed(run, pointer) is not None
+            assert model_folder.read_pointer(run, pointer) is not None
     return kept
 
 
@@ -91,10 +92,10 @@ def check_the_dead_run(run: Path, made: Any, sets: list[str], shell: Any, same_e
     recorded = [json.loads(line)["step"] for line in _lines(run / "metrics.jsonl")]
     assert max(recorded, default=0) - max(steps, default=0) <= made.config(*sets).training.save_every
     again = shell(made.command(run, *sets))
-    assert again.wait() == 0, again.said
+    assert again.wait() == 0, again.output
     same_end(run, reference)
     assert not list(run.rglob(".tmp-*"))
-    assert len(model_folder.steps(run)) <= 4
+    assert len(model_folder.list_checkpoints(run)) <= 4
 
 
 def _lines(path: Path) -> list[str]:
@@ -117,12 +118,14 @@ def sweep(kind: str, tiny: Any, shell: Any, same_end: Any, folder: Path, chosen:
     for n in chosen(total):
         run = folder / f"run-{n}"
         dead = shell(made.command(run, *sets), dies_at=n)
-        assert dead.wait() == -signal.SIGKILL, dead.said
+        assert dead.wait() == -signal.SIGKILL, dead.output
         check_the_dead_run(run, made, sets, shell, same_end, folder / "reference")
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("kind", SWEPT)
+@pytest.mark.parametrize(
+    "kind", [k if k != "with one checkpoint" else pytest.param(k, marks=pytest.mark.long) for k in SWEPT]
+)
 def test_a_kill_while_a_file_is_written_leaves_whole_checkpoints(kind, tiny, shell, same_end, tmp_path):
     """The process dies at one flush or another; a few of them here, the last ones (the end of the run) among them."""
     sweep(kind, tiny, shell, same_end, tmp_path, lambda total: [*range(7, total - 1, max(total // 4, 1)), total - 1])
@@ -150,6 +153,7 @@ def traced(made: Any, run: Path, sets: list[str], when: int) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, timeout=300)
 
 
+@pytest.mark.long
 def test_a_kill_from_outside_while_a_file_is_written_leaves_whole_checkpoints(tiny, shell, same_end, tmp_path):
     if not strace_works():
         pytest.skip("needs strace, and the right to trace")
@@ -171,13 +175,13 @@ def test_a_kill_from_outside_at_any_flush_leaves_whole_checkpoints(tiny, shell, 
         check_the_dead_run(tmp_path / f"run-{n}", made, sets, shell, same_end, tmp_path / "reference")
 
 
-def test_what_a_killed_process_left_is_named_and_swept(tiny, tmp_path):
+def test_temporary_files_of_a_killed_process_are_named_and_removed(tiny, tmp_path):
     config, run = tiny().config(*SAVED), tmp_path / "run"
     train(config, run)
     for leaf in ("checkpoints/.tmp-step-9-1/model.safetensors", ".tmp-best-1"):
         (run / leaf).parent.mkdir(exist_ok=True)
         (run / leaf).write_bytes(b"half")
-    newest = model_folder.steps(run)[-1]
+    newest = model_folder.list_checkpoints(run)[-1]
     (newest / "model.safetensors").write_bytes(b"cut")
     notices = [report.message for report in train(config, run) if report.kind == "notice"]
     for name in (".tmp-step-9-1", ".tmp-best-1", newest.name):
@@ -205,19 +209,19 @@ def test_a_changed_config_is_refused_key_by_key(tiny, shell, tmp_path):
         assert new in row
     command = shell(made.command(run, *changed))
     assert command.wait() == 2
-    assert "training.optimizer.rate" in command.said
-    assert "Traceback" not in command.said
+    assert "training.optimizer.rate" in command.output
+    assert "Traceback" not in command.output
 
     with pytest.raises(RunError) as rest:  # one of three is not enough, and only the others are named now
         train(made.config(*changed), run, ("training.steps",))
     assert "training.steps:" not in str(rest.value)
     command = shell(made.command(run, *changed, allow=("training", "model.decoder.dropout")))
-    assert command.wait() == 0, command.said
-    assert model_folder.steps(run)[-1].name == "step-20"
+    assert command.wait() == 0, command.output
+    assert model_folder.list_checkpoints(run)[-1].name == "step-20"
     assert train(made.config(*changed), run)[-1].kind == "end"  # the changed config is the run's own now
 
 
-def test_what_no_number_depends_on_may_change_freely(tiny, tmp_path):
+def test_options_that_change_no_weight_may_change(tiny, tmp_path):
     made, run = tiny(), tmp_path / "run"
     train(made.config("training.steps=10"), run)
     other = f"data.cache={tmp_path / 'elsewhere'}"
@@ -241,7 +245,7 @@ def test_a_run_of_an_earlier_format_is_refused_untouched_and_says_how_to_train_i
     before = everything(run)
     command = shell(made.command(run, "training.steps=2"))
     assert command.wait() == 2
-    said = " ".join(command.said.split()).replace("/ ", "/")
+    said = " ".join(command.output.split()).replace("/ ", "/")
     assert "earlier development version" in said
     assert "train it again: dragoman train" in said
     assert "--run NEW" in said
@@ -270,7 +274,7 @@ def test_the_model_of_a_run_of_an_earlier_format_is_refused_too(tiny, tmp_path):
 
 def set_format(run: Path, place: str, found: object) -> None:
     """Say another format (`...`: none) in a file of a run, or of its newest checkpoint, under a manifest that fits."""
-    folder = run if place == "run.json" else model_folder.steps(run)[-1]
+    folder = run if place == "run.json" else model_folder.list_checkpoints(run)[-1]
     value = {key: item for key, item in json.loads((folder / place).read_text()).items() if key != "sha256"}
     value = {key: item for key, item in (value | {"format": found}).items() if item is not ...}
     if place == "manifest.json":
@@ -278,7 +282,7 @@ def set_format(run: Path, place: str, found: object) -> None:
     (folder / place).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
     if place == "training.json":
         contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-        (folder / "manifest.json").write_bytes(model_folder.manifest(contents))
+        (folder / "manifest.json").write_bytes(model_folder.build_manifest(contents))
 
 
 def test_a_run_killed_before_its_config_was_written_begins_again(tiny, tmp_path):
@@ -300,7 +304,7 @@ def test_changed_data_is_refused_and_can_be_allowed(tiny, shell, tmp_path):
     assert command.wait() == 2
     more = ("data", "training.steps")
     assert train(made.config("training.steps=12"), run, more)[-1].kind == "end"
-    assert model_folder.steps(run)[-1].name == "step-12"
+    assert model_folder.list_checkpoints(run)[-1].name == "step-12"
     assert train(made.config("training.steps=12"), run)[-1].kind == "end"
 
 
@@ -333,24 +337,24 @@ def test_a_full_disk_keeps_what_was_saved_and_says_what_is_needed(tiny, shell, s
     with mounted(tmp_path / "disk", "size=2m"):
         run = tmp_path / "disk" / "run"
         command = shell(made.command(run, *sets))
-        assert command.wait() == 2, command.said
-        assert "Traceback" not in command.said
-        needed, free = numbers(command.said.split("the disk is full")[1])
+        assert command.wait() == 2, command.output
+        assert "Traceback" not in command.output
+        needed, free = numbers(command.output.split("the disk is full")[1])
         assert needed > free
-        assert str(run) in command.said
+        assert str(run) in command.output
         saved = whole(run)
         assert saved
         assert not list(run.rglob(".tmp-*"))
         before = {folder.name for folder in saved}
         subprocess.run(["mount", "-o", "remount,size=64m", str(tmp_path / "disk")], check=True)  # some space is freed
         command = shell(made.command(run, *sets))
-        assert command.wait() == 0, command.said
+        assert command.wait() == 0, command.output
         assert before <= {folder.name for folder in whole(run)}
         train(made.config(*sets), tmp_path / "reference")
         same_end(run, tmp_path / "reference")
 
 
-def test_a_disk_full_to_the_last_byte_is_a_sentence_too(tiny, shell, tmp_path):
+def test_a_disk_full_to_the_last_byte_is_one_error_message(tiny, shell, tmp_path):
     """When even a line of metrics.jsonl finds no room."""
     made = tiny()
     with mounted(tmp_path / "disk", "size=2m"):
@@ -375,20 +379,20 @@ def test_a_run_folder_that_cannot_be_made_is_named(events, tiny, shell, tmp_path
     (tmp_path / "file").write_text("in the way")
     run = tmp_path / "file" / "run"
     command = shell(tiny().command(run, f"runtime.tensorboard={events}"))
-    assert command.wait() == 2, command.said
-    assert str(run) in command.said
-    assert "Not a directory" in command.said
-    assert "Traceback" not in command.said
+    assert command.wait() == 2, command.output
+    assert str(run) in command.output
+    assert "Not a directory" in command.output
+    assert "Traceback" not in command.output
 
 
 def test_a_read_only_disk_is_named(tiny, shell, tmp_path):
     made = tiny()
     with mounted(tmp_path / "disk", "ro"):
         command = shell(made.command(tmp_path / "disk" / "run"))
-        assert command.wait() == 2, command.said
-        assert str(tmp_path / "disk") in command.said
-        assert "ead-only" in command.said
-        assert "Traceback" not in command.said
+        assert command.wait() == 2, command.output
+        assert str(tmp_path / "disk") in command.output
+        assert "ead-only" in command.output
+        assert "Traceback" not in command.output
 
 
 @pytest.mark.parametrize("side", ["train", "valid"])
@@ -397,8 +401,8 @@ def test_a_missing_data_file_is_named(side, tiny, shell, tmp_path):
     (made.folder / f"{side}.tsv").unlink()
     command = shell(made.command(tmp_path / "run"))
     assert command.wait() == 2
-    assert f"{side}.tsv" in command.said
-    assert "Traceback" not in command.said
+    assert f"{side}.tsv" in command.output
+    assert "Traceback" not in command.output
 
 
 def test_a_data_file_that_went_missing_is_named_on_resume(tiny, shell, tmp_path):
@@ -406,9 +410,9 @@ def test_a_data_file_that_went_missing_is_named_on_resume(tiny, shell, tmp_path)
     train(made.config(*SAVED), tmp_path / "run")
     (made.folder / "train.tsv").unlink()
     command = shell(made.command(tmp_path / "run", *SAVED))
-    assert command.wait() == 2, command.said
-    assert "train.tsv" in command.said
-    assert "Traceback" not in command.said
+    assert command.wait() == 2, command.output
+    assert "train.tsv" in command.output
+    assert "Traceback" not in command.output
 
 
 # -- 8: no finite number -----------------------------------------------------------------------------------------------
@@ -419,13 +423,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def trainer_of(config: Any, run: Path) -> Trainer:
-    """The moving parts of a new run, without the loop around them."""
-    place = RunFolder(run)
+    """The trainer of a new run."""
+    run_folder = RunFolder(run)
     run.mkdir()
-    codec, config = prepare.open_codec(config)
-    place.settle(config, (), fresh=True)
-    trainer = Trainer(config, place, prepare.prepare(config, codec, run.parent / "cache"))
-    trainer.begin()
+    codec, config = load_or_learn_codec(config)
+    run_folder.write_config(config)
+    trainer = Trainer(config, run_folder, prepare.prepare_data(config, codec, run.parent / "cache"))
+    trainer.start()
     return trainer
 
 
@@ -452,9 +456,9 @@ FAULTS = ["a gradient of inf", "a gradient of nan", "a loss of nan", "a loss of 
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_step_without_a_finite_number_changes_nothing(what, tiny, tmp_path):
-    path = "plain" if what.startswith("a loss") else "fast"  # which has no logits to spoil
+    engine = "reference" if what.startswith("a loss") else "auto"  # which has no logits to spoil
     sets = [
-        f"runtime.path={path}",
+        f"runtime.engine={engine}",
         "training.ema=0.9",
         "training.save_every=100",
         "training.validate_every=100",
@@ -479,12 +483,12 @@ def test_a_step_without_a_finite_number_changes_nothing(what, tiny, tmp_path):
     }[what]()
     reports = next(steps)
     assert [report.kind for report in reports] == ["skipped", "step"]
-    assert trainer.progress.bad == 1
+    assert trainer.progress.nonfinite_updates == 1
     assert all(torch.equal(a, b) for a, b in zip(before, state(trainer), strict=True))
     assert (trainer.progress.tokens, trainer.progress.window_loss) == (tokens, window)
     fault.remove()
     assert [report.kind for report in next(steps)] == ["step"]
-    assert trainer.progress.bad == 0  # it is three in a row that end a training
+    assert trainer.progress.nonfinite_updates == 0  # it is three in a row that end a training
     assert not all(torch.equal(a, b) for a, b in zip(before, state(trainer), strict=True))
     assert all(x.isfinite().all() for x in state(trainer))
 
@@ -496,8 +500,8 @@ def test_training_ends_at_the_third_bad_step_in_a_row(tiny, tmp_path):
     for pattern in ([1, 1, 0], [1, 1, 1]):
         for bad in pattern:
             hook = trainer.model.output.bias.register_hook(lambda g: g * math.nan) if bad else None
-            if sum(pattern) == 3 and trainer.progress.bad == 2:
-                with pytest.raises(Diverged) as diverged:
+            if sum(pattern) == 3 and trainer.progress.nonfinite_updates == 2:
+                with pytest.raises(TrainingDiverged) as diverged:
                     next(steps)
                 assert f"step {trainer.progress.step}" in str(diverged.value)
                 return
@@ -514,9 +518,9 @@ def test_a_run_that_diverges_exits_with_3_and_keeps_the_same_weights_through_bad
     made, run = tiny(), tmp_path / "run"
     sets = [*EXPLODE, "training.save_every=1", "training.keep=10", "training.validate_every=1"]
     command = shell(made.command(run, *sets))
-    assert command.wait() == 3, command.said
-    assert "Traceback" not in command.said
-    found = [weights(folder) for folder in model_folder.steps(run)]
+    assert command.wait() == 3, command.output
+    assert "Traceback" not in command.output
+    found = [weights(folder) for folder in model_folder.list_checkpoints(run)]
     for step, values in enumerate(found, 1):
         assert all(x.isfinite().all() for x in values.values()), f"step {step} was saved with a weight not finite"
         if step > 1:
@@ -533,7 +537,7 @@ def test_the_best_model_is_never_one_that_diverged(valid, tiny, shell, tmp_path)
     common += ["data.valid=null"] if valid == "without" else []
     train(made.config(*common, "training.steps=10"), run)
     command = shell(made.command(run, *common, *EXPLODE, allow=("training",)))
-    assert command.wait() == 3, command.said
+    assert command.wait() == 3, command.output
     best = model_folder.load(run)
     assert all(x.isfinite().all() for x in best.model.parameters())
     if valid == "with":
@@ -545,14 +549,14 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
     """A gradient can be finite and the step it makes too large for a float: no later step will mend that."""
     sets = [*EXPLODE, "training.save_every=1", "data.valid=null"]
     trainer = trainer_of(tiny().config(*sets), tmp_path / "run")
-    trainer.peaks = [1e-3] * len(trainer.peaks)  # two good steps
+    trainer.peak_rates = [1e-3] * len(trainer.peak_rates)  # two good steps
     reports = trainer.train(lambda: None)
     for report in reports:
         if report.kind == "saved" and report.step == 2:
             break
-    trainer.peaks = [1e38] * len(trainer.peaks)
+    trainer.peak_rates = [1e38] * len(trainer.peak_rates)
     trainer.model.output.bias.register_hook(lambda gradient: gradient * 1e6)
-    with pytest.raises(Diverged):
+    with pytest.raises(TrainingDiverged):
         list(reports)
     assert trainer.progress.step == 3
     saved = whole(tmp_path / "run")

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, PAD, Batch
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.gradient import gradient
+from dragoman.training.gradient import compute_gradient
 
 
 def test_a_mean_over_sentences_is_that_over_tokens_times_their_number_in_a_sentence() -> None:
@@ -18,16 +18,16 @@ def test_a_mean_over_sentences_is_that_over_tokens_times_their_number_in_a_sente
     batch = Batch(source, torch.tensor([3, 2]), target, torch.tensor([3, 4]))  # 2 + 3 tokens
     gradients = {}
     for per in ("token", "sentence"):
-        found = gradient(
+        found = compute_gradient(
             model,
-            [batch, batch.rows(0, 1)],  # 7 tokens in 3 sentences
+            [batch, batch.slice_rows(0, 1)],  # 7 tokens in 3 sentences
             model.loss,
             seed=1,
             step=1,
             device=torch.device("cpu"),
             precision="float32",
-            limit=None,
-            per=per,  # type: ignore[arg-type]
+            max_area=None,
+            loss_per=per,  # type: ignore[arg-type]
         )
         assert found.tokens == 7
         gradients[per] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

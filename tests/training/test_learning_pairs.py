@@ -70,8 +70,8 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
     seed = torch.initial_seed() % 10**6
     print(f"seed {seed}")
     size = {"symbols": 8, "max_length": longest}
-    rows = [pair for part in range(10) for pair in synthetic.pairs(task, 2000, seed * 100 + part, **size)]
-    synthetic.write(folder / "train.tsv", rows)
+    rows = [pair for part in range(10) for pair in synthetic.generate_pairs(task, 2000, seed * 100 + part, **size)]
+    synthetic.write_tsv(folder / "train.tsv", rows)
     value = {
         "name": "learning",
         "seed": seed,
@@ -90,7 +90,7 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
     }
     for _ in training.run(configs.validate(value, "learning"), folder / "run"):
         pass
-    unseen = synthetic.pairs(task, 500, seed, side="test", **size)
+    unseen = synthetic.generate_pairs(task, 500, seed, split="test", **size)
     found = pipeline.load(folder / "run", "cpu").predict([source for source, _ in unseen], beam=1)
     wrong = [(s, t, p.text) for (s, t), p in zip(unseen, found, strict=True) if p.text != t]
     print(f"{len(wrong)} of {len(unseen)} are wrong", *wrong[:5], sep="\n")
@@ -105,9 +105,9 @@ def learns(encoder: str, decoder: str, task: str, folder: Path, longest: int, lo
 @pytest.mark.parametrize(
     ("encoder", "decoder", "task"),
     [
-        ("rnn", "transformer", "reverse"),
-        ("conv", "before", "reverse"),
-        ("identity", "conv", "copy"),
+        pytest.param("rnn", "transformer", "reverse", marks=pytest.mark.long),
+        pytest.param("conv", "before", "reverse", marks=pytest.mark.long),
+        pytest.param("identity", "conv", "copy", marks=pytest.mark.long),
         ("lstm", "ssru", "copy"),
     ],
 )

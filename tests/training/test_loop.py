@@ -16,10 +16,11 @@ from torch.testing import assert_close
 from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import RunError, UserError
-from dragoman.data.batching import Batches, Cursor
+from dragoman.data.batching import BatchStream, Cursor
 from dragoman.inference import pipeline
 from dragoman.training import prepare
-from dragoman.training.averaging import MovingAverage, holding
+from dragoman.training.averaging import MovingAverage, temporary_weights
+from dragoman.training.tokenizer_learning import load_or_learn_codec
 
 PLAIN = ["model.encoder.dropout=0.0", "model.decoder.dropout=0.0"]
 
@@ -43,10 +44,10 @@ def by_hand(config: Any, folder: Path, steps: int, ema: float = 0.0) -> tuple[nn
     """The whole training in a plain loop: batches, loss, optimizer; and the moving average of its weights."""
     from dragoman.config import build_model
 
-    codec, config = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, folder / "by-hand")
+    codec, config = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, folder / "by-hand")
     options = config.training
-    stream = Batches(prepared.corpora, codec, tokens=options.batch_tokens, seed=config.seed).after(Cursor())
+    stream = BatchStream(prepared.corpora, codec, tokens=options.batch_tokens, seed=config.seed).batches_from(Cursor())
     torch.manual_seed(config.seed)
     model = build_model(config, len(codec.source), len(codec.target)).train()
     if options.optimizer.name == "sgd":
@@ -105,11 +106,11 @@ def test_the_moving_average_follows_its_equation():
     assert_close(average.shadow["weight"], expected)
 
 
-def test_a_model_holds_other_weights_for_a_while():
+def test_temporary_weights_are_replaced_by_the_models_own():
     model = nn.Linear(3, 2)
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     other = {name: torch.randn_like(p) for name, p in own.items()}
-    with contextlib.suppress(KeyError), holding(model, other):
+    with contextlib.suppress(KeyError), temporary_weights(model, other):
         assert_close(dict(model.named_parameters()), other)
         raise KeyError("stopped in the middle")
     assert_close(dict(model.named_parameters()), own)
@@ -136,17 +137,17 @@ def test_the_metrics_of_a_step_are_means_over_what_was_logged(tiny, metrics, tmp
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_training_ends_after_its_epochs(epochs, tiny, tmp_path):
     config = tiny().config(f"training.epochs={epochs}", "training.steps=10000", "training.validate_every=7")
-    codec, _ = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, tmp_path / "cache")
-    batches = Batches(prepared.corpora, codec, tokens=config.training.batch_tokens, seed=config.seed)
-    steps = sum(batches.per_epoch(epoch) for epoch in range(epochs))
+    codec, _ = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, tmp_path / "cache")
+    batches = BatchStream(prepared.corpora, codec, tokens=config.training.batch_tokens, seed=config.seed)
+    steps = sum(batches.count_batches(epoch) for epoch in range(epochs))
     reports = train(config, tmp_path / "run")
     assert reports[-1].kind == "end"
     assert reports[-1].step == steps
     assert [report.step for report in reports if report.kind == "validation"][
         -1
     ] == steps  # the last step is judged too
-    assert model_folder.steps(tmp_path / "run")[-1].name == f"step-{steps}"
+    assert model_folder.list_checkpoints(tmp_path / "run")[-1].name == f"step-{steps}"
 
 
 @pytest.mark.parametrize("save_every", [1, 1000])
@@ -158,10 +159,10 @@ def test_the_last_step_of_the_last_epoch_can_be_the_best(save_every, tiny, metri
     best = min(valid, key=lambda line: line["loss"])
     assert best is valid[-1]
     assert best["step"] % 7
-    assert model_folder.pointed(tmp_path / "run", "best") == f"step-{best['step']}"
+    assert model_folder.read_pointer(tmp_path / "run", "best") == f"step-{best['step']}"
 
 
-def test_a_schedule_hears_of_every_validation(tiny, metrics, tmp_path):
+def test_a_schedule_observes_every_validation(tiny, metrics, tmp_path):
     """At a rate of nothing every validation is like the first: all but that one halve the rate."""
     sets = [
         "training.schedule={name: plateau, patience: 1}",
@@ -204,7 +205,7 @@ def test_patience_and_best_follow_the_metric_that_decides(metric, tiny, metrics,
     assert model_folder.resolve(tmp_path / "run").name == f"step-{best[0]}"
 
 
-def test_while_nothing_comes_out_right_the_checkpoint_with_the_least_loss_is_the_best(tiny, metrics, tmp_path):
+def test_while_no_output_is_correct_the_checkpoint_with_the_lowest_loss_is_the_best(tiny, metrics, tmp_path):
     sets = ["training.validate_metrics=[exact]", "training.best=exact", "training.patience=2"]
     train(tiny().config(*sets, "training.validate_every=5", "training.steps=20"), tmp_path / "run")
     found = [line for line in metrics(tmp_path / "run") if line["kind"] == "valid"]
@@ -224,15 +225,15 @@ def test_the_newest_checkpoints_and_the_best_are_kept(keep, tiny, tmp_path):
     train(tiny().config(*sets, "training.validate_every=10", f"training.keep={keep}"), tmp_path / "run")
     newest = {f"step-{step}" for step in (40, 35, 30)[:keep]}
     assert names(tmp_path / "run") == newest | {"step-10"}  # the first validation was never beaten
-    assert model_folder.pointed(tmp_path / "run", "best") == "step-10"
-    assert model_folder.pointed(tmp_path / "run", "last") == "step-40"
+    assert model_folder.read_pointer(tmp_path / "run", "best") == "step-10"
+    assert model_folder.read_pointer(tmp_path / "run", "last") == "step-40"
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_average_is_the_mean_of_the_last_checkpoints(count, tiny, tmp_path):
     run = tmp_path / "run"
     train(tiny().config("data.valid=null", f"training.average={count}", "training.steps=20"), run)
-    assert model_folder.pointed(run, "best") == "average-20"
+    assert model_folder.read_pointer(run, "best") == "average-20"
     last = [weights(run / f"checkpoints/step-{step}") for step in (20, 15, 10)[:count]]
     mean = {name: sum(w[name].double() for w in last) / count for name in last[0]}
     assert_close(weights(run / "checkpoints/average-20"), {name: x.float() for name, x in mean.items()})
@@ -247,13 +248,13 @@ def test_an_average_is_the_best_only_if_it_is_better(rate, tiny, metrics, tmp_pa
     average = next(line for line in lines if line["kind"] == "average")
     best = min((line for line in lines if line["kind"] == "valid"), key=lambda line: line["loss"])
     wins = average["loss"] < best["loss"]
-    assert model_folder.pointed(run, "best") == ("average-20" if wins else f"step-{best['step']}")
+    assert model_folder.read_pointer(run, "best") == ("average-20" if wins else f"step-{best['step']}")
     assert ("the average of the last 3 checkpoints" if wins else f"best at step {best['step']}") in end.message
 
 
 def test_without_a_validation_set_the_average_is_kept_and_the_end_says_so(tiny, tmp_path):
     end = train(tiny().config("training.average=3", "training.steps=20", "data.valid=null"), tmp_path / "run")[-1]
-    assert model_folder.pointed(tmp_path / "run", "best") == "average-20"
+    assert model_folder.read_pointer(tmp_path / "run", "best") == "average-20"
     assert "no validation set, the average of the last 3 checkpoints is kept" in end.message
 
 
@@ -267,7 +268,7 @@ def parent(tiny, tmp_path):
     return made, tmp_path / "parent"
 
 
-def test_start_from_takes_over_weights_and_tokenizers(parent, tmp_path):
+def test_start_from_uses_the_weights_and_tokenizers_of_another_model(parent, tmp_path):
     made, run = parent
     (made.folder / "train.tsv").write_text("ab\tba\nzzz\tzzz\nbc\tcb\n" * 5)  # a letter that the parent never saw
     sets = [
@@ -284,7 +285,7 @@ def test_start_from_takes_over_weights_and_tokenizers(parent, tmp_path):
     assert again[-1].kind == "end"
 
 
-def test_tokenizers_can_be_taken_over_without_weights(parent, tmp_path):
+def test_tokenizers_of_another_model_can_be_used_without_its_weights(parent, tmp_path):
     made, run = parent
     (made.folder / "train.tsv").write_text("ab\tba\nbc\tcb\n" * 5)
     config = made.config(f"tokenizer.load={run}", "training.steps=2", "training.save_every=1")
@@ -357,15 +358,15 @@ def test_a_model_that_is_frozen_throughout_is_refused(tiny, tmp_path):
 # -- what a run folder tells -------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_tells_everything(tiny, metrics, tmp_path):
+def test_a_run_folder_holds_all_files_of_a_run(tiny, metrics, tmp_path):
     run = tmp_path / "run"
     config = tiny().config("training.steps=10")
     train(config, run)
     from dragoman.core import yaml
 
-    wanted = config.plain()
-    wanted["data"]["max_source"] = 256  # what was left open is settled, so that the run keeps what it began with
-    assert yaml.read(run / "config.yaml") == wanted
+    expected = json.loads(json.dumps(config.to_mapping()))  # a file holds lists, not tuples
+    expected["data"]["max_source"] = 256  # the default is written out, so that a resumed run keeps it
+    assert yaml.read(run / "config.yaml") == expected
     assert json.loads((run / "env.json").read_text())["threads"] == 1
     assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == list(range(1, 11))
     assert (run / "train.log").read_text().strip()
@@ -400,17 +401,17 @@ def test_tensorboard_events_hold_the_numbers_of_the_metrics(tiny, metrics, tmp_p
         assert found[f"{line['kind']}/loss", line["step"]] == pytest.approx(line["loss"])
 
 
-def test_no_events_are_written_unless_asked_for(tiny, tmp_path):
+def test_no_tensorboard_events_are_written_by_default(tiny, tmp_path):
     train(tiny().config("training.steps=2"), tmp_path / "run")
     assert not (tmp_path / "run/tensorboard").exists()
 
 
-def test_the_data_is_examined_in_the_unicode_form_of_the_config(tiny):
+def test_the_data_is_checked_in_the_unicode_form_of_the_config(tiny):
     """Decomposed, ga + nan and gan + na are the same letters, and nobody is told to compose them."""
     made = tiny()
     (made.folder / "train.tsv").write_text("\uac00 \ub09c\t\uac00 \ub09c\n" * 5, encoding="utf-8")
     (made.folder / "valid.tsv").write_text("\uac04 \ub098\t\uac04 \ub098\n", encoding="utf-8")
-    said = "\n".join(prepare.examine(made.config("data.normalization=nfd")))
+    said = "\n".join(prepare.check_data(made.config("data.normalization=nfd")))
     assert "never seen" not in said
     assert "nfc" not in said.lower()
-    assert "never seen" in "\n".join(prepare.examine(made.config()))
+    assert "never seen" in "\n".join(prepare.check_data(made.config()))

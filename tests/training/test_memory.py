@@ -23,7 +23,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.gradient import gradient, out_of_memory, split
+from dragoman.training.gradient import compute_gradient, is_out_of_memory, split_batch
 
 CPU = torch.device("cpu")
 ABORTED = -signal.SIGABRT  # by the C++ runtime, where a thread of torch finds no memory to begin with
@@ -56,9 +56,9 @@ def smoothed(model: Seq2Seq) -> Callable[[Batch], torch.Tensor]:
     return lambda batch: model.loss(batch, 0.1)
 
 
-def gradients(model: Seq2Seq, batches: list[Batch], limit: int | None, **options: object) -> dict[str, torch.Tensor]:
+def gradients(model: Seq2Seq, batches: list[Batch], max_area: int | None, **options: object) -> dict[str, torch.Tensor]:
     known = {"seed": 1, "step": 1, "device": CPU, "precision": "float32"} | options
-    found = gradient(model, batches, smoothed(model), limit=limit, **known)  # type: ignore[arg-type]
+    found = compute_gradient(model, batches, smoothed(model), max_area=max_area, **known)  # type: ignore[arg-type]
     assert found.tokens == sum(batch.tokens for batch in batches)
     named = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return named | {"loss": torch.tensor(float(found.loss))}
@@ -68,7 +68,7 @@ def gradients(model: Seq2Seq, batches: list[Batch], limit: int | None, **options
 @pytest.mark.parametrize("limit", [1, 20, 50])
 def test_a_split_batch_has_the_gradient_of_the_whole(family, limit):
     model, batch = model_of(family), batch_of(13, seed=5)
-    assert len(split(batch, limit)) > 1
+    assert len(split_batch(batch, limit)) > 1
     whole = gradients(model, [batch], None)
     assert_close(gradients(model, [batch], limit), whole, rtol=1e-5, atol=1e-5)
 
@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(family):
     """By hand: every row alone, summed, over the number of target tokens; two accumulated batches, or one of both."""
     model, first, second = model_of(family), batch_of(5, seed=1), batch_of(8, seed=2)
     model.zero_grad()
-    rows = [batch.rows(i, i + 1) for batch in (first, second) for i in range(len(batch))]
+    rows = [batch.slice_rows(i, i + 1) for batch in (first, second) for i in range(len(batch))]
     total = sum(model.loss(row, 0.1) for row in rows)
     assert isinstance(total, torch.Tensor)
     (total / (first.tokens + second.tokens)).backward()
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(family):
 @pytest.mark.parametrize("limit", [None, 1, 17, 30, 1000])
 def test_pieces_are_the_rows_of_the_batch_in_order(limit):
     batch = batch_of(13, seed=8)
-    pieces = split(batch, limit)
+    pieces = split_batch(batch, limit)
     assert [line for piece in pieces for line in piece.lines] == batch.lines
     for piece in pieces:
         assert limit is None or piece.area <= limit or len(piece) == 1
@@ -140,22 +140,24 @@ class Narrow(Seq2Seq):
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_what_does_not_fit_is_halved_until_it_does(backwards):
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(backwards):
     whole, narrow = model_of("transformer"), Narrow(20, 20, width=16, tie="none", **FAMILIES["transformer"])
     narrow.load_state_dict(whole.state_dict())
     narrow.backwards = backwards
     batches = [batch_of(13, seed=5), batch_of(3, seed=6)]
     expected = gradients(whole, batches, None)
-    found = gradient(narrow, batches, smoothed(narrow), seed=1, step=1, device=CPU, precision="float32", limit=None)
-    assert found.limit is not None
-    assert found.limit < max(batch.area for batch in batches)
-    assert all(piece.area <= narrow.room for batch in batches for piece in split(batch, found.limit))
+    found = compute_gradient(
+        narrow, batches, smoothed(narrow), seed=1, step=1, device=CPU, precision="float32", max_area=None
+    )
+    assert found.max_area is not None
+    assert found.max_area < max(batch.area for batch in batches)
+    assert all(piece.area <= narrow.room for batch in batches for piece in split_batch(batch, found.max_area))
     assert_close(
         {n: p.grad for n, p in narrow.named_parameters()} | {"loss": torch.tensor(float(found.loss))}, expected
     )
 
 
-def test_a_single_pair_that_does_not_fit_is_the_users_to_mend():
+def test_a_single_pair_that_does_not_fit_is_a_user_error():
     narrow = Narrow(20, 20, width=16, **FAMILIES["transformer"])
     narrow.room = 0
     with pytest.raises(UserError, match=r"data\.max_source"):
@@ -165,11 +167,11 @@ def test_a_single_pair_that_does_not_fit_is_the_users_to_mend():
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
     with pytest.raises(RuntimeError) as shapes:
         torch.ones(2, 3) @ torch.ones(2, 3)
-    assert not out_of_memory(shapes.value)
+    assert not is_out_of_memory(shapes.value)
     with pytest.raises(RuntimeError) as memory:
         torch.empty(1 << 60)
-    assert out_of_memory(memory.value)
-    assert out_of_memory(MemoryError())
+    assert is_out_of_memory(memory.value)
+    assert is_out_of_memory(MemoryError())
     model = model_of("rnn")
     model.decoder.register_forward_hook(lambda *_: torch.ones(2, 3) @ torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="shapes"):
@@ -183,7 +185,7 @@ import torch
 from dragoman.core.types import Batch
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.gradient import out_of_memory
+from dragoman.training.gradient import is_out_of_memory
 torch.set_num_threads(1)
 for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYTES):
     if os.fork() == 0:
@@ -197,7 +199,7 @@ for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYT
             model.loss(Batch(ids, lengths, ids, lengths)).backward()
             word = "fine"
         except Exception as error:
-            word = "split" if out_of_memory(error) else f"unknown {type(error).__name__}: {error}"
+            word = "split" if is_out_of_memory(error) else f"unknown {type(error).__name__}: {error}"
         os.write(1, f"{kind} {megabytes} {word[:300]}".replace("\\n", " ").encode() + b"\\n")
         os._exit(0)
     os.wait()
@@ -234,11 +236,11 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
     for megabytes in (200, 170, 140, 115, 95, 80):
         run = tmp_path / f"run-{megabytes}"
         command = shell(made.command(run, *sets), memory=megabytes << 20)
-        assert command.wait() in (0, ABORTED), command.said
+        assert command.wait() in (0, ABORTED), command.output
         if command.wait() == 0 and "split" in (run / "train.log").read_text():
             break
     assert "split" in (run / "train.log").read_text()
-    limit = json.loads((model_folder.steps(run)[-1] / "training.json").read_text())["limit"]
+    limit = json.loads((model_folder.list_checkpoints(run)[-1] / "training.json").read_text())["max_area"]
     assert 0 < limit < 16000
 
     reports = list(training.run(made.config(*sets), tmp_path / "whole"))  # with all the memory there is
@@ -248,11 +250,11 @@ def test_training_goes_on_where_memory_runs_out(tiny, shell, metrics, tmp_path):
 
     for report in training.run(made.config(*sets, "training.steps=6"), run, allow_change=["training.steps"]):
         assert report.kind != "split"  # the limit is known already
-    assert json.loads((model_folder.steps(run)[-1] / "training.json").read_text())["limit"] == limit
+    assert json.loads((model_folder.list_checkpoints(run)[-1] / "training.json").read_text())["max_area"] == limit
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_a_pair_too_long_for_the_machine_ends_with_a_sentence(tiny, shell, tmp_path):
+def test_a_pair_too_long_for_the_memory_ends_with_an_error_message(tiny, shell, tmp_path):
     made = tiny("rnn", pairs=30)
     line = "abcdefgh" * 500
     (made.folder / "train.tsv").write_text(f"{line}\t{line}\n" * 4)
@@ -261,6 +263,6 @@ def test_a_pair_too_long_for_the_machine_ends_with_a_sentence(tiny, shell, tmp_p
         command = shell(made.command(tmp_path / f"run-{megabytes}", *sets), memory=megabytes << 20)
         if command.wait() != ABORTED:
             break
-    assert command.wait() == 2, command.said
-    assert re.search(r"a single pair of 4,0\d\d tokens", command.said)
-    assert "Traceback" not in command.said
+    assert command.wait() == 2, command.output
+    assert re.search(r"a single pair of 4,0\d\d tokens", command.output)
+    assert "Traceback" not in command.output

@@ -14,7 +14,6 @@ from dragoman import config as configs
 from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import RunError
-from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline
@@ -33,7 +32,7 @@ def build(**changes: Any) -> Pipeline:
     value = {"data": {"train": "nowhere.tsv"}, "model": {"width": 16}} | changes
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, config.tokenizer.joint, "nfc", ["abcd efgh"], ["abcd efgh"], [])
+    codec = codecs.learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd efgh"], ["abcd efgh"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 
@@ -45,7 +44,7 @@ RNN = {"width": 16, "tie": "none", "encoder": {"name": "rnn"}, "decoder": {"name
 def test_a_run_with_a_replay_has_the_weights_of_one_without(family, tiny, metrics, tmp_path):
     for name, count in (("with", 3), ("without", 0)):
         list(training.run(tiny(family).config(*AVERAGED, f"training.replay={count}"), tmp_path / name))
-    mine, theirs = (model_folder.steps(tmp_path / name) for name in ("with", "without"))
+    mine, theirs = (model_folder.list_checkpoints(tmp_path / name) for name in ("with", "without"))
     assert [folder.name for folder in mine] == [folder.name for folder in theirs]
     for one, other in zip(mine, theirs, strict=True):
         for file in ("model.safetensors", "training.safetensors", "training.json"):
@@ -56,15 +55,15 @@ def test_a_run_with_a_replay_has_the_weights_of_one_without(family, tiny, metric
 
 
 @pytest.mark.parametrize("family", ["rnn", "transformer"])
-def test_every_frame_is_what_its_checkpoint_says(family, tiny, tmp_path):
+def test_every_frame_is_what_its_checkpoint_predicts(family, tiny, tmp_path):
     made, run = tiny(family), tmp_path / "run"
     reports = list(training.run(made.config(*AVERAGED, "training.replay=2"), run))
     kept = frames(run)
     assert [frame["step"] for frame in kept] == [report.step for report in reports if report.kind == "saved"]
     first = [line.split("\t")[0] for line in (made.folder / "valid.tsv").read_text().split("\n")[:2]]
     for frame in kept:
-        model = pipeline.load(run / "checkpoints" / f"step-{frame['step']}", "cpu", plain=True)
-        expected = model.predict(first, search=Part("greedy"), attention=True)
+        model = pipeline.load(run / "checkpoints" / f"step-{frame['step']}", "cpu", reference=True)
+        expected = model.predict(first, beam=1, attention=True)
         assert [entry["source"] for entry in frame["sources"]] == first
         for entry, found in zip(frame["sources"], expected, strict=True):
             tokens = [*found.tokens, *["</s>"] * (found.finish_reason == "eos")]
@@ -104,7 +103,7 @@ def test_a_run_from_before_there_were_replays_goes_on(tiny, tmp_path):
     assert any("replay: 3" in line for line in lines)
     (run / "config.yaml").write_text("\n".join(line for line in lines if "replay" not in line))
     (run / "replay.jsonl").unlink()
-    assert list(training.run(config, run))[-1].kind == "eos"
+    assert list(training.run(config, run))[-1].kind == "end"
     assert [frame["step"] for frame in frames(run)] == [*range(10, 41, 5)]
 
 
@@ -116,7 +115,7 @@ def test_how_many_sources_are_kept_may_change(tiny, tmp_path):
     assert [len(frame["sources"]) for frame in frames(run)] == [1, 2]
 
 
-def test_a_frame_that_cannot_be_written_is_a_sentence(tiny, tmp_path):
+def test_a_frame_that_cannot_be_written_is_one_error_message(tiny, tmp_path):
     run = tmp_path / "run"
     reports = training.run(tiny().config(), run)
     next(report for report in reports if report.kind == "step")
@@ -126,30 +125,30 @@ def test_a_frame_that_cannot_be_written_is_a_sentence(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_frame_leaves_generators_and_the_mode_alone(mode):
+def test_a_frame_changes_no_random_generator_and_no_mode(mode):
     model = build(model=RNN)
     model.model.train(mode)
     before = torch.get_rng_state()
-    replay.frame(model, [Example("abc")], 1)
+    replay.replay_frame(model, [Example("abc")], 1)
     assert torch.equal(torch.get_rng_state(), before)
     assert {module.training for module in model.model.modules()} == {mode}
 
 
-def test_results_and_maps_are_bounded():
-    model = build(model=RNN, generation={"extra": 400})
+def test_the_lengths_of_results_and_attention_are_bounded():
+    model = build(model=RNN, generation={"max_length_extra": 400})
     with torch.no_grad():
         model.model.output.bias[2] = -1e9  # </s> never comes
-    short, long = replay.frame(model, [Example("abc"), Example("abcd" * 30)], 1)["sources"]
-    assert len(short["tokens"]) == len(long["tokens"]) == replay.LONGEST
-    assert len(short["attention"]) == replay.LONGEST
+    short, long = replay.replay_frame(model, [Example("abc"), Example("abcd" * 30)], 1)["sources"]
+    assert len(short["tokens"]) == len(long["tokens"]) == replay.MAX_TOKENS
+    assert len(short["attention"]) == replay.MAX_TOKENS
     assert long["attention"] is None  # 100 × 121 weights
 
 
 def test_blank_sources_are_passed_over(tmp_path):
     (tmp_path / "valid.tsv").write_text("ab\tba\n \tx\ncd\tdc\nef\tfe\n")
     model = build(data={"train": "nowhere.tsv", "valid": str(tmp_path / "valid.tsv")}, training={"replay": 2})
-    assert [example.source for example in replay.sources(model)] == ["ab", "cd"]
-    assert replay.sources(build()) == []  # without a validation set
+    assert [example.source for example in replay.select_examples(model)] == ["ab", "cd"]
+    assert replay.select_examples(build()) == []  # without a validation set
 
 
 def test_a_language_model_goes_on_from_half_a_text(tmp_path):
@@ -160,19 +159,19 @@ def test_a_language_model_goes_on_from_half_a_text(tmp_path):
         tokenizer={"joint": True},
         model={"width": 16, "tie": "all", "encoder": "none", "decoder": decoder},
         training={"objective": "lm"},
-        generation={"extra": 4},
+        generation={"max_length_extra": 4},
     )
-    examples = replay.sources(model)
+    examples = replay.select_examples(model)
     assert [example.source for example in examples] == ["abc", "fgh "]
-    for entry in replay.frame(model, examples, 1)["sources"]:
+    for entry in replay.replay_frame(model, examples, 1)["sources"]:
         assert entry["output"].startswith(entry["source"].strip())
         assert entry["attention"] is None
 
 
-def test_labels_have_no_end():
+def test_labels_of_a_head_have_no_end_of_sentence():
     model = build(
         model={"width": 16, "tie": "none", "encoder": {"name": "rnn"}, "decoder": None, "head": "classifier"},
         training={"objective": "labels"},
     )
-    (entry,) = replay.frame(model, [Example("abc")], 7)["sources"]
+    (entry,) = replay.replay_frame(model, [Example("abc")], 7)["sources"]
     assert entry["tokens"] == [entry["output"]]

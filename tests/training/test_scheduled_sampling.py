@@ -12,7 +12,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Batch, Capacity
 from dragoman.data.batching import collate
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.scheduled_sampling import mixed_inputs
+from dragoman.training.scheduled_sampling import sample_inputs
 
 V, FAVORITE = 7, 6
 
@@ -34,20 +34,20 @@ def copies(count: int, target: list[int]) -> Batch:
     return collate([([4, 5, EOS], target)] * count, list(range(count)))
 
 
-def test_gold_alone_needs_no_other_inputs() -> None:
-    assert mixed_inputs(a_model(), copies(2, [4, 5, EOS]), 1.0) is None
-    assert mixed_inputs(a_model(), copies(2, [EOS]), 0.0) is None  # <s> is all that is read
+def test_teacher_forcing_samples_no_inputs() -> None:
+    assert sample_inputs(a_model(), copies(2, [4, 5, EOS]), 1.0) is None
+    assert sample_inputs(a_model(), copies(2, [EOS]), 0.0) is None  # <s> is all that is read
 
 
-def test_without_gold_the_model_reads_itself_after_a_first_token_that_stays() -> None:
+def test_without_teacher_forcing_every_input_but_the_first_is_sampled() -> None:
     batch = collate([([4, EOS], [5, 4, 5, EOS]), ([5, EOS], [4, EOS])], [0, 1])
-    found = mixed_inputs(obsessed(), batch, 0.0)
+    found = sample_inputs(obsessed(), batch, 0.0)
     assert found is not None
     assert found.tolist() == [[BOS, 6, 6, 6], [BOS, 6, 6, PAD]]
 
 
-def test_gold_is_kept_as_often_as_asked() -> None:
-    found = mixed_inputs(obsessed(), copies(3000, [4, 5, 4, EOS]), 0.7)
+def test_inputs_are_gold_as_often_as_the_ratio_says() -> None:
+    found = sample_inputs(obsessed(), copies(3000, [4, 5, 4, EOS]), 0.7)
     assert found is not None
     assert (found[:, 0] == BOS).all()
     for t, gold in ((1, 4), (2, 5), (3, 4)):
@@ -55,12 +55,12 @@ def test_gold_is_kept_as_often_as_asked() -> None:
         assert abs((found[:, t] == gold).double().mean().item() - 0.7) < 6 * math.sqrt(0.21 / 3000)
 
 
-def test_what_is_drawn_follows_the_model_s_own_conditionals_without_dropout() -> None:
+def test_samples_follow_the_models_distribution_without_dropout() -> None:
     model, count = a_model(dropout=0.5), 6000
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(6.0)  # what is switched off would show
-    found = mixed_inputs(model, copies(count, [4, 5, EOS]), 0.0)
+    found = sample_inputs(model, copies(count, [4, 5, EOS]), 0.0)
     assert found is not None
     assert model.training
     model.eval()
@@ -83,9 +83,9 @@ def test_what_is_drawn_follows_the_model_s_own_conditionals_without_dropout() ->
                 assert abs(share - chance) < 6 * math.sqrt(chance * (1 - chance) / count) + 5e-4
 
 
-def test_no_gradient_goes_through_a_draw_and_the_loss_is_that_of_one_pass_over_the_inputs() -> None:
+def test_no_gradient_flows_through_a_sample_and_the_loss_is_that_of_one_pass_over_the_inputs() -> None:
     model, batch = a_model(), copies(3, [4, 5, EOS])
-    inputs = mixed_inputs(model, batch, 0.0)
+    inputs = sample_inputs(model, batch, 0.0)
     assert inputs is not None
     assert not inputs.requires_grad
     log_p = model.decode(inputs, model.encode(batch.source, batch.source_lengths)).o @ model.output.weight.T
@@ -94,7 +94,7 @@ def test_no_gradient_goes_through_a_draw_and_the_loss_is_that_of_one_pass_over_t
     assert model.loss(batch, inputs=inputs).item() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_model_that_runs_out_of_memory_while_drawing_still_trains_afterwards() -> None:
+def test_a_model_that_runs_out_of_memory_while_sampling_still_trains_afterwards() -> None:
     model = a_model()
 
     def too_much(*_: Any) -> None:
@@ -103,5 +103,5 @@ def test_a_model_that_runs_out_of_memory_while_drawing_still_trains_afterwards()
     model.decoder.register_forward_pre_hook(too_much)
     model.encoder.register_forward_pre_hook(too_much)
     with pytest.raises(MemoryError):
-        mixed_inputs(model, copies(2, [4, 5, EOS]), 0.0)
+        sample_inputs(model, copies(2, [4, 5, EOS]), 0.0)
     assert model.training

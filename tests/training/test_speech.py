@@ -39,14 +39,14 @@ model:
   ctc: true
 training:
   steps: 350
-  ctc: 0.6
+  ctc_weight: 0.6
   batch_tokens: 1500
   optimizer: {{name: adam, rate: 5.0e-3}}
   schedule: {{name: linear, warmup: 30}}
   label_smoothing: 0.0
   save_every: 100000
   validate_every: 100000
-generation: {{ratio: 0.0, extra: 8, ctc: 0.5}}
+generation: {{max_length_ratio: 0.0, max_length_extra: 8, ctc_weight: 0.5}}
 runtime: {{device: cpu, threads: 1}}
 """
 
@@ -95,7 +95,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
     return pipeline.load(folder / "run"), folder, pairs
 
 
-def test_letters_are_heard_in_tones(heard: Heard) -> None:
+def test_letters_are_recognized_in_tones(heard: Heard) -> None:
     model, folder, pairs = heard
     found = model.predict([str(folder / name) for name, _ in pairs], attention=True)
     right = [p.text.replace(" ", "") == word for p, (_, word) in zip(found, pairs, strict=True)]
@@ -106,7 +106,7 @@ def test_letters_are_heard_in_tones(heard: Heard) -> None:
         assert p.source_tokens[:2] == ["0.00 s", "0.04 s"]
 
 
-def test_a_clip_alone_is_heard_as_in_a_batch(heard: Heard) -> None:
+def test_a_clip_alone_is_recognized_as_in_a_batch(heard: Heard) -> None:
     model, folder, pairs = heard
     sources = [str(folder / name) for name, _ in pairs[:8]]
     for together, source in zip(model.predict(sources, beam=4), sources, strict=True):
@@ -115,7 +115,7 @@ def test_a_clip_alone_is_heard_as_in_a_batch(heard: Heard) -> None:
         assert alone.score == pytest.approx(together.score, abs=1e-4)
 
 
-def test_the_encoder_alone_hears_almost_as_well(heard: Heard) -> None:
+def test_ctc_alone_recognizes_almost_as_well(heard: Heard) -> None:
     model, folder, pairs = heard
     right = []
     for name, word in pairs:
@@ -123,7 +123,7 @@ def test_the_encoder_alone_hears_almost_as_well(heard: Heard) -> None:
         frames = torch.from_numpy(model.codec.modality.read(Example(str(folder / name))))
         with torch.no_grad():
             memory = model.model.encode(frames[None], torch.tensor([len(frames)]))
-            path = model.model.hear(memory)[0][0].argmax(-1).tolist()
+            path = model.model.ctc_log_probs(memory)[0][0].argmax(-1).tolist()
         # The most probable token at each position; repeats are one, blanks are left out.
         right.append(model.codec.decode([token for token, _ in itertools.groupby(path) if token != PAD]) == word)
     assert np.mean(right) >= 0.85
@@ -132,7 +132,7 @@ def test_the_encoder_alone_hears_almost_as_well(heard: Heard) -> None:
 def test_a_clip_that_cannot_be_read_is_one_error(heard: Heard) -> None:
     model, folder, _ = heard
     (folder / "noise.wav").write_bytes(b"no sound at all")
-    with pytest.raises(DataError, match="not a sound"):
+    with pytest.raises(DataError, match="not audio"):
         model.predict([str(folder / "noise.wav")])
 
 
@@ -153,11 +153,11 @@ def spelled(heard: Heard) -> Path:
     return folder / "lm"
 
 
-def test_a_language_model_joins_what_is_heard(heard: Heard, spelled: Path) -> None:
+def test_shallow_fusion_and_ctc_add_up_in_the_score(heard: Heard, spelled: Path) -> None:
     """Each score is (1 − μ) (log p + λ log p_LM) + μ log p_CTC, summed by hand over a result that the search found."""
     model, folder, pairs = heard
-    lm, weight, ctc = pipeline.load(spelled, "cpu"), 0.4, model.config.generation.ctc
-    fused = pipeline.load_fused(folder / "run", spelled, weight, "cpu")
+    lm, weight, ctc = pipeline.load(spelled, "cpu"), 0.4, model.config.generation.ctc_weight
+    fused = pipeline.load_with_language_model(folder / "run", spelled, weight, "cpu")
     sources = [str(folder / name) for name, _ in pairs[:6]]
     assert lm.codec.modality is None
     for source, found in zip(sources, fused.predict(sources, beam=4), strict=True):
@@ -166,14 +166,14 @@ def test_a_language_model_joins_what_is_heard(heard: Heard, spelled: Path) -> No
         assert model.codec.modality is not None
         frames = torch.from_numpy(model.codec.modality.read(Example(source)))
         with torch.no_grad():
-            log_p, lengths = model.model.hear(model.model.encode(frames[None], torch.tensor([len(frames)])))
+            log_p, lengths = model.model.ctc_log_probs(model.model.encode(frames[None], torch.tensor([len(frames)])))
         target = torch.tensor([found.ids])
         ctc_loss = torch.nn.functional.ctc_loss(
             log_p.transpose(0, 1), target, lengths, torch.tensor([len(found.ids)]), reduction="sum"
         )
         wanted = (1 - ctc) * (said + weight * spoken) - ctc * float(ctc_loss)
         assert found.log_prob == pytest.approx(wanted, abs=1e-3)
-    alone = pipeline.load_fused(folder / "run", spelled, 0.0, "cpu").predict(sources)
+    alone = pipeline.load_with_language_model(folder / "run", spelled, 0.0, "cpu").predict(sources)
     assert [p.text for p in alone] == [p.text for p in model.predict(sources)]
 
 
@@ -196,9 +196,9 @@ def untaught(**changes: Any) -> Pipeline:
     for key, change in changes.items():
         value[key] = value.get(key, {}) | change
     config = configs.validate(value, "untaught")
-    modality = configs.modality(config)
+    modality = configs.build_modality(config)
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", [], ["abc"], [], modality)
+    codec = codecs.learn_codec(part, part, False, "nfc", [], ["abc"], [], modality)
     torch.manual_seed(0)
     model = configs.build_model(config, codec.source_size, len(codec.target))
     return Pipeline(model.eval(), codec, config, torch.device("cpu"))
@@ -224,19 +224,19 @@ def test_the_length_of_a_result_goes_by_the_states_and_not_by_the_frames(
     tmp_path: Path, encoder: dict[str, Any]
 ) -> None:
     parts = untaught().config.model.model_dump() | {"encoder": encoder}
-    model = untaught(model=parts, generation={"ratio": 0.5, "extra": 1})
+    model = untaught(model=parts, generation={"max_length_ratio": 0.5, "max_length_extra": 1})
     with torch.no_grad():
         model.model.output.bias[2] = -1e4  # </s>: nothing ends by itself
     for frames in (41, 80, 3):
         states = -(-frames // (4 if encoder["name"] == "rnn" else 8))
-        assert model.reading.counted(frames) == states
+        assert model.input_processor.count_length_units(frames) == states
         found = model.predict([clip(tmp_path, frames)], beam=1)[0]
         assert (found.finish_reason, len(found.tokens)) == ("length", int(0.5 * states) + 1)
 
 
 def test_positions_of_the_encoder_are_counted_behind_the_frontend(tmp_path: Path) -> None:
     model = untaught(model=positions(10, augment=False), data={"train": "nowhere.tsv", "max_source": 40})
-    assert model.reading.longest == 40
+    assert model.input_processor.max_source_length == 40
     fits, longer = clip(tmp_path, 40), clip(tmp_path, 41)
     assert [p.source_truncated for p in model.predict([fits, longer])] == [False, True]
     assert len(model.score([(fits, "ab")])) == 1
@@ -254,24 +254,24 @@ def test_positions_of_the_encoder_are_counted_behind_the_frontend(tmp_path: Path
         ({"augment": False, "subsampling": "stack", "stack": 3}, 40, 14),
     ],
 )
-def test_positions_must_reach_as_far_as_the_longest_look(frontend: dict[str, Any], limit: int, needed: int) -> None:
+def test_positions_must_cover_the_longest_source(frontend: dict[str, Any], limit: int, needed: int) -> None:
     data = {"train": "nowhere.tsv", "max_source": limit}
     untaught(model=positions(needed, **frontend), data=data)
     with pytest.raises(ConfigError, match=rf"data\.max_source is {limit}, but .*raise its length to {needed}"):
         untaught(model=positions(needed - 1, **frontend), data=data)
 
 
-def test_half_a_minute_of_sound_is_kept_where_nobody_says_how_long_a_source_may_be(tmp_path: Path) -> None:
+def test_the_default_limit_of_a_source_is_half_a_minute_of_sound(tmp_path: Path) -> None:
     open_end, said = untaught().config, untaught(data={"train": "nowhere.tsv", "max_source": 256}).config
     assert (compatibility.max_source_length(open_end), compatibility.max_source_length(said)) == (3000, 256)
-    kept = prepare.settled(open_end)
-    saved = [configs.validate(yaml.parse(one.text(), "saved"), "saved") for one in (open_end, kept)]
+    kept = prepare.resolve_max_source(open_end)
+    saved = [configs.validate(yaml.parse(one.to_yaml(), "saved"), "saved") for one in (open_end, kept)]
     assert [(one.data.max_source, compatibility.max_source_length(one)) for one in saved] == [
         (None, 3000),
         (3000, 3000),
     ]
     text = configs.validate({"data": {"train": "nowhere.tsv"}}, "text")
-    assert (text.data.max_source, prepare.settled(text).data.max_source) == (None, 256)
+    assert (text.data.max_source, prepare.resolve_max_source(text).data.max_source) == (None, 256)
     image = {"frontend": {"name": "image", "pixels": 320}, "encoder": "identity", "decoder": "rnn"}
     assert (
         compatibility.max_source_length(configs.validate({"data": {"train": "nowhere.tsv"}, "model": image}, "image"))
@@ -288,4 +288,4 @@ def test_a_training_says_what_was_too_long_and_the_remedy(tmp_path: Path) -> Non
     wanted = "3 pairs are used; left out: 1 source too long (at most 3,000 source"
     assert any(wanted in message for message in said)
     assert "already finished" in [report.message for report in training.run(config, tmp_path / "run")][-1]
-    assert pipeline.load(tmp_path / "run", "cpu").reading.longest == 4 * 3000
+    assert pipeline.load(tmp_path / "run", "cpu").input_processor.max_source_length == 4 * 3000

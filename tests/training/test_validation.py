@@ -14,6 +14,7 @@ from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
 from dragoman.inference import pipeline
 from dragoman.training import prepare, validation
+from dragoman.training.tokenizer_learning import load_or_learn_codec
 
 
 @pytest.fixture
@@ -38,17 +39,17 @@ def test_the_loss_is_the_mean_negative_log_probability_of_a_target_token(trained
 @pytest.mark.parametrize("tokens", [1, 60, 100_000])
 def test_the_loss_does_not_depend_on_the_batches(trained, tokens):
     _, config, model, reports = trained
-    prepared = prepare.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
+    prepared = prepare.prepare_data(config, model.codec, model.path.parent.parent.parent / "cache")
     expected = next(report for report in reports if report.kind == "validation").values["loss"]
     model.model.train()  # and dropout is off in a validation, however the model stood
     torch.manual_seed(3)
-    assert validation.loss(model, prepared.valid, tokens) == pytest.approx(expected, abs=1e-6)
+    assert validation.validation_loss(model, prepared.valid, tokens) == pytest.approx(expected, abs=1e-6)
 
 
 def test_metrics_are_of_decoded_results(trained):
     made, _, model, reports = trained
     examples = list(read_pairs(str(made.folder / "valid.tsv"), columns=["source", "target"]))
-    texts = [prediction.text for prediction in model.predict(examples, search=Part("greedy"))]
+    texts = [prediction.text for prediction in model.predict(examples, beam=1)]
     right = sum(text == example.target for text, example in zip(texts, examples, strict=True))
     found = next(report for report in reports if report.kind == "validation").values
     assert found["exact"] == pytest.approx(100 * right / len(examples))
@@ -58,8 +59,8 @@ def test_metrics_are_of_decoded_results(trained):
 def test_a_model_that_knows_the_answers_scores_best(trained):
     """The references of the examples are what counts, all of them."""
     _, config, model, _ = trained
-    prepared = prepare.prepare(config, model.codec, model.path.parent.parent.parent / "cache")
-    texts = [p.text for p in model.predict(prepared.examples, search=Part("greedy"))]
+    prepared = prepare.prepare_data(config, model.codec, model.path.parent.parent.parent / "cache")
+    texts = [p.text for p in model.predict(prepared.examples, beam=1)]
     answers = [
         Example(example.source, "no", references=("no", text))
         for example, text in zip(prepared.examples, texts, strict=True)
@@ -72,15 +73,15 @@ def test_a_model_that_knows_the_answers_scores_best(trained):
 def test_only_so_many_examples_are_decoded(tiny, tmp_path):
     made = tiny()
     config = made.config("training.validate_examples=7", "training.validate_metrics=[exact]")
-    codec, config = prepare.open_codec(config)
-    prepared = prepare.prepare(config, codec, tmp_path / "cache")
+    codec, config = load_or_learn_codec(config)
+    prepared = prepare.prepare_data(config, codec, tmp_path / "cache")
     assert len(prepared.examples) == 7
     assert len(prepared.valid) == 30  # the loss is of all
 
 
 def sampled(made, cache, *sets):
-    codec, config = prepare.open_codec(made.config("training.validate_metrics=[exact]", *sets))
-    return [example.line for example in prepare.prepare(config, codec, cache).examples]
+    codec, config = load_or_learn_codec(made.config("training.validate_metrics=[exact]", *sets))
+    return [example.line for example in prepare.prepare_data(config, codec, cache).examples]
 
 
 def test_the_decoded_examples_are_a_fixed_sample_of_the_whole_set_in_its_order(tiny, tmp_path):
@@ -111,7 +112,7 @@ def test_a_sample_is_full_of_what_can_be_used_and_every_example_is_as_likely(tin
 
     counts = [0] * 20
     for seed in range(500):
-        chosen = prepare.sample(examples, 4, is_usable, seed)
+        chosen = prepare.sample_examples(examples, 4, is_usable, seed)
         assert len(chosen) == 4
         assert [example.line for example in chosen] == sorted(example.line for example in chosen)
         for example in chosen:
@@ -146,11 +147,11 @@ EXACT, PER = Part("exact"), Part("per")
 )
 def test_better_is_lower_for_a_loss_higher_for_a_score_and_never_what_is_not_finite(name, new, old, expected):
     found = {"loss": 1.0, name: new}
-    assert validation.better(name, found, None if old is None else (old, 1.0), [EXACT, PER]) is expected
+    assert validation.is_better(name, found, None if old is None else (old, 1.0), [EXACT, PER]) is expected
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(0.9, True), (1.0, False), (1.1, False), (math.nan, False)])
 @pytest.mark.parametrize("name", ["exact", "per"])
-def test_between_equals_the_loss_decides(name, loss, expected):
+def test_the_loss_breaks_ties(name, loss, expected):
     found = {"loss": loss, name: 0.0}
-    assert validation.better(name, found, (0.0, 1.0), [EXACT, PER]) is expected
+    assert validation.is_better(name, found, (0.0, 1.0), [EXACT, PER]) is expected

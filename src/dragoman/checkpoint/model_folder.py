@@ -1,13 +1,13 @@
-"""A model folder: everything a model is, readable by anyone, and proof that nothing in it changed.
+"""A model folder: the files of a model, and checksums that show whether they changed.
 
     config.yaml          the resolved config
     model.safetensors    the weights, tied ones once
-    *.tokenizer.*        what the tokenizers learned
-    manifest.json        the format; size and SHA-256 of every other file, and of itself
-    training.*           only in a run's checkpoints: optimizer, schedule, cursor; may be taken out to hand a model on
+    *.tokenizer.*        the vocabularies of the tokenizers
+    manifest.json        kind and format; size and SHA-256 of every other file, and of itself
+    training.*           only in a run's checkpoints: optimizer, schedule, data cursor; may be deleted to share a model
 
-safetensors because it cannot run code; the manifest because a flipped bit in a safetensors file loads in silence. A
-folder is opened only if all of it is there and unchanged, holds plain files alone, and fits its own config.
+safetensors cannot run code when it is loaded. The manifest detects a flipped bit, which safetensors does not. A folder
+is loaded only if all its files are there and unchanged, are plain files, and fit its config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 import safetensors.torch
 import torch
@@ -28,20 +28,29 @@ from torch import Tensor, nn
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.core.errors import ConfigError, FormatError, ModelError, nearest
+from dragoman.core.errors import ConfigError, FormatError, ModelError, did_you_mean
 from dragoman.core.formats import FORMAT, check_format, check_run_format
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-STEP = re.compile(r"step-(\d+)")
+KIND = "dragoman model"  # in every manifest; those of earlier development versions lack it
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+CHECKPOINT_NAME = re.compile(r"step-(\d+)")
+MAX_PROBLEMS = 3  # named in an error
+
+
+class FileEntry(TypedDict):
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass
-class Model:
-    """A model folder, opened."""
+class LoadedModel:
+    """The contents of a model folder."""
 
     path: Path
     config: Config
@@ -53,80 +62,79 @@ class Model:
 
 
 def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Codec, extra: Mapping[str, bytes]) -> None:
-    """Write a model folder, whole or not at all."""
+    """Write a model folder atomically; `extra` are further files by name."""
     contents = {
-        "config.yaml": config.text().encode(),
+        "config.yaml": config.to_yaml().encode(),
         "model.safetensors": tensors_to_bytes(weights),
-        **codec.files(),
+        **codec.to_files(),
         **extra,
     }
-    files.write_folder(folder, contents | {"manifest.json": manifest(contents)})
+    files.write_folder(folder, contents | {"manifest.json": build_manifest(contents)})
 
 
 def unique_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor a model is made of, under one name each: what is tied is not stored twice.
-
-    Besides what is trained, that is what is counted along (the averages of a batch norm).
-    """
-    kept = model.state_dict().keys()
-    buffers = {name: x for name, x in model.named_buffers() if name in kept}
+    """All parameters and saved buffers of a model by name; a tied weight is there once."""
+    saved = model.state_dict().keys()
+    buffers = {name: x for name, x in model.named_buffers() if name in saved}
     return {name: p.detach() for name, p in model.named_parameters()} | buffers
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a safetensors file."""
     return safetensors.torch.save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
 
 
-def manifest(contents: Mapping[str, bytes]) -> bytes:
-    listed = {
+def build_manifest(contents: Mapping[str, bytes]) -> bytes:
+    """The manifest.json for some files: their sizes and checksums."""
+    entries = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in sorted(contents.items())
     }
-    return _canonical({"format": FORMAT, "dragoman": __version__, "files": listed})
+    return _with_digest({"kind": KIND, "format": FORMAT, "dragoman": __version__, "files": entries})
 
 
-def _canonical(value: dict[str, Any]) -> bytes:
-    """JSON with its own digest: a manifest that was touched anywhere is no longer the text it should be."""
+def _with_digest(value: Mapping[str, object]) -> bytes:
+    """A manifest as JSON with the digest of its own content, in one canonical form: any edit is detected."""
     value = {key: item for key, item in value.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     return (json.dumps(value | {"sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
-# -- opening -----------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path) -> Model:
-    """Open a model folder, or the best model of a run folder."""
+def load(path: str | Path) -> LoadedModel:
+    """Load a model folder, or the best checkpoint of a run folder, after checking its files; in evaluation mode."""
     folder = resolve(Path(path))
-    config, codec = open_codec(folder)
+    config, codec = load_codec(folder)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
-    fill(model, tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
-    return Model(folder, config, model.eval(), codec)
+    load_weights(model, load_tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
+    return LoadedModel(folder, config, model.eval(), codec)
 
 
-def open_codec(path: str | Path) -> tuple[Config, Codec]:
-    """The config and the tokenizers of a model folder or a run folder, without its weights."""
+def load_codec(path: str | Path) -> tuple[Config, Codec]:
+    """Load the config and the tokenizers of a model or run folder; all files are checked, no weights loaded."""
     folder = resolve(Path(path))
     contents = verify(folder)
-    config = _config(folder, contents)
-    tokenizing = config.tokenizer
-    source, target = tokenizing.source, tokenizing.target or tokenizing.source
+    config = _parse_config(folder, contents)
+    options = config.tokenizer
+    source, target = options.source, options.target or options.source
     try:
-        media = configs.modality(config), configs.second_source(config)
-        return config, codecs.restore(source, target, tokenizing.joint, config.data.normalization, contents, *media)
+        media = configs.build_modality(config), configs.build_second_source(config)
+        return config, codecs.restore_codec(source, target, options.joint, config.data.normalization, contents, *media)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
 
 
 def resolve(path: Path) -> Path:
-    """The model folder meant by a path: itself, or the best (else the last) checkpoint of a run."""
+    """The model folder of a path: the path itself, or the best (else the last) checkpoint of a run."""
     if not path.is_dir():
-        near = nearest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()]) if path.parent.is_dir() else ""
-        raise ModelError(f"{path}: there is no such model or run folder{near}")
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        raise ModelError(f"{path}: there is no such model or run folder{did_you_mean(path.name, siblings)}")
     if (path / "manifest.json").is_file():
         return path
     for pointer in ("best", "last"):
-        name = pointed(path, pointer)
+        name = read_pointer(path, pointer)
         if name is not None:
             check_run_format(path)
             return path / "checkpoints" / name
@@ -135,25 +143,25 @@ def resolve(path: Path) -> Path:
     raise ModelError(f"{path}: neither a model folder (no manifest.json) nor a run folder (no config.yaml)")
 
 
-def pointed(run: Path, pointer: str) -> str | None:
-    """The checkpoint that a pointer file names, if it is there."""
+def read_pointer(run: Path, pointer: str) -> str | None:
+    """The name of the checkpoint that a run's pointer file (`best`, `last`) names; None if there is none."""
     try:
         name = (run / pointer).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return name if NAME.fullmatch(name) and (run / "checkpoints" / name).is_dir() else None
+    return name if FILE_NAME.fullmatch(name) and (run / "checkpoints" / name).is_dir() else None
 
 
 def verify(folder: Path, *, training: bool = False) -> dict[str, bytes]:
-    """Check every file against the manifest; the contents of the small ones (tokenizers, config) by name.
+    """Check every file against the manifest; returns the contents by name, without those of safetensors files.
 
-    The state of a training may have been taken out, to hand on the model alone, unless `training` needs it.
+    The training state may be missing unless `training` is set: a model may be shared without it.
     """
-    listed = _read_manifest(folder / "manifest.json")
+    entries = _read_manifest(folder / "manifest.json")
     contents: dict[str, bytes] = {}
-    for name, entry in listed.items():
+    for name, entry in entries.items():
         path = folder / name
-        if not NAME.fullmatch(name):
+        if not FILE_NAME.fullmatch(name):
             raise ModelError(f"{folder}/manifest.json: lists '{name}', which is not a plain file name")
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ModelError(f"{path}: is not a plain file; a model folder holds no links")
@@ -173,33 +181,44 @@ def verify(folder: Path, *, training: bool = False) -> dict[str, bytes]:
         if digest.hexdigest() != entry["sha256"]:
             raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; copy the whole folder again")
         contents[name] = data
-    missing = {"config.yaml", "model.safetensors"} - set(listed)
+    missing = {"config.yaml", "model.safetensors"} - set(entries)
     if missing:
         raise ModelError(f"{folder}/manifest.json: does not list {' and '.join(sorted(missing))}")
     return contents
 
 
-def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+def _read_manifest(path: Path) -> dict[str, FileEntry]:
+    """The files of a manifest with their sizes and checksums; ModelError if it is damaged or of another format."""
     if path.is_symlink():
         raise ModelError(f"{path}: is a link; a model folder holds no links")
+    damaged = ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
     try:
         data = path.read_bytes()
         value = json.loads(data)
-        sound = _canonical(value) == data
-        if sound:
-            check_format(value.get("format"), path.parent)
-            listed = value["files"]
-            sound = all(isinstance(e["bytes"], int) and isinstance(e["sha256"], str) for e in listed.values())
+        if not isinstance(value, dict) or _with_digest(value) != data:
+            raise damaged
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sound = False
-    if not sound:
-        raise ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
-    return listed  # type: ignore[no-any-return]
+    except (ValueError, RecursionError):
+        raise damaged from None
+    # Earlier development versions also wrote format 1, but no kind.
+    check_format(value.get("format") if value.get("kind") == KIND else None, path.parent)
+    entries = value.get("files")
+    if not _are_entries(entries):
+        raise damaged
+    return entries
 
 
-def _config(folder: Path, contents: Mapping[str, bytes]) -> Config:
+def _are_entries(value: object) -> TypeGuard[dict[str, FileEntry]]:
+    """Whether a value of JSON lists files as `build_manifest` does."""
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
+        for entry in value.values()
+    )
+
+
+def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
+    """The validated config of a model folder; ConfigError or ModelError if it is none."""
     where = f"{folder}/config.yaml"
     try:
         value = yaml.parse(contents["config.yaml"].decode(), where)
@@ -210,58 +229,60 @@ def _config(folder: Path, contents: Mapping[str, bytes]) -> Config:
         raise ModelError(f"{where}: is not UTF-8") from None
 
 
-def tensors(folder: Path, name: str) -> dict[str, Tensor]:
+def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Load the tensors of a safetensors file by name; ModelError if it is none."""
     try:
         return safetensors.torch.load_file(folder / name)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{folder / name}: is not a safetensors file: {error}") from None
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor], where: str, parts: Sequence[str] = ()) -> None:
-    """Put weights into a model, or into some parts of it; their names and shapes must fit exactly."""
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, parts: Sequence[str] = ()) -> None:
+    """Copy weights into a model, or only those below `parts`; ModelError unless names and shapes match exactly."""
 
-    def meant(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        begin = tuple(f"{part}." for part in parts)
-        return {name: x for name, x in tensors.items() if not parts or name in parts or name.startswith(begin)}
+    def select(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        prefixes = tuple(f"{part}." for part in parts)
+        return {name: x for name, x in tensors.items() if not parts or name in parts or name.startswith(prefixes)}
 
-    wanted, weights = meant(unique_weights(model)), meant(weights)
+    own, weights = select(unique_weights(model)), select(weights)
     problems = [
         f"no weight's name begins with '{part}'"
         for part in parts
-        if not any(name == part or name.startswith(f"{part}.") for name in wanted)
+        if not any(name == part or name.startswith(f"{part}.") for name in own)
     ]
-    problems += [f"'{name}' is missing" for name in wanted.keys() - weights.keys()]
-    problems += [f"'{name}' is not a weight of this model" for name in weights.keys() - wanted.keys()]
+    problems += [f"'{name}' is missing" for name in own.keys() - weights.keys()]
+    problems += [f"'{name}' is not a weight of this model" for name in weights.keys() - own.keys()]
     problems += [
         f"'{name}' is {tuple(weights[name].shape)}, the model needs {tuple(p.shape)}"
-        for name, p in wanted.items()
+        for name, p in own.items()
         if name in weights and weights[name].shape != p.shape
     ]
     if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ModelError(f"{where}: does not fit the model of the config: {'; '.join(sorted(problems)[:3])}{more}")
+        more = f" and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        first = "; ".join(sorted(problems)[:MAX_PROBLEMS])
+        raise ModelError(f"{where}: does not fit the model of the config: {first}{more}")
     with torch.no_grad():
-        for name, p in wanted.items():
+        for name, p in own.items():
             p.copy_(weights[name])
 
 
 # -- the checkpoints of a run -----------------------------------------------------------------------------------------
 
 
-def steps(run: Path) -> list[Path]:
+def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     folder = run / "checkpoints"
-    found = [p for p in folder.iterdir() if STEP.fullmatch(p.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+    checkpoints = [p for p in folder.iterdir() if CHECKPOINT_NAME.fullmatch(p.name)] if folder.is_dir() else []
+    return sorted(checkpoints, key=lambda p: int(p.name.removeprefix("step-")))
 
 
-def latest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and what was passed over on the way to it with the reason.
+def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and why each newer one was ignored.
 
-    One of another format is whole, but not for this version: it is refused, so that no new run takes its place.
+    A checkpoint of another format raises an error: it is not damaged, so a new run must not replace it.
     """
     ignored: list[str] = []
-    for folder in reversed(steps(run)):
+    for folder in reversed(list_checkpoints(run)):
         try:
             verify(folder, training=True)
             return folder, ignored
@@ -272,9 +293,9 @@ def latest(run: Path) -> tuple[Path | None, list[str]]:
     return None, ignored
 
 
-def average(folders: Iterable[Path]) -> dict[str, Tensor]:
+def average_weights(folders: Iterable[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in float64."""
-    every = [tensors(folder, "model.safetensors") for folder in folders]
+    every = [load_tensors(folder, "model.safetensors") for folder in folders]
     return {
         name: torch.stack([weights[name].double() for weights in every]).mean(0).to(first.dtype)
         for name, first in every[0].items()

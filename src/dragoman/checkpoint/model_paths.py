@@ -1,4 +1,4 @@
-"""Which model folders a text names, on a command line or in Python: `a`, or `a+b+c` for several that work as one."""
+"""The MODEL argument of commands and of `dragoman.load`: a folder `a`, or an ensemble `a+b+c`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from dragoman.core.errors import ModelError
 
 
-def paths(named: str | Path) -> list[str]:
-    """The folders that `a+b+c` names, there or not; a folder whose own name has a plus is one."""
-    text = str(named)
+def parse_model_paths(models: str | Path) -> list[str]:
+    """Split `a+b+c` into its paths, which need not exist; an existing folder named `a+b` is one path."""
+    text = str(models)
     if Path(text).exists():
         return [text]
     parts = text.split("+")

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Imports, Set, import_all
+from dragoman.cli.options import Plugins, Set, load_plugins
 
 app = typer.Typer(help="Look after config files.", no_args_is_help=True)
 
 
 @app.command()
-def schema(modules: Imports = []) -> None:
+def schema(plugins: Plugins = []) -> None:
     """Print the JSON schema of config files, for editors that complete and check."""
-    import_all(modules)
+    load_plugins(plugins)
     from dragoman.config import Config
 
-    with warnings.catch_warnings():  # parts as defaults have no JSON form of their own
-        warnings.simplefilter("ignore")
-        value = Config.model_json_schema()
+    value = Config.model_json_schema()
     value["properties"]["preset"] = {"type": "string", "description": "a named config to build on"}
     print(json.dumps(value, indent=1))
 
@@ -31,11 +28,17 @@ def schema(modules: Imports = []) -> None:
 def check(
     config: Annotated[Path, typer.Argument(help="A config file.")],
     set: Set = [],
-    modules: Imports = [],
+    plugins: Plugins = [],
 ) -> None:
-    """Say whether a config file is right, without starting any work."""
-    import_all(modules)
-    from dragoman import config as configs
+    """Say whether a config file is right and which engines would serve it, without starting any work."""
+    load_plugins(plugins)
+    import torch
 
-    configs.load(config, None, set)
+    from dragoman import config as configs
+    from dragoman.engines.base import report_config
+
+    loaded = configs.load(config, None, set).config
     print(f"{config} is right")
+    for device in ("cpu", "cuda"):
+        is_here = device == "cpu" or torch.cuda.is_available()
+        print(*report_config(loaded, torch.device(device), on_this_machine=is_here).lines(), sep="\n")

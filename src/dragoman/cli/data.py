@@ -1,4 +1,4 @@
-"""dragoman data check: the data doctor."""
+"""dragoman data check: report what is wrong or unusual in files of pairs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Places
+from dragoman.cli.options import MediaFolders
 from dragoman.text.normalization import Form
 
-app = typer.Typer(help="Look after files of pairs.", no_args_is_help=True)
+app = typer.Typer(help="Check files of pairs.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    pass
+    """Check files of pairs."""
 
 
 @app.command()
@@ -26,38 +26,38 @@ def check(
     valid: Annotated[
         list[str], typer.Option(help="Validation pairs: overlap with the training pairs is reported.")
     ] = [],
-    test: Annotated[list[str], typer.Option(help="Test pairs: likewise.")] = [],
+    test: Annotated[list[str], typer.Option(help="Test pairs: checked in the same way.")] = [],
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model whose tokenizers to measure lengths and unknowns by; one of images or sounds reads them."
+            help="A model: its tokenizers count tokens and unknown words; its modality reads images or audio."
         ),
     ] = None,
     normalization: Annotated[
-        Form | None, typer.Option(help="The Unicode form of training, nfc by default; a model brings its own.")
+        Form | None, typer.Option(help="The Unicode form of training; nfc, or that of the model, by default.")
     ] = None,
     columns: Annotated[str, typer.Option(help="What the columns of a TSV file are.")] = "source,target",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    files: Places = [],
+    files: MediaFolders = [],
 ) -> None:
-    """Say what is wrong or odd in files of pairs, with file and line. Exit code 2 where it must be mended."""
+    """Report what is wrong or unusual in files of pairs, with file and line. Exit code 2 if there are errors."""
     from dragoman.core.errors import UserError
-    from dragoman.data.quality.diagnosis import check
+    from dragoman.data.quality.diagnosis import check_pairs
 
     codec = None
     if model is not None and normalization is not None:
-        raise UserError("--normalization is for pairs without --model: a model reads texts in its own form")
+        raise UserError("--normalization cannot be combined with --model: the model has a form of its own")
     if model is not None:
         from dragoman.checkpoint import model_folder
-        from dragoman.inference.inputs import looking_in
+        from dragoman.inference.inputs import with_media_roots
 
-        config, codec = model_folder.open_codec(model)
+        config, codec = model_folder.load_codec(model)
         normalization = config.data.normalization
-        codec = looking_in(codec, files) if files else codec
+        codec = with_media_roots(codec, files) if files else codec
     elif files:
-        raise UserError("--files says where a model looks for images or sounds; name the model with --model")
+        raise UserError("--files tells a model where to search for images or audio; name the model with --model")
     form = normalization or "nfc"
-    report = check(pairs, valid, test, columns=columns.split(","), normalization=form, codec=codec)
+    report = check_pairs(pairs, valid, test, columns=columns.split(","), normalization=form, codec=codec)
     print(json.dumps(report.as_json(), indent=1, ensure_ascii=False) if as_json else report.render())
     if not report.ok:
         raise typer.Exit(2)

@@ -1,10 +1,10 @@
-"""What a command is given to read.
+"""The inputs of a command.
 
-    a file of lines   one source on each; where the model reads a medium, the name of a file on each
+    a file of lines   one source on each line; for a model of media, one file name on each line
     media files       each is one input: photo.jpg, clip.wav, utterance.npy, a folder of frames
 
-What is a medium's own file and what a list of them goes by its name: lists end with .txt, .tsv or .jsonl (.gz too).
-A line of a list may have all columns that the model was trained on; those that are no source are left out.
+The name decides whether a file is a list or a media file: lists end with .txt, .tsv or .jsonl (.gz too). A line of a
+list may have all columns that the model was trained on; those that are not sources are left out.
 """
 
 from __future__ import annotations
@@ -18,119 +18,125 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import console
+from dragoman.cli.options import print_to_stderr
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
-    from dragoman.data.lines import Tally
+    from dragoman.data.lines import OnError, ReadReport
     from dragoman.inference.pipeline import Pipeline
 
-LISTS = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
-OTHER_LISTS = (".csv", ".json", ".lst", ".list")  # which are nobody's images or sounds
+LIST_SUFFIXES = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
+WRONG_LIST_SUFFIXES = (".csv", ".json", ".lst", ".list")  # lists by their names, but not in our formats
 
 SecondSource = Annotated[
-    str, typer.Option(help="The other source, for a model of two: what is asked about the media files, say.")
+    str, typer.Option(help="The other source, for a model of two: a question about the media files, say.")
 ]
 
 
-def media_inputs(opened: Pipeline, files: Sequence[str], second_source: str) -> list[Example] | None:
-    """The inputs that media files are, one each; None where the one file given holds lines."""
+def media_examples(pipeline: Pipeline, files: Sequence[str], second_source: str) -> list[Example] | None:
+    """Return an example for each media file; None if the inputs are lines of a file. Mixed ones raise UserError."""
     from dragoman.core.errors import UserError
 
-    named = [file for file in files if is_medium(file)] if reads_media(opened) else []
-    for file in named:
-        if file.lower().endswith(OTHER_LISTS):
-            raise UserError(f"{file}: lists of names, one a line, end with .txt, .tsv or .jsonl; rename it, or give -")
-    if not named:
-        if len(files) > 1:
-            raise UserError(f"there are {len(files)} files, and only media files are several inputs; give one of lines")
-        if second_source:
+    media = [file for file in files if is_media_file(file)] if takes_media(pipeline) else []
+    for file in media:
+        if file.lower().endswith(WRONG_LIST_SUFFIXES):
             raise UserError(
-                "--second-source goes with a media file; in a file of lines both sources stand on one, with a tab"
+                f"{file}: a list of files must end with .txt, .tsv or .jsonl; rename it, or use - for stdin"
             )
+    if not media:
+        if len(files) > 1:
+            raise UserError(f"there are {len(files)} files; several inputs must be media files; give one file of lines")
+        if second_source:
+            raise UserError("--second-source needs a media file; in a file of lines, a tab separates the two sources")
         return None
-    if len(named) < len(files):
-        raise UserError("some files are media and some hold lines; give one of lines, or media files alone")
-    return asked_about(opened, named, second_source)
+    if len(media) < len(files):
+        raise UserError("some files are media files and some are lists; give one list, or media files only")
+    return pair_with_second_source(pipeline, media, second_source)
 
 
-def asked_about(opened: Pipeline, named: Sequence[str], second_source: str) -> list[Example]:
-    """Sources given one by one, each with the one that --second-source gives; media are what a text asks about."""
+def pair_with_second_source(pipeline: Pipeline, sources: Sequence[str], second_source: str) -> list[Example]:
+    """Return an example for each source, with --second-source as the other; it comes first for a text and media."""
     from dragoman.core.errors import UserError
     from dragoman.core.types import Example
 
-    if opened.codec.second_source is None:
+    if pipeline.codec.second_source is None:
         if second_source:
-            raise UserError("--second-source is given, and the model reads one source; leave it out")
-        return [Example(file) for file in named]
+            raise UserError("the model has one source; leave out --second-source")
+        return [Example(source) for source in sources]
     if not second_source.strip():
-        raise UserError("the model reads two sources, and found one; give the other with --second-source")
-    if opened.codec.modality is None and opened.codec.second_source != "text":
-        return [Example(second_source, second_source=file) for file in named]
-    return [Example(file, second_source=second_source) for file in named]
+        raise UserError("the model has two sources; give the other one with --second-source")
+    if pipeline.codec.modality is None and pipeline.codec.second_source != "text":
+        return [Example(second_source, second_source=source) for source in sources]
+    return [Example(source, second_source=second_source) for source in sources]
 
 
-def reads_media(opened: Pipeline) -> bool:
-    return opened.codec.modality is not None or (opened.codec.second_source or "text") != "text"
+def takes_media(pipeline: Pipeline) -> bool:
+    """Whether the first or the second source of the model is a media file."""
+    return pipeline.codec.modality is not None or (pipeline.codec.second_source or "text") != "text"
 
 
-def without_targets(sources: Iterable[Example], columns: Sequence[str]) -> Iterator[Example]:
-    """The same; of lines with more columns than there are sources, those that training read sources from."""
+def drop_target_columns(sources: Iterable[Example], columns: Sequence[str]) -> Iterator[Example]:
+    """Keep only the source columns of lines with more columns; at the end, warn how many had more."""
     from dataclasses import replace
 
-    own, more = [columns.index(name) for name in ("source", "second_source") if name in columns], 0
+    own, count = [columns.index(name) for name in ("source", "second_source") if name in columns], 0
     for source in sources:
         cells = source.source.split("\t")
         if len(own) < len(cells) > max(own):
-            more += 1
+            count += 1
             source = replace(source, source="\t".join(cells[i] for i in own))
         yield source
-    if more:
-        text = f"{more:,} lines have columns besides their sources, left out (the model's: {', '.join(columns)})"
-        console(error=True).print(text, markup=False, soft_wrap=True)
+    if count:
+        print_to_stderr(
+            f"{count:,} lines have columns besides their sources, which are left out (columns: {', '.join(columns)})"
+        )
 
 
-def is_medium(file: str) -> bool:
-    """Whether a name is that of an image, a sound or a clip, and not of a list or a stream of them."""
-    if not file.strip() or file == "-" or file.lower().endswith(LISTS):
+def is_media_file(file: str) -> bool:
+    """Whether a name is that of a media file, not of a list by its suffix, the standard input or a pipe."""
+    if not file.strip() or file == "-" or file.lower().endswith(LIST_SUFFIXES):
         return False
     return os.path.isfile(file) or os.path.isdir(file) or not os.path.exists(file)  # a pipe brings lines
 
 
-class Media:
-    """Media files, each an input of its own."""
+class MediaInputs:
+    """Media files, each of which is one input."""
 
     interactive = False
 
     def __init__(self, examples: Sequence[Example]) -> None:
+        """Hold the examples, their number, and a name for the progress bar."""
         self.examples, self.expected = examples, float(len(examples))
         self.file = f"{len(examples):,} files"
 
     def __iter__(self) -> Iterator[Example]:
+        """Iterate over the examples."""
         return iter(self.examples)
 
 
-class Input:
-    """The sources of a file or of the standard input, and how far they have been read."""
+class LineInputs:
+    """The sources of a file or of the standard input, and the share that has been read."""
 
-    def __init__(self, file: str, on_error: str, tally: Tally) -> None:
-        self.file, self.on_error, self.tally = file, on_error, tally
+    def __init__(self, file: str, on_error: OnError, report: ReadReport) -> None:
+        """Hold the file name ("-" is the standard input); iterating reads it."""
+        self.file, self.on_error, self.report = file, on_error, report
         self.interactive = file == "-" and sys.stdin.isatty()
         self.lines = 0
-        self.share = 0.0  # of the bytes, as they lie on the disk; 0 where nobody knows how many there are: in a pipe
+        self.share = 0.0  # of the file's bytes; 0 for a pipe, whose size is unknown
 
     def __iter__(self) -> Iterator[Example]:
-        from dragoman.data.readers import Reading, read_sources, reader_of
+        """Read the sources one by one, and update the number of lines and the share that was read."""
+        from dragoman.data.readers import ReadOptions, find_reader, read_sources
 
         with ExitStack() as stack:
             stream: IO[bytes] | None = sys.stdin.buffer if self.file == "-" else None
             if os.path.isfile(self.file) and os.access(self.file, os.R_OK):
                 stream = stack.enter_context(open(self.file, "rb"))
-                reading = Reading(("source",), False, self.on_error, self.tally)  # type: ignore[arg-type]
-                sources = reader_of(self.file).sources(stream, self.file, reading)
-            else:  # the standard input, or a name of which the reader says what is wrong
-                sources = read_sources(self.file, on_error=self.on_error, tally=self.tally)  # type: ignore[arg-type]
-            size = 0 if stream is None else bytes_in(stream)
+                options = ReadOptions(("source",), False, self.on_error, self.report)
+                sources = find_reader(self.file).read_sources(stream, self.file, options)
+            else:  # the standard input, or a name for which the reader raises its error
+                sources = read_sources(self.file, on_error=self.on_error, report=self.report)
+            size = 0 if stream is None else file_size(stream)
             for source in sources:
                 self.lines += 1
                 if stream is not None and size:
@@ -140,33 +146,32 @@ class Input:
 
     @property
     def expected(self) -> float | None:
-        """How many lines there will be, if the others are as long as those read."""
+        """The estimated number of lines, from the share read so far; None if that is unknown."""
         return self.lines / self.share if self.share else None
 
 
-def bytes_in(stream: IO[bytes]) -> int:
-    """The size of a file; 0 of a pipe."""
+def file_size(stream: IO[bytes]) -> int:
+    """Return the size of an open regular file in bytes; 0 for a pipe or a stream in memory."""
     try:
-        found = os.fstat(stream.fileno())
+        info = os.fstat(stream.fileno())
     except OSError:  # a stream in memory
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
-def tagged_with(
-    sources: Iterable[Example], source_lang: str | None, target_lang: str | None, two: bool = False
+def set_languages(
+    sources: Iterable[Example], source_lang: str | None, target_lang: str | None, two_sources: bool = False
 ) -> Iterator[Example]:
-    """The same in the languages asked for; tabs, which part the sources of a model of two, are a warning elsewhere."""
+    """Set the languages of sources that have none; at the end, warn of tabs unless the model has `two_sources`."""
     from dataclasses import replace
 
     tabs = 0
     for source in sources:
-        tabs += "\t" in source.source and not two
+        tabs += "\t" in source.source and not two_sources
         yield replace(
             source, source_lang=source.source_lang or source_lang, target_lang=source.target_lang or target_lang
         )
     if tabs:
-        text = (
-            f"{tabs:,} sources hold a tab: each line is one source as a whole; to score pairs use `dragoman evaluate`"
+        print_to_stderr(
+            f"{tabs:,} sources contain a tab: each whole line is one source; to score pairs use `dragoman evaluate`"
         )
-        console(error=True).print(text, markup=False, soft_wrap=True)

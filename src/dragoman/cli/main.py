@@ -1,4 +1,4 @@
-"""The command line: every command, and what becomes of errors.
+"""The command line: every command, and the exit code for each error.
 
 Exit codes: 0 fine · 1 our bug · 2 your config, data or files · 3 training diverged · 4 a check did not pass ·
 130/143 training stopped by a signal.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -29,72 +30,90 @@ from dragoman.cli import (
     train,
 )
 from dragoman.cli.options import console
-from dragoman.core.errors import DragomanError, RunError, Stopped
+from dragoman.core.errors import DragomanError, RunError, TrainingStopped
 from dragoman.version import __version__
 
-app = typer.Typer(
-    name="dragoman",
-    help="Sequence-to-sequence models: give it pairs; it gives back a trained model, an honest score and a picture.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(predict.predict)
-app.command()(score.score)
-app.command()(evaluate.evaluate)
-app.command()(inspect.inspect)
-app.command()(compare.compare)
-app.command()(serve.serve)
-app.command()(probe.probe)
-app.add_typer(recipe.app, name="recipe")
-app.add_typer(data.app, name="data")
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(config.app, name="config")
-app.command("list")(list_parts.show)
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """Build the command line; `predict` gets its generated options only if it is among the arguments."""
+    app = typer.Typer(
+        name="dragoman",
+        help="Sequence-to-sequence models: from pairs to a trained model, its scores and pictures of its attention.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_print_version)
+    app.command()(demo.demo)
+    app.command()(train.train)
+    app.command("predict")(_predict_command("predict" in arguments))
+    app.command()(score.score)
+    app.command()(evaluate.evaluate)
+    app.command()(inspect.inspect)
+    app.command()(compare.compare)
+    app.command()(serve.serve)
+    app.command()(probe.probe)
+    app.add_typer(recipe.app, name="recipe")
+    app.add_typer(data.app, name="data")
+    app.add_typer(tokenizer.app, name="tokenizer")
+    app.add_typer(config.app, name="config")
+    app.command("list")(list_parts.list_parts)
+    return app
 
 
-@app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+def _predict_command(is_called: bool) -> Callable[..., None]:
+    """Return `predict` with its generated options, or without them if it is not called, only for its help line."""
+    if is_called:
+        from dragoman.cli.generation import generation_options
+
+        return generation_options(predict.predict)
+
+    def stand_in() -> None: ...
+
+    stand_in.__doc__ = predict.predict.__doc__
+    return stand_in
+
+
+def _print_version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """Print the version and exit if --version is set."""
     if version:
         print(f"dragoman {__version__}")
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message on the standard error and an exit code, no traceback."""
+    """Run the command line and exit; a user error prints one message on the standard error, without a traceback."""
     code: int | str | None = 0
     try:
-        code = _run()
+        code = _run_command()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has gone (| head): nothing is wrong
-        _drop_output()
+    except BrokenPipeError:  # the reader of our output has closed it (| head)
+        _discard_output()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _drop_output()
-        print("error: the standard output cannot be written: the disk is full", file=sys.stderr)
+        _discard_output()
+        print("error: cannot write to the standard output: the disk is full", file=sys.stderr)
         code = RunError.code
     sys.exit(code)
 
 
-def _drop_output() -> None:
-    """What could not be written is not tried again when Python ends."""
+def _discard_output() -> None:
+    """Redirect the standard output to the null device, so that Python's flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run() -> int | str | None:
-    """The exit code of what the command line asks for."""
+def _run_command() -> int | str | None:
+    """Run the command of sys.argv, print a DragomanError, and return the exit code."""
     try:
-        app()
+        build_app(sys.argv[1:])()
     except SystemExit as exit:
         if isinstance(exit.__context__, BrokenPipeError):  # typer would call this an error
             raise exit.__context__ from None
         return exit.code
     except DragomanError as error:
-        text, style = (str(error), None) if isinstance(error, Stopped) else (f"error: {error}", "red")
+        text, style = (str(error), None) if isinstance(error, TrainingStopped) else (f"error: {error}", "red")
         console(error=True).print(text, style=style, markup=False, soft_wrap=True)
         return error.code
     except KeyboardInterrupt:

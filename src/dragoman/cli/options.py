@@ -1,14 +1,13 @@
-"""Arguments and options that several commands share, and the console they print on."""
+"""Arguments and options that several commands share, and how they print."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -16,75 +15,94 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dragoman.core.types import Example
+    from dragoman.data.lines import OnError as OnErrorMode
     from dragoman.inference.pipeline import Pipeline
 
+Choice = TypeVar("Choice", bound=str)
 Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
 Pairs = Annotated[
     str, typer.Argument(help="file.tsv (source TAB target), source.txt,target.txt or .jsonl; .gz too.", metavar="PAIRS")
 ]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE over the config, as in model.decoder.layers=2.")]
 AllowChange = Annotated[
-    list[str], typer.Option(help="Resume although this key (or 'data', or 'ranks') is not as it was before.")
+    list[str], typer.Option(help="Resume although this key of the config (or 'data', or 'ranks') has changed.")
 ]
-Imports = Annotated[list[str], typer.Option("--import", help="A Python module to import first: it may register parts.")]
+Plugins = Annotated[
+    list[str],
+    typer.Option(
+        "--plugin", help="A Python module or file to import first; it may register parts.", metavar="MODULE|FILE.py"
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]
 Columns = Annotated[
     str,
-    typer.Option(help="What the columns of a TSV file are, separated by commas. Default: as in the model's training."),
+    typer.Option(help="The columns of a TSV file, separated by commas. Default: those the model was trained on."),
 ]
 SourceLang = Annotated[str | None, typer.Option(help="The language of the sources, for models that know several.")]
-TargetLang = Annotated[str | None, typer.Option(help="The language wanted, for models that know several.")]
-Workers = Annotated[
-    int | None, typer.Option(help="Processes that share a CPU; 1 is one. Default: as many as it has cores.", min=1)
-]
+TargetLang = Annotated[str | None, typer.Option(help="The language of the results, for models that know several.")]
+Workers = Annotated[int | None, typer.Option(help="Processes on a CPU. Default: one for each core.", min=1)]
 Precision = Annotated[
-    str | None, typer.Option(help="Of searching: float32, bfloat16 or int8. Default: as the model's config has it.")
+    str | None, typer.Option(help="float32, bfloat16 or int8, for decoding. Default: that of the model's config.")
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="The model's own equations, without the fast paths.")]
-OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line, or a file, that cannot be read.")]
-Places = Annotated[
+Reference = Annotated[bool, typer.Option("--reference", help="The reference equations, without the faster engines.")]
+ExplainEngine = Annotated[
+    bool, typer.Option("--explain-engine", help="Print which engine is used, and why the others are not.")
+]
+OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line or a file that cannot be read.")]
+MediaFolders = Annotated[
     list[str],
-    typer.Option("--files", help="A folder or archive with the images or sounds that sources name. Repeatable."),
+    typer.Option("--files", help="A folder or archive with the images or audio files that sources name. Repeatable."),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, whole or not at all.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The file to write to; it appears when it is complete.")
+]
 
 
 def console(error: bool = False) -> Console:
-    """rich's console; it honors NO_COLOR and whether there is a terminal."""
+    """Return a rich console for the standard output or, with `error`, the standard error."""
     from rich.console import Console
 
     return Console(stderr=error, highlight=False)
 
 
-def program() -> str:
-    """How to call this command line again from here: it may not be on the PATH."""
+def print_to_stderr(text: str) -> None:
+    """Print a message for the user on the standard error, unwrapped."""
+    console(error=True).print(text, markup=False, soft_wrap=True)
+
+
+def program_name() -> str:
+    """Return the command that runs this program again: `dragoman`, or a longer one if it is not on the PATH."""
     if shutil.which("dragoman"):
         return "dragoman"
     return "python -m dragoman" if sys.argv[0].endswith("__main__.py") else os.path.relpath(sys.argv[0])
 
 
-def import_all(modules: Sequence[str]) -> None:
-    """Import what the user named on the command line, from here or from what is installed."""
-    from dragoman.core.errors import UserError
+def load_plugins(plugins: Sequence[str]) -> None:
+    """Import the modules and files of --plugin; the working directory is put first on sys.path."""
+    from dragoman.core.plugins import load_plugin
 
     sys.path.insert(0, "")
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UserError(f"--import {module}: {error}") from None
+    for plugin in plugins:
+        load_plugin(plugin)
 
 
-def columns_of(given: str, pipeline: Pipeline) -> list[str]:
-    """The columns named on the command line, or those the model was trained on."""
-    return given.split(",") if given else pipeline.config.columns
+def split_commas(text: str) -> list[str]:
+    """Split a comma-separated list into its words, without blank ones."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def readable(pipeline: Pipeline, examples: Iterable[Example], on_error: str, each: bool) -> Iterator[Example]:
-    """The same examples but for those with a file that cannot be read, if they are to be skipped.
+def resolve_columns(columns: str, pipeline: Pipeline) -> list[str]:
+    """Return the columns of --columns; if that is empty, those that the model was trained on."""
+    return columns.split(",") if columns else pipeline.config.columns
 
-    Where `each` must have an answer they are blank. To know them, every file is read once more.
+
+def skip_unreadable(
+    pipeline: Pipeline, examples: Iterable[Example], on_error: str, keep_blank: bool
+) -> Iterator[Example]:
+    """Yield examples; with on_error "skip", without those whose media files cannot be read, with a warning.
+
+    With `keep_blank` they become blank examples, so that every source has a result.
     """
     from dragoman.core.errors import DataError
     from dragoman.core.types import Example
@@ -95,33 +113,41 @@ def readable(pipeline: Pipeline, examples: Iterable[Example], on_error: str, eac
     count, first = 0, ""
     for example in examples:
         try:
-            pipeline.reading.given(pipeline.reading.example(example))
+            pipeline.input_processor.encode_input(pipeline.input_processor.to_example(example))
         except DataError as error:
             count, first = count + 1, first or str(error)
-            if each:
+            if keep_blank:
                 yield Example("", file=example.file, line=example.line)
         else:
             yield example
     if count:
-        text = f"{count:,} of the sources cannot be read and {'have no answer' if each else 'were left out'}: {first}"
-        console(error=True).print(text, markup=False, soft_wrap=True)
+        outcome = "have no result" if keep_blank else "were left out"
+        print_to_stderr(f"{count:,} of the sources cannot be read and {outcome}: {first}")
 
 
 def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[Example]:
-    """The same examples; a word of warning where a model of several languages is not told which one is wanted."""
-    languages, untagged = pipeline.codec.languages, 0
+    """Yield examples unchanged; warn at the end if a model of several languages got no target language for some."""
+    languages, untagged = pipeline.codec.target_languages, 0
     for example in examples:
         untagged += bool(languages) and example.target_lang is None and bool(example.source.strip())
         yield example
     if untagged:
-        text = f"{untagged:,} sources do not say which language is wanted ({', '.join(languages)}); see --target-lang"
-        console(error=True).print(text, markup=False, soft_wrap=True)
+        print_to_stderr(
+            f"{untagged:,} sources do not name their target language ({', '.join(languages)}); see --target-lang"
+        )
 
 
-def choice(value: str, allowed: Sequence[str], option: str) -> str:
-    """A word from a short list, or an error that shows the list."""
-    from dragoman.core.errors import UserError, nearest
+def check_choice(value: str, allowed: Sequence[Choice], option: str) -> Choice:
+    """Return the value of an option if it is allowed, else raise a UserError that lists the allowed ones."""
+    from dragoman.core.errors import UserError, did_you_mean
 
-    if value not in allowed:
-        raise UserError(f"{option} is '{value}'; it must be one of {', '.join(allowed)}{nearest(value, allowed)}")
-    return value
+    for choice in allowed:
+        if value == choice:
+            return choice
+    raise UserError(f"{option} is '{value}'; it must be one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+
+
+def parse_on_error(value: str) -> OnErrorMode:
+    """Return the value of --on-error if it is "stop" or "skip", else raise UserError."""
+    modes: tuple[OnErrorMode, ...] = ("stop", "skip")
+    return check_choice(value, modes, "--on-error")

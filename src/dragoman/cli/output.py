@@ -1,4 +1,4 @@
-"""Results as lines of text, columns or JSON, and where they are written."""
+"""Format results as text, TSV or JSON lines, and write them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dragoman.core.json import finite
+from dragoman.core.json import replace_nonfinite
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dragoman.inference.pipeline import Prediction
 
 
 def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
-    """The output lines of one source; a newline inside a result is escaped, so that lines stay in step."""
+    """Yield the output lines of one source as text, TSV (a line per alternative) or JSON; line breaks are escaped."""
     ranked = [prediction, *prediction.alternatives]
     if format == "text":
         yield escape(prediction.text)
@@ -34,25 +36,20 @@ def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
             value["attention"] = [[round(float(a), 4) for a in row] for row in prediction.attention]
         if prediction.trace is not None:
             value["trace"] = prediction.trace
-        yield json.dumps(finite(value | ({"alternatives": results[1:]} if results[1:] else {})), ensure_ascii=False)
+        yield json.dumps(
+            replace_nonfinite(value | ({"alternatives": results[1:]} if results[1:] else {})), ensure_ascii=False
+        )
 
 
 def escape(text: str) -> str:
-    return (
-        text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-        if _odd(text)
-        else text
-    )
+    """Escape line breaks, tabs and then also backslashes of a text; one without line breaks or tabs stays as it is."""
+    if not any(c in text for c in "\n\r\t"):
+        return text
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
-def _odd(text: str) -> bool:
-    return any(c in text for c in "\n\r\t")
-
-
-def write(lines: Iterable[str], output: object) -> None:
-    """To the standard output as they come, or to a file that appears when it is whole; to a device as it is."""
-    from pathlib import Path
-
+def write_lines(lines: Iterable[str], output: Path | None) -> None:
+    """Write lines to the standard output (None), atomically to a file, or to a device such as /dev/null."""
     from dragoman.core import files
 
     if output is None:
@@ -65,8 +62,7 @@ def write(lines: Iterable[str], output: object) -> None:
                 out.flush()
         out.flush()
         return
-    assert isinstance(output, Path)
-    device = output.exists() and not output.is_file()  # /dev/null must not be replaced
-    with files.writing(output, 0), output.open("wb") if device else files.aside(output) as file:
+    is_device = output.exists() and not output.is_file()  # /dev/null must not be replaced
+    with files.explain_write_errors(output, 0), output.open("wb") if is_device else files.open_atomic(output) as file:
         for line in lines:
             file.write((line + "\n").encode())

@@ -1,6 +1,6 @@
-"""The page of parts (docs/parts.md), written from the code: nothing in it is said twice.
+"""Write the page of all parts and settings (docs/parts.md) from the code.
 
-equations   the header of a module: once above parts that share a file, else with each part
+equations   the header of a module: once for parts that share a file, else with each part
 a part      its docstring, and its options from the keyword-only parameters of its constructor
 a setting   the field of a config class, and the comment behind it
 """
@@ -11,19 +11,20 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from types import NoneType
+from collections.abc import Container, Iterator, Mapping, Sequence
+from types import ModuleType, NoneType
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from dragoman.config import Config, presets
-from dragoman.config.schema import GROUPS, inside
+from dragoman.config import Config, list_presets
+from dragoman.config.schema import GROUPS, nested_types
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Options, Part, Registry
 
-HEAD = """# Parts
+INTRODUCTION = """# Parts
 
 Every part and every setting, written from the code by `dragoman list --markdown`.
 
@@ -33,7 +34,7 @@ A part is chosen by its name (`score: additive`), or with options by a mapping (
 """
 
 # Equations that belong to no single part, by the module whose header has them.
-SHARED = {
+SHARED_EQUATIONS = {
     "Whole shapes": "dragoman.config.compatibility",
     "The whole model": "dragoman.nn.seq2seq",
     "Attention": "dragoman.nn.attention",
@@ -42,88 +43,98 @@ SHARED = {
     "Gated convolutions": "dragoman.nn.convolution",
     "Source and target in one sequence": "dragoman.nn.prefix",
     "Copying (model.pointer)": "dragoman.nn.pointer_generator",
-    "Scheduled sampling (training.teacher)": "dragoman.training.scheduled_sampling",
+    "Scheduled sampling (training.scheduled_sampling)": "dragoman.training.scheduled_sampling",
 }
 
-MARKUP = re.compile(r"[\\*<\[|]|(?<!\w)_|_(?!\w)")  # what Markdown would read as more than itself
+MARKUP_CHARACTERS = re.compile(r"[\\*<\[|]|(?<!\w)_|_(?!\w)")  # that Markdown would interpret
 
-Registries = Mapping[str, Registry[Any]]
-
-
-def page(registries: Registries) -> str:
-    """The whole page."""
-    sections = {"equations": shared(), "settings": settings(registries)}
-    sections |= {kind: section(kind, registries) for kind in (*registries, "presets")}
-    contents = "".join(f"- [{name}](#{name}){_names(name, registries)}\n" for name in sections)
-    return "\n".join([HEAD, contents, *(f"## {name}\n\n{text}" for name, text in sections.items())])
+AnyRegistry = Registry[Any]  # of parts of any type
+Registries = Mapping[str, AnyRegistry]
 
 
-def _names(kind: str, registries: Registries) -> str:
+def render_page(registries: Registries) -> str:
+    """Render the whole reference page in Markdown: equations, settings, every kind of part, presets."""
+    sections = {"equations": render_equations(), "settings": render_settings(registries)}
+    sections |= {kind: render_section(kind, registries) for kind in (*registries, "presets")}
+    contents = "".join(f"- [{name}](#{name}){_list_names(name, registries)}\n" for name in sections)
+    return "\n".join([INTRODUCTION, contents, *(f"## {name}\n\n{text}" for name, text in sections.items())])
+
+
+def _list_names(kind: str, registries: Registries) -> str:
+    """Return the names of a kind's parts after a colon; "" for a section that is no kind of part."""
     return f": {', '.join(registries[kind].names)}" if kind in registries else ""
 
 
-def section(kind: str, registries: Registries) -> str:
-    """Every part of a kind, or every preset."""
+def render_section(kind: str, registries: Registries) -> str:
+    """Render the Markdown section of a kind: where it is used, and every part with its options; or every preset."""
     if kind == "presets":
-        rows = [f"| `{name}` | {prose(line)} |\n" for name, line in presets().items()]
+        rows = [f"| `{name}` | {escape_markdown(line)} |\n" for name, line in list_presets().items()]
         return "".join(["| preset | |\n|---|---|\n", *rows])
     registry = registries[kind]
     modules = {name: inspect.getmodule(registry[name]) for name in registry.names}
-    blocks = [f"Goes into {'; '.join(places(registry, registries))}.\n"]
+    uses = list(find_uses(registry, registries))
+    blocks = [f"Goes into {'; '.join(uses)}.\n" if uses else "Shown by `dragoman inspect --view NAME`.\n"]
     if one_file := len(set(modules.values())) == 1:
-        blocks.append(equations(modules[registry.names[0]]))
-    first: dict[Any, str] = {}  # the part whose module's header was shown
+        blocks.append(format_header(modules[registry.names[0]]))
+    first: dict[ModuleType, str] = {}  # the first part of each module, with whom its header stands
     for name, module in modules.items():
-        blocks.append(f"### {name}\n\n{prose(inspect.getdoc(registry[name]) or '')}\n")
-        if module in first:
+        blocks.append(f"### {name}\n\n{escape_markdown(inspect.getdoc(registry[name]) or '')}\n")
+        if module is not None and module in first:
             blocks.append(f"Its equation stands with `{first[module]}`.\n")
-        elif not one_file and module.__doc__:
-            blocks.append(equations(module))
+        elif module is not None and not one_file and module.__doc__:
+            blocks.append(format_header(module))
             first[module] = name
-        blocks.append(table(registry.schema(name), registries))
+        blocks.append(format_options(registry.schema(name), registries))
     return "\n".join(block for block in blocks if block)
 
 
-def shared() -> str:
-    """What no single part has to itself."""
-    return "\n".join(f"### {title}\n\n{equations(importlib.import_module(name))}" for title, name in SHARED.items())
+def render_equations() -> str:
+    """Render the Markdown of equations that belong to no single part: headers of shared modules."""
+    return "\n".join(
+        f"### {title}\n\n{format_header(importlib.import_module(name))}" for title, name in SHARED_EQUATIONS.items()
+    )
 
 
-def settings(registries: Registries) -> str:
-    """Every key of a config file, group by group."""
-    blocks = [table(Config, registries, skip=GROUPS)]
+def render_settings(registries: Registries) -> str:
+    """Render every key of a config file in Markdown, by group."""
+    blocks = [format_options(Config, registries, skip=GROUPS)]
     for name, group in GROUPS.items():
-        line = "" if name == "model" else f"{prose(inspect.getdoc(group) or '')}\n\n"
-        blocks.append(f"### {name}\n\n{line}{table(group, registries)}")
+        line = "" if name == "model" else f"{escape_markdown(inspect.getdoc(group) or '')}\n\n"
+        blocks.append(f"### {name}\n\n{line}{format_options(group, registries)}")
     return "\n".join(blocks)
 
 
-def places(registry: Registry[Any], registries: Registries) -> Iterator[str]:
-    """Where a part of this kind can be named: settings, and options of other parts."""
+def find_uses(registry: AnyRegistry, registries: Registries) -> Iterator[str]:
+    """Yield the settings, and the options of other parts, that take a part of this kind, in Markdown."""
     for group, schema in GROUPS.items():
-        yield from (f"`{group}.{name}`" for name, info in schema.model_fields.items() if registry in inside(info))
+        yield from (f"`{group}.{name}`" for name, info in schema.model_fields.items() if registry in nested_types(info))
     for kind, other in registries.items():
-        found: dict[str, list[str]] = {}
+        users: dict[str, list[str]] = {}
         for part in other.names:
             for option, info in other.schema(part).model_fields.items():
-                if registry in inside(info):
-                    found.setdefault(option, []).append(part)
-        yield from (f"`{option}` of {kind} ({', '.join(parts)})" for option, parts in found.items())
+                if registry in nested_types(info):
+                    users.setdefault(option, []).append(part)
+        yield from (f"`{option}` of {kind} ({', '.join(parts)})" for option, parts in users.items())
 
 
-# -- what a block of the page looks like -------------------------------------------------------------------------------
+# -- blocks of the page ------------------------------------------------------------------------------------------------
 
 
-def equations(module: Any) -> str:
-    """The header of a module as it stands; nothing where it has none."""
-    return f"```text\n{inspect.getdoc(module)}\n```\n" if module.__doc__ else ""
+def format_header(module: ModuleType | None) -> str:
+    """Format a module's docstring as a Markdown code block; empty if it has none."""
+    return f"```text\n{inspect.getdoc(module)}\n```\n" if module is not None and module.__doc__ else ""
 
 
-def table(schema: type[Options], registries: Registries, skip: Mapping[str, Any] = {}) -> str:
-    """The options of a part or a group: what each may be, its default, and the comment behind it."""
-    notes = comments(schema)
+def format_options(schema: type[Options], registries: Registries, skip: Container[str] = ()) -> str:
+    """Format a Markdown table of a schema's options (allowed values, default, comment), without those in `skip`."""
+    notes = field_comments(schema)
     rows = [
-        [f"`{name}`", allowed(info.annotation, info.metadata, registries), default(info), prose(notes.get(name, ""))]
+        [
+            f"`{name}`",
+            describe_type(info.annotation, info.metadata, registries),
+            format_default(info),
+            escape_markdown(notes.get(name, "")),
+        ]
         for name, info in schema.model_fields.items()
         if name not in skip
     ]
@@ -134,50 +145,57 @@ def table(schema: type[Options], registries: Registries, skip: Mapping[str, Any]
     return "".join(f"| {' | '.join(line[:columns])} |\n" for line in lines)
 
 
-def comments(schema: type[Options]) -> dict[str, str]:
-    """`steps: Positive = 1  # updates` in the source of a config class → {steps: updates}."""
+def field_comments(schema: type[Options]) -> dict[str, str]:
+    """Return the notes on a schema's fields: descriptions, or the comments in a config class's source."""
+    if described := {name: info.description for name, info in schema.model_fields.items() if info.description}:
+        return described
     if not schema.__module__.startswith("dragoman.config"):
         return {}
-    found = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(schema), re.MULTILINE)
-    return {name: text for name, text in found if name in schema.model_fields}
+    matches = re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(schema), re.MULTILINE)
+    return {name: text for name, text in matches if name in schema.model_fields}
 
 
-def default(info: FieldInfo) -> str:
-    """As a config file would write it."""
+def format_default(info: FieldInfo) -> str:
+    """Format the default of an option as a config file would write it, or "required"."""
     value = info.default.name if isinstance(info.default, Part) else info.default
     if value is None or isinstance(value, bool):
         value = {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
+    if isinstance(value, Options):
+        given = value.model_dump(exclude_unset=True)
+        value = "{" + ", ".join(f"{name}: {item}" for name, item in given.items()) + "}"
+    if isinstance(value, list | tuple):
         value = f"[{', '.join(map(str, value))}]"
     return "required" if info.is_required() else f"`{value}`"
 
 
-def allowed(kind: Any, bounds: Sequence[Any], registries: Registries) -> str:
-    """A type as words: `whole number > 0`, `0 ≤ number < 1`, what to choose from, a link to a kind of parts."""
+def describe_type(kind: Any, bounds: Sequence[object], registries: Registries) -> str:
+    """Describe a type with its `bounds` (annotations) in words, or as a Markdown link to a kind of part."""
     for bound in bounds:
         if isinstance(bound, Registry):
             name = next(name for name, registry in registries.items() if registry is bound)
             return f"[{bound.kind}](#{name})"
-        if isinstance(bound, BeforeValidator):  # what may be written is more than what it becomes
+        if isinstance(bound, BeforeValidator):  # a config may write more than the validated type
             kind = bound.json_schema_input_type
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         inner = [y for x in arguments[1:] for y in (x.metadata if isinstance(x, FieldInfo) else [x])]
-        return allowed(arguments[0], inner, registries)
+        return describe_type(arguments[0], inner, registries)
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in arguments)
     if origin is list:
-        return f"list of {allowed(arguments[0], [], registries)}"
-    if arguments:  # several types
-        return " or ".join(allowed(item, [], registries) for item in arguments)
+        return f"list of {describe_type(arguments[0], [], registries)}"
+    if arguments:  # a union
+        return " or ".join(describe_type(item, [], registries) for item in arguments)
+    if kind is GenerationOptions:
+        return "as `generation`"
     if issubclass(kind, Options):
         return f"`{{{', '.join(kind.model_fields)}}}`"
     words = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text", NoneType: "`null`"}
-    return between(words[kind], bounds)
+    return describe_range(words[kind], bounds)
 
 
-def between(word: str, bounds: Sequence[Any]) -> str:
-    """`0 ≤ word < 1`; limits that nobody meets (what a float32 can hold) are left out."""
+def describe_range(word: str, bounds: Sequence[object]) -> str:
+    """Add bounds to a type's name: `0 ≤ number < 1`; upper bounds from 100,000 on are left out."""
     low = high = ""
     for bound in bounds:
         match bound:
@@ -194,7 +212,7 @@ def between(word: str, bounds: Sequence[Any]) -> str:
     return f"{low}{word}{high}"
 
 
-def prose(text: str) -> str:
-    """A docstring's text as Markdown, with what would be markup in it made plain."""
+def escape_markdown(text: str) -> str:
+    """Escape the characters that Markdown would interpret, except inside backticks."""
     pieces = re.split(r"(`[^`]*`)", text)
-    return "".join(piece if piece.startswith("`") else MARKUP.sub(r"\\\g<0>", piece) for piece in pieces)
+    return "".join(piece if piece.startswith("`") else MARKUP_CHARACTERS.sub(r"\\\g<0>", piece) for piece in pieces)

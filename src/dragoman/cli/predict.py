@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli import generation
-from dragoman.cli.inputs import Input, Media, SecondSource, media_inputs, reads_media, tagged_with, without_targets
+from dragoman.cli.inputs import (
+    LineInputs,
+    MediaInputs,
+    SecondSource,
+    drop_target_columns,
+    media_examples,
+    set_languages,
+    takes_media,
+)
 from dragoman.cli.options import (
-    Beam,
     Device,
-    Imports,
+    ExplainEngine,
+    MediaFolders,
     Model,
     OnError,
     Output,
-    Places,
-    Plain,
+    Plugins,
     Precision,
+    Reference,
     SourceLang,
     TargetLang,
     Workers,
-    choice,
+    check_choice,
     console,
-    import_all,
-    readable,
+    load_plugins,
+    parse_on_error,
+    print_to_stderr,
+    skip_unreadable,
     warn_untagged,
 )
-from dragoman.cli.output import render, write
-from dragoman.cli.progress import counted
+from dragoman.cli.output import render, write_lines
+from dragoman.cli.progress import with_progress_bar
 
 if TYPE_CHECKING:
+    from dragoman.core.generation import GenerationOptions
     from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline, Prediction
 
@@ -51,8 +61,6 @@ Files = Annotated[
 def predict(
     model: Model,
     files: Files = ["-"],
-    beam: Beam = None,
-    nbest: Annotated[int, typer.Option(help="Results for each source; more than 1 needs --format tsv or jsonl.")] = 1,
     format: Annotated[str, typer.Option(help="text, tsv (line, rank, score, text) or jsonl.")] = "text",
     output: Output = None,
     source_lang: SourceLang = None,
@@ -61,116 +69,88 @@ def predict(
     device: Device = "auto",
     workers: Workers = None,
     precision: Precision = None,
-    plain: Plain = False,
-    modules: Imports = [],
-    search: generation.Name = None,
-    length_rule: generation.LengthRule = None,
-    alpha: generation.Alpha = None,
-    coverage: generation.Coverage = None,
-    ending: generation.Ending = None,
-    stop: generation.Stop = None,
-    groups: generation.Groups = None,
-    strength: generation.Strength = None,
-    samples: generation.Samples = None,
-    temperature: generation.Temperature = None,
-    top_k: generation.TopK = None,
-    top_p: generation.TopP = None,
-    min_p: generation.MinP = None,
-    typical: generation.Typical = None,
-    epsilon: generation.Epsilon = None,
-    seed: generation.Seed = None,
-    mbr: generation.MBR = None,
-    lm: generation.LanguageModel = None,
-    lm_weight: generation.Weight = 0.3,
-    shortest: generation.Shortest = None,
-    longest: generation.Longest = None,
-    prefix: generation.Prefix = "",
-    require: generation.Require = [],
-    ordered: generation.Ordered = False,
-    forbid: generation.Forbid = [],
-    choose: generation.Choice = [],
-    pattern: generation.Pattern = "",
-    no_repeat: generation.NoRepeat = None,
-    repetition: generation.Repetition = None,
-    unknown: generation.Unknown = None,
-    replace_unknown: generation.ReplaceUnknown = None,
+    reference: Reference = False,
+    explain_engine: ExplainEngine = False,
+    plugins: Plugins = [],
+    lm: Annotated[str | None, typer.Option(help="A language model for shallow fusion.")] = None,
+    lm_weight: Annotated[float, typer.Option(help="Weight of the language model's log p.")] = 0.3,
     trace: Annotated[bool, typer.Option(help="With jsonl: what the beam kept and dropped at each step.")] = False,
-    attention: Annotated[bool, typer.Option(help="With jsonl: where the model looked for each token.")] = False,
-    places: Places = [],
+    attention: Annotated[bool, typer.Option(help="With jsonl: the attention weights of each token.")] = False,
+    media_folders: MediaFolders = [],
     second_source: SecondSource = "",
+    *,
+    generation: GenerationOptions,
 ) -> None:
-    """Turn every source into its best result. A blank or skipped line gives an empty line."""
+    """Predict the best output for every source. A blank or skipped line gives an empty line."""
     from dragoman.core.errors import UserError
-    from dragoman.data.lines import Tally
+    from dragoman.data.lines import ReadReport
 
-    choice(format, ("text", "tsv", "jsonl"), "--format")
-    choice(on_error, ("stop", "skip"), "--on-error")
-    if nbest > 1 and format == "text":
-        raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one result")
-    import_all(modules)
-    from dragoman.inference import parallel as streaming
-    from dragoman.inference import pipeline
-    from dragoman.inference.constraints import Constraints
-
+    check_choice(format, ("text", "tsv", "jsonl"), "--format")
+    error_mode = parse_on_error(on_error)
+    if generation.nbest > 1 and format == "text":
+        raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one output")
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
-    how: dict[str, Any] = {"precision": precision, "plain": plain}
-    opened = (
-        pipeline.load(model, device, **how) if lm is None else pipeline.load_fused(model, lm, lm_weight, device, **how)
-    )
-    opened = opened.with_files(places).with_generation(
-        no_repeat=no_repeat, repetition=repetition, unknown=unknown, replace_unknown=replace_unknown, mbr=mbr
-    )
-    options = {
-        "alpha": alpha, "coverage": coverage, "ending": ending, "stop": stop, "groups": groups, "strength": strength,
-        "samples": samples, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "typical": typical, "epsilon": epsilon, "seed": seed,
-    }  # fmt: skip
-    asked = {
-        "beam": beam,
-        "nbest": nbest,
-        "search": generation.part(opened, search, beam, length_rule, options),
-        "constraints": Constraints(
-            prefix, tuple(require), ordered, tuple(forbid), tuple(choose), pattern, shortest, longest
-        ),
-        "trace": trace,
-        "attention": attention,
-    }
-    tally, out = Tally(), console(error=True)
-    media = media_inputs(opened, files, second_source)
-    given = Input(files[0], on_error, tally) if media is None else Media(media)
-    listed = given if media is not None or not reads_media(opened) else without_targets(given, opened.config.columns)
-    sources = readable(opened, listed, on_error, each=True)
-    tagged = warn_untagged(
-        opened, tagged_with(sources, source_lang, target_lang, opened.codec.second_source is not None)
-    )
-    shows = out.is_terminal and not given.interactive and (output is not None or not sys.stdout.isatty())
-    count = 0 if given.interactive else streaming.how_many(opened, workers)
+    load_plugins(plugins)
+    from dragoman.inference import pipeline
+    from dragoman.inference.parallel import count_workers
+
+    if lm is None:
+        loaded = pipeline.load(model, device, precision=precision, reference=reference)
+    else:
+        loaded = pipeline.load_with_language_model(
+            model, lm, lm_weight, device, precision=precision, reference=reference
+        )
+    loaded = loaded.with_media_roots(media_folders)
+    request = loaded.request(generation, attention=attention, trace=trace)  # bad options fail before the first line
+    if explain_engine:
+        print_to_stderr("\n".join(loaded.report_engines(request).lines()))
+    report, out = ReadReport(), console(error=True)
+    media = media_examples(loaded, files, second_source)
+    inputs = LineInputs(files[0], error_mode, report) if media is None else MediaInputs(media)
+    has_targets = media is None and takes_media(loaded)
+    examples = drop_target_columns(inputs, loaded.config.columns) if has_targets else inputs
+    readable = skip_unreadable(loaded, examples, error_mode, keep_blank=True)
+    has_second_source = loaded.codec.second_source is not None
+    sources = warn_untagged(loaded, set_languages(readable, source_lang, target_lang, has_second_source))
+    shows_progress = out.is_terminal and not inputs.interactive and (output is not None or not sys.stdout.isatty())
+    count = 0 if inputs.interactive else count_workers(loaded, workers)
     with (
-        closing(_predictions(opened, tagged, asked, count)) as results,
-        closing(counted(results, given, out)) if shows else nullcontext(results) as shown,
+        closing(_predictions(loaded, sources, generation, attention, trace, count)) as results,
+        closing(with_progress_bar(results, inputs, out)) if shows_progress else nullcontext(results) as shown,
     ):
-        write((line for i, p in enumerate(shown, 1) for line in render(i, p, format)), output)
-    for notice in tally.notices():
+        write_lines((line for i, p in enumerate(shown, 1) for line in render(i, p, format)), output)
+    for notice in report.notices():
         out.print(notice, markup=False, soft_wrap=True)
 
 
 def _predictions(
-    opened: Pipeline, sources: Iterable[Example], asked: dict[str, Any], workers: int
+    loaded: Pipeline,
+    sources: Iterable[Example],
+    generation: GenerationOptions,
+    attention: bool,
+    trace: bool,
+    workers: int,
 ) -> Generator[Prediction, None, None]:
-    """Results in order; a person at a terminal, for whom no worker works, gets an answer after every line."""
-    from dragoman.inference import parallel as streaming
+    """Yield predictions in order, and at the end warn of truncated sources; 0 workers: read and answer line by line."""
+    from dragoman.inference.parallel import predict_stream
 
+    results: Iterator[Prediction]
     if workers:
-        results = streaming.stream(opened, sources, workers=workers, **asked)
+        results = predict_stream(loaded, sources, generation, workers=workers, attention=attention, trace=trace)
     else:
-        results = (p for i, source in enumerate(sources) for p in opened.stream([source], first=i, **asked))
-    cut = 0
+        results = (
+            prediction
+            for i, source in enumerate(sources)
+            for prediction in loaded.stream([source], generation, attention=attention, trace=trace, first_index=i)
+        )
+    truncated = 0
     with closing(results):
         for prediction in results:
-            cut += prediction.source_truncated
+            truncated += prediction.source_truncated
             yield prediction
-    if cut:
-        what = "tokens" if opened.codec.modality is None else "positions"
-        text = f"too long, so only the first {opened.reading.longest:,} {what} were read: {cut:,} of the sources"
+    if truncated:
+        unit = "tokens" if loaded.codec.modality is None else "positions"
+        longest = loaded.input_processor.max_source_length
+        text = f"too long, so only the first {longest:,} {unit} were read: {truncated:,} of the sources"
         console(error=True).print(text, markup=False)

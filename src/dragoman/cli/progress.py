@@ -1,4 +1,4 @@
-"""How far a command is, as a person likes to see it: a bar on a terminal; of a training, plain lines elsewhere."""
+"""Show the progress of a command: a bar on a terminal; for a training, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import math
 import os
 import time
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dragoman.cli.options import console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dragoman.cli.inputs import Input, Media
+    from dragoman.cli.inputs import LineInputs, MediaInputs
     from dragoman.inference.pipeline import Prediction
     from dragoman.training import Report
 
-LINE_EVERY = 15.0  # seconds between plain lines
-REDRAW = 0.2  # seconds between two states of a bar
+LINE_INTERVAL_S = 15.0  # seconds between plain lines
+REDRAW_INTERVAL_S = 0.2  # seconds between two updates of a bar
 
 
-def show(reports: Iterable[Report]) -> Report | None:
-    """Draw every report as it comes; returns the last."""
+def show_training(reports: Iterable[Report]) -> Report | None:
+    """Show the reports of a training as they come, in a bar or as lines, and return the last."""
     out = console(error=True)
-    return _bar(reports, out) if out.is_terminal else _lines(reports, out)
+    return _show_bar(reports, out) if out.is_terminal else _print_lines(reports, out)
 
 
-def _bar(reports: Iterable[Report], out: Console) -> Report | None:
+def _show_bar(reports: Iterable[Report], out: Console) -> Report | None:
+    """Show reports in a progress bar, with messages above it; return the last."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [
@@ -39,50 +40,46 @@ def _bar(reports: Iterable[Report], out: Console) -> Report | None:
         TimeElapsedColumn(),
         TextColumn("left {task.fields[left]}"),
     ]
-    last = None
+    last, loss = None, "–"
     with Progress(*columns, console=out, refresh_per_second=5) as bar:
-        task = bar.add_task("training", total=None, loss="–", rate="–", left="–")
+        task = bar.add_task("training", total=None, loss=loss, rate="–", left="–")
         for report in reports:
             last = report
             if report.kind in ("step", "log"):
-                bar.update(
-                    task, completed=report.step, total=report.steps, **_fields(report, smooth=report.kind == "log")
-                )
+                if report.kind == "log" or report.step <= 20:  # later, single steps are too noisy
+                    loss = f"{report.loss:.3f}"
+                rate, left = f"{report.tokens_per_second:,.0f}", format_duration(report.seconds_left)
+                bar.update(task, completed=report.step, total=report.steps, loss=loss, rate=rate, left=left)
             elif report.kind == "start":
                 bar.update(task, completed=report.step, total=report.steps)
                 bar.console.print(report.message, markup=False)
             elif report.kind != "saved":
-                bar.console.print(_sentence(report), markup=False)
+                bar.console.print(_describe(report), markup=False)
     return last
 
 
-def _fields(report: Report, smooth: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"rate": f"{report.rate:,.0f}", "left": clock(report.seconds_left)}
-    return fields | ({"loss": f"{report.loss:.3f}"} if smooth or report.step <= 20 else {})
-
-
-def _lines(reports: Iterable[Report], out: Console) -> Report | None:
-    import time
-
+def _print_lines(reports: Iterable[Report], out: Console) -> Report | None:
+    """Print a line for each report but steps and saves, log lines at most every LINE_INTERVAL_S; return the last."""
     last, printed = None, -math.inf
     for report in reports:
         last = report
         if report.kind in ("step", "saved"):
             continue
         if report.kind == "log":
-            if time.monotonic() - printed < LINE_EVERY and report.step < report.steps:
+            if time.monotonic() - printed < LINE_INTERVAL_S and report.step < report.steps:
                 continue
             printed = time.monotonic()
-        out.print(_sentence(report), markup=False, soft_wrap=True)
+        out.print(_describe(report), markup=False, soft_wrap=True)
     return last
 
 
-def _sentence(report: Report) -> str:
+def _describe(report: Report) -> str:
+    """Describe a report in a line: log values, validation results, or its message."""
     values = report.values
     if report.kind == "log":
         return (
             f"step {report.step:,} of {report.steps:,}: loss {report.loss:.3f}, "
-            f"{report.rate:,.0f} tokens/s, {clock(report.seconds_left)} left"
+            f"{report.tokens_per_second:,.0f} tokens/s, {format_duration(report.seconds_left)} left"
         )
     if report.kind == "validation":
         shown = ", ".join(f"{k} {v:.3f}" for k, v in values.items() if isinstance(v, float))
@@ -92,8 +89,8 @@ def _sentence(report: Report) -> str:
     return report.message
 
 
-def clock(seconds: float) -> str:
-    """1:05, or 2:03:04 where hours are needed."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as 1:05, or as 2:03:04 from an hour on; – if they are not finite."""
     if not math.isfinite(seconds):
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -101,8 +98,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def counted(results: Iterable[Prediction], given: Input | Media, out: Console) -> Generator[Prediction, None, None]:
-    """The same results; a bar shows how many there are, how fast they come, and how long the rest will take."""
+def with_progress_bar(
+    results: Iterable[Prediction], inputs: LineInputs | MediaInputs, out: Console
+) -> Generator[Prediction, None, None]:
+    """Yield results unchanged, and show their number, their rate and the time left in a bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -113,20 +112,21 @@ def counted(results: Iterable[Prediction], given: Input | Media, out: Console) -
         TimeElapsedColumn(),
         TextColumn("left {task.fields[left]}"),
     )
-    began, drawn, done = time.monotonic(), -math.inf, 0
+    start, drawn_at, done = time.monotonic(), -math.inf, 0
     with Progress(*columns, console=out, refresh_per_second=5) as bar:
-        task = bar.add_task(os.path.basename(given.file), total=None, rate="–", left="–")
+        task = bar.add_task(os.path.basename(inputs.file), total=None, rate="–", left="–")
 
         def draw(done: int, seconds: float) -> None:
-            total = given.expected
+            """Update the bar with the results so far and the time left."""
+            total = inputs.expected
             left = math.nan if total is None else seconds * (total - done) / done
-            bar.update(task, completed=done, total=total, rate=f"{done / seconds:,.0f}", left=clock(left))
+            bar.update(task, completed=done, total=total, rate=f"{done / seconds:,.0f}", left=format_duration(left))
 
         for done, result in enumerate(results, 1):
             now = time.monotonic()
-            if now - drawn > REDRAW:
-                draw(done, now - began)
-                drawn = now
+            if now - drawn_at > REDRAW_INTERVAL_S:
+                draw(done, now - start)
+                drawn_at = now
             yield result
         if done:
-            draw(done, time.monotonic() - began)
+            draw(done, time.monotonic() - start)

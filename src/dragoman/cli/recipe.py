@@ -3,56 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AllowChange, Set, console
+from dragoman.cli.options import AllowChange, Set, console, print_to_stderr, split_commas
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.markdown import Markdown
 
-    from dragoman.recipes.recipe import Job, Recipe, Setting
+    from dragoman.recipes.recipe import Recipe, RecipeRun, TrainingJob
+    from dragoman.recipes.scoring import JobResult, ScoreValue
 
 app = typer.Typer(help="Ready systems for tasks, with the scores they reach.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A recipe; `dragoman recipe list` shows them.", metavar="NAME")]
 
 
 @app.command("list")
-def show_all() -> None:
-    """Every recipe: its task, the data it reads, its systems."""
+def list_recipes() -> None:
+    """List every recipe with its task, its data and its systems."""
     from rich.table import Column, Table
 
     from dragoman import recipes
 
-    whole = [Column("recipe", no_wrap=True), *(Column(name, overflow="fold") for name in ("what", "data", "systems"))]
-    table = Table(*whole, box=None, pad_edge=False)
-    for name in recipes.names():
-        recipe = recipes.open_recipe(name).recipe
+    columns = [Column("recipe", no_wrap=True), *(Column(name, overflow="fold") for name in ("what", "data", "systems"))]
+    table = Table(*columns, box=None, pad_edge=False)
+    for name in recipes.recipe_names():
+        recipe = recipes.load_recipe(name).recipe
         table.add_row(name, recipe.title, ", ".join(recipe.data), ", ".join(recipe.systems))
     console().print(table)
 
 
 @app.command()
 def show(name: Name) -> None:
-    """A recipe's page: the task, the data and how to get it, the command, the scores."""
+    """Print a recipe's page: the task, the data and how to get it, the command, the scores."""
     from dragoman import recipes
 
-    text, out = recipes.open_recipe(name).readme, console()
+    text, out = recipes.load_recipe(name).readme, console()
     if out.is_terminal:
-        out.print(_rendered(text), crop=False)
+        out.print(_render_markdown(text), crop=False)
     else:
         print(text, end="")
 
 
-def _rendered(text: str) -> Markdown:
-    """Markdown for a terminal; lines of code keep their length, for commands are there to be copied."""
+def _render_markdown(text: str) -> Markdown:
+    """Build the Markdown of a text for a terminal; lines of code are not wrapped, so that they can be copied."""
     from rich.markdown import CodeBlock, Markdown
     from rich.segment import Segment
 
     class UnwrappedCode(CodeBlock):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            """Yield the lines of code, indented and unwrapped."""
             yield from (Segment(f"    {line}\n") for line in str(self.text).rstrip().split("\n"))
 
     class Page(Markdown):
@@ -61,138 +65,134 @@ def _rendered(text: str) -> Markdown:
     return Page(text)
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_recipe(
     name: Name,
     data: Annotated[
-        Path | None, typer.Option(help="The folder of the data set, or the one that holds it (nothing is fetched).")
+        Path | None, typer.Option(help="The folder of the data set, or the one that holds it. Nothing is downloaded.")
     ] = None,
     only: Annotated[str, typer.Option(help="Systems, parts or system/part, separated by commas. Default: all.")] = "",
     seed: Annotated[str, typer.Option(help="Seeds, separated by commas. Default: the recipe's.")] = "",
     set: Set = [],
-    run: Annotated[Path | None, typer.Option(help="Where to work. Default: runs/<recipe>.")] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder for data and runs. Default: runs/<recipe>.")] = None,
     allow_change: AllowChange = [],
-    jobs: Annotated[int, typer.Option(help="Trainings side by side, each a process.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Trainings that run in parallel, each in a process.", min=1)] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the expected scores; exit code 4 if below.")
     ] = False,
-    together: Annotated[
-        bool, typer.Option("--together", help="Score the models of several seeds, or systems, as one, besides.")
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Also score the models of several seeds, or systems, as an ensemble.")
     ] = False,
     example: Annotated[
-        bool, typer.Option("--example", help="A few steps on a hundred made-up pairs, to see the whole way.")
+        bool, typer.Option("--example", help="Try the recipe: a few steps on a hundred generated pairs.")
     ] = False,
 ) -> None:
-    """Prepare the data, train, score and show; the same command again goes on where it was stopped."""
+    """Prepare the data, train, score and show the scores; the same command again resumes."""
     from dragoman import recipes
     from dragoman.core.errors import UserError
 
-    opened = recipes.open_recipe(name)
-    if data is not None and not opened.recipe.data:
-        raise UserError(f"the recipe '{name}' makes its data up and reads none; leave out --data")
+    loaded = recipes.load_recipe(name)
+    if data is not None and not loaded.recipe.data:
+        raise UserError(f"the recipe '{name}' generates its data; leave out --data")
     if data is not None and example:
-        raise UserError("--data and --example exclude each other: --example makes its data up; leave one of them out")
+        raise UserError("--data and --example exclude each other: --example generates its data; leave out one of them")
     if check and example:
-        raise UserError("--check expects scores of whole trainings on the real data; leave out --check, or --example")
-    if opened.recipe.data and data is None and not example:
+        raise UserError("--check expects scores of full trainings on the real data; leave out --check or --example")
+    if loaded.recipe.data and data is None and not example:
         raise UserError(
-            f"recipe run needs --data DIR, the folder with {', '.join(opened.recipe.data)} (or --example, without it)"
+            f"recipe run needs --data DIR, the folder with {', '.join(loaded.recipe.data)} (or --example, without data)"
         )
-    chosen = opened.jobs(_words(only), _seeds(seed) or (opened.recipe.seeds[:1] if example else ()))
+    selected = loaded.select_jobs(
+        split_commas(only), _parse_seeds(seed) or (loaded.recipe.seeds[:1] if example else ())
+    )
     if data is not None:
-        opened.sets(data)
-    from dragoman.recipes import processes, scoring
-    from dragoman.recipes import runner as running
-    from dragoman.recipes.recipe import Setting
+        loaded.find_data_sets(data)
+    from dragoman.recipes import parallel_jobs, runner, scoring
+    from dragoman.recipes.recipe import RecipeRun
 
-    where = Path("runs") / (f"{name}-example" if example else name)
-    setting = Setting(opened, data, run or where, example, set, allow_change)
-    running.check_configs(setting, chosen)
-    if jobs > 1 and len(chosen) > 1:
-        processes.side_by_side(setting, chosen, jobs, _say)
+    out = run or Path("runs") / (f"{name}-example" if example else name)
+    recipe_run = RecipeRun(loaded, data, out, example, set, allow_change)
+    runner.check_configs(recipe_run, selected)
+    if jobs > 1 and len(selected) > 1:
+        parallel_jobs.run_jobs(recipe_run, selected, jobs, print_to_stderr)
     else:
-        for job in chosen:
-            _one(setting, job)
-    found, as_one = scoring.results(setting, chosen), scoring.together(setting, chosen) if together else []
-    _table(opened.recipe, found + as_one)
-    if together and not as_one:
-        _say(
-            "--together: one model of each system is no group to answer as one; name several seeds, as in --seed 1,2,3"
-        )
+        for job in selected:
+            _run_job(recipe_run, job)
+    ensembles = scoring.score_ensembles(recipe_run, selected) if ensemble else []
+    results = [*scoring.load_results(recipe_run, selected), *ensembles]
+    _print_results(loaded.recipe, results)
+    if ensemble and not ensembles:
+        print_to_stderr("--ensemble needs several models of a system; name several seeds, as in --seed 1,2,3")
     if check:
-        _check(opened.recipe, scoring.summary(found + as_one))
+        _check_scores(loaded.recipe, scoring.average_scores(results))
 
 
-def _say(text: str) -> None:
-    console(error=True).print(text, markup=False, soft_wrap=True)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _seeds(text: str) -> list[int]:
+def _parse_seeds(text: str) -> list[int]:
+    """Parse a comma-separated list of seeds, without duplicates; anything but whole numbers raises UserError."""
     from dragoman.core.errors import UserError
 
-    if not all(word.isdecimal() for word in _words(text)):
+    words = split_commas(text)
+    if not all(word.isdecimal() for word in words):
         raise UserError(f"--seed is '{text}'; it must be whole numbers, separated by commas")
-    return list(dict.fromkeys(int(word) for word in _words(text)))  # a seed that is named twice is one training
+    return list(dict.fromkeys(int(word) for word in words))  # a repeated seed is one training
 
 
-def _one(setting: Setting, job: Job) -> None:
+def _run_job(run: RecipeRun, job: TrainingJob) -> None:
+    """Train a job with its progress shown, and score it if its scores are missing or out of date."""
     from dragoman.cli import progress
-    from dragoman.recipes import runner as running
-    from dragoman.recipes import scoring
+    from dragoman.recipes import runner, scoring
 
-    console(error=True).print(f"{setting.opened.name}: {job.name}", markup=False, style="bold")
-    progress.show(running.train(setting, job))
-    if setting.opened.recipe.systems[job.system].scored and not scoring.scored(setting, job):
-        scoring.score(setting, job)
+    console(error=True).print(f"{run.loaded.name}: {job.name}", markup=False, style="bold")
+    progress.show_training(runner.train(run, job))
+    if run.recipe.systems[job.system].scored and not scoring.is_scored(run, job):
+        scoring.score_job(run, job)
 
 
-def _table(recipe: Recipe, found: list[dict[str, Any]]) -> None:
-    """One line for each job and test, and one for each baseline of a part."""
+def _print_results(recipe: Recipe, results: Sequence[JobResult]) -> None:
+    """Print a table with one line for each job and test and for each baseline, then the overlaps of test and train."""
     from rich.table import Column, Table
 
-    from dragoman.recipes.recipe import TOGETHER, Job
+    from dragoman.recipes.recipe import ENSEMBLE, TrainingJob
 
-    labels = {name: figure.label or name for name, figure in recipe.scores.items()}
+    labels = {name: spec.label or name for name, spec in recipe.scores.items()}
     table = Table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters", box=None, pad_edge=False)
-    told: set[str] = set()
-    for one in found:
-        seed = 1 if one["system"].endswith(TOGETHER) else one["seed"]  # several have no seed of their own
-        job = Job(one["system"], one["part"], seed).name
-        for test, scored in one["tests"].items():
-            table.add_row(
-                job, test, _figures(scored["scores"], labels), f"{one['minutes']:.1f}", f"{one['parameters']:,}"
-            )
-        for name, scores in one.get("baselines", {}).items():
-            if (line := f"{one['part']} {name}".strip()) not in told:
-                told.add(line)
-                table.add_row(line, "", _figures(scores, labels), "", "")
+    baselines: set[str] = set()
+    for result in results:
+        seed = 1 if result["system"].endswith(ENSEMBLE) else result["seed"]  # an ensemble has no seed of its own
+        job = TrainingJob(result["system"], result["part"], seed).name
+        minutes, parameters = f"{result['minutes']:.1f}", f"{result['parameters']:,}"
+        for test, scored in result["tests"].items():
+            table.add_row(job, test, _format_scores(scored["scores"], labels), minutes, parameters)
+        for name, scores in result.get("baselines", {}).items():
+            if (line := f"{result['part']} {name}".strip()) not in baselines:
+                baselines.add(line)
+                table.add_row(line, "", _format_scores(scores, labels), "", "")
     console().print(table)
-    shared = (f"{one['part']} {message}".strip() for one in found for message in one["overlap"].values())
-    for message in dict.fromkeys(shared):
+    overlaps = (f"{result['part']} {message}".strip() for result in results for message in result["overlap"].values())
+    for message in dict.fromkeys(overlaps):
         console().print(message, markup=False, soft_wrap=True)
 
 
-def _figures(scores: dict[str, Any], labels: dict[str, str]) -> str:
+def _format_scores(scores: Mapping[str, ScoreValue], labels: Mapping[str, str]) -> str:
+    """Format scores with their labels and intervals on one line."""
     return ", ".join(
-        f"{labels.get(name, name)} {one['value']:.2f}"
-        + (f" ({one['interval'][0]:.1f}–{one['interval'][1]:.1f})" if "interval" in one else "")
-        for name, one in scores.items()
+        f"{labels.get(name, name)} {score['value']:.2f}"
+        + (f" ({score['interval'][0]:.1f}–{score['interval'][1]:.1f})" if "interval" in score else "")
+        for name, score in scores.items()
     )
 
 
-def _check(recipe: Recipe, scores: dict[str, dict[str, float]]) -> None:
-    from dragoman.recipes.recipe import passed
+def _check_scores(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Print pass or fail for each expected score; exit with code 4 if one is not reached."""
+    from dragoman.recipes.recipe import check_expected_scores
 
-    rows = passed(recipe, scores)
-    for where, name, reached, wanted, good in rows:
-        verdict = "pass" if good else "FAIL"
-        expected = f"expected {wanted.value:g} with a tolerance of {wanted.tolerance:g}"
-        console().print(f"{verdict}  {where}: {name} {reached:.2f}, {expected}", markup=False, soft_wrap=True)
-    if not rows:
-        console().print("nothing was expected of these jobs, so there is nothing to check", markup=False)
-    if not all(good for *_, good in rows):
+    checks = check_expected_scores(recipe, scores)
+    for check in checks:
+        verdict = "pass" if check.passed else "FAIL"
+        expected = f"expected {check.expected.value:g} with a tolerance of {check.expected.tolerance:g}"
+        line = f"{verdict}  {check.system}: {check.score} {check.value:.2f}, {expected}"
+        console().print(line, markup=False, soft_wrap=True)
+    if not checks:
+        console().print("the recipe expects no scores of these jobs, so there is nothing to check", markup=False)
+    if not all(check.passed for check in checks):
         raise typer.Exit(4)

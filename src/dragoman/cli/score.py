@@ -1,4 +1,4 @@
-"""dragoman score: log p(target | source) of every pair, perplexity over all."""
+"""dragoman score: log p(target | source) of every pair, and the perplexity over all pairs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import typer
 from dragoman.cli.options import (
     Columns,
     Device,
-    Imports,
+    MediaFolders,
     Model,
     OnError,
     Output,
     Pairs,
-    Places,
-    Plain,
+    Plugins,
     Precision,
+    Reference,
     Workers,
-    choice,
-    columns_of,
-    console,
-    import_all,
-    readable,
+    load_plugins,
+    parse_on_error,
+    print_to_stderr,
+    resolve_columns,
+    skip_unreadable,
     warn_untagged,
 )
-from dragoman.cli.output import write
+from dragoman.cli.output import write_lines
 
 
 def score(
@@ -40,35 +40,35 @@ def score(
     device: Device = "auto",
     workers: Workers = None,
     precision: Precision = None,
-    plain: Plain = False,
+    reference: Reference = False,
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
-    modules: Imports = [],
-    files: Places = [],
+    plugins: Plugins = [],
+    files: MediaFolders = [],
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
-    import_all(modules)
+    load_plugins(plugins)
     from dragoman.data.readers import read_pairs
     from dragoman.inference import parallel, pipeline
 
-    opened = pipeline.load(model, device, precision=precision, plain=plain).with_files(files)
-    choice(on_error, ("stop", "skip"), "--on-error")
-    named = columns_of(columns, opened)
-    examples = read_pairs(pairs, columns=named, on_error=on_error)  # type: ignore[arg-type]
-    examples = warn_untagged(opened, readable(opened, examples, on_error, each=False))
-    found = parallel.token_scores(opened, examples, workers=workers, skip=on_error == "skip")
+    loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
+    error_mode = parse_on_error(on_error)
+    examples = read_pairs(pairs, columns=resolve_columns(columns, loaded), on_error=error_mode)
+    examples = warn_untagged(loaded, skip_unreadable(loaded, examples, error_mode, keep_blank=False))
+    token_scores = parallel.score_stream(loaded, examples, workers=workers, skip=error_mode == "skip")
     total, count, scored, skipped = 0.0, 0, 0, 0
 
     def lines() -> Iterator[str]:
+        """Yield a line for each scored pair, and sum up the totals."""
         nonlocal total, count, scored, skipped
-        for row in found:
+        for row in token_scores:
             total, count, scored, skipped = total + sum(row), count + len(row), scored + bool(row), skipped + (not row)
             if row:
                 yield " ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)]))
 
-    with closing(found):
-        write(lines(), output)
+    with closing(token_scores):
+        write_lines(lines(), output)
     perplexity = math.exp(min(-total / max(count, 1), 700.0))
     text = f"perplexity {perplexity:.4f} over {count:,} tokens in {scored:,} pairs" if count else f"{pairs}: no pairs"
     if skipped:
-        text += f"; {skipped:,} beyond the model's positions were left out"
-    console(error=True).print(text, markup=False, soft_wrap=True)
+        text += f"; {skipped:,} longer than the model's maximum length were left out"
+    print_to_stderr(text)

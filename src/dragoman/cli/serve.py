@@ -1,4 +1,4 @@
-"""dragoman serve: models behind an HTTP API, with a playground, until a signal ends it."""
+"""dragoman serve: serve models over HTTP, with a playground, until a signal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Device, Imports, Plain, Precision, import_all
+from dragoman.cli.options import Device, ExplainEngine, Plugins, Precision, Reference, load_plugins, print_to_stderr
 
 if TYPE_CHECKING:
-    from dragoman.serve.settings import Serving
+    from dragoman.serve.settings import ServerSettings
 
-KEYS = "DRAGOMAN_API_KEYS"  # several are separated by commas
+KEYS_VARIABLE = "DRAGOMAN_API_KEYS"  # separated by commas
 
 
 def serve(
@@ -24,40 +24,61 @@ def serve(
         list[str], typer.Argument(help="Run folders or model folders; NAME=MODEL gives one a name.", metavar="MODEL…")
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port to listen on; 0: any free port.")] = 8000,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that compute. Default: 1 on a GPU, one for each core on a CPU.")
+        int | None, typer.Option(help="Worker processes. Default: 1 on a GPU, one per core on a CPU.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help=f"API keys, one on each line; or set {KEYS}. Default: none is asked for.")
+        Path | None, typer.Option(help=f"API keys, one per line; or set {KEYS_VARIABLE}. Default: no keys.")
     ] = None,
     device: Device = "auto",
     precision: Precision = None,
-    plain: Plain = False,
+    reference: Reference = False,
+    explain_engine: ExplainEngine = False,
     set: Annotated[
-        list[str], typer.Option("--set", help="KEY=VALUE over a limit of the server, as in deadline_s=10.")
+        list[str], typer.Option("--set", help="KEY=VALUE for a setting of the server, as in deadline_s=10.")
     ] = [],
-    modules: Imports = [],
+    plugins: Plugins = [],
 ) -> None:
-    """Answer requests over HTTP. Prints the address when it is ready; SIGTERM or Ctrl-C lets it finish and end."""
+    """Serve models over HTTP. Prints the address when ready; drains and stops on SIGTERM or Ctrl-C."""
     check_extras()
-    import_all(modules)
-    given = {
+    load_plugins(plugins)
+    options = {
         "host": host, "port": port, "workers": workers, "keys": read_keys(key_file), "device": device,
-        "precision": precision, "plain": plain, "imports": modules,
+        "precision": precision, "reference": reference, "plugins": plugins,
     }  # fmt: skip
-    serving = validated(given | assignments(set))
-    paths = named(models)
-    if not serving.loopback and not serving.keys:
-        text = f"warning: everyone who can reach {serving.host} can use this server; --key-file asks them for a key"
+    settings = validate_settings(options | parse_assignments(set))
+    paths = parse_model_arguments(models)
+    if not settings.is_loopback and not settings.keys:
+        text = f"warning: everyone who can reach {settings.host} can use this server; require a key with --key-file"
         print(text, file=sys.stderr, flush=True)
+    if explain_engine:
+        _print_engines(paths, settings)
     from dragoman.serve import lifecycle
 
-    lifecycle.run(serving, paths, lambda address: print(f"serving {', '.join(paths)} on {address}", flush=True))
+    lifecycle.run(settings, paths, lambda address: print(f"serving {', '.join(paths)} on {address}", flush=True))
+
+
+def _print_engines(paths: Mapping[str, str], settings: ServerSettings) -> None:
+    """Print on the standard error which engine decodes each model, by its config."""
+    from dragoman.checkpoint import model_folder, model_paths
+    from dragoman.engines.base import report_config
+    from dragoman.inference.device import select_device
+
+    device = select_device(settings.device)
+    for name, path in paths.items():
+        if len(model_paths.parse_model_paths(path)) > 1:
+            print_to_stderr(f"{name}: decoding on {device.type}: reference, because an ensemble is not a single model")
+            continue
+        config, _ = model_folder.load_codec(path)
+        report = report_config(
+            config, device, with_training=False, precision=settings.precision, reference_only=settings.reference
+        )
+        print_to_stderr("\n".join([f"{name}:", *report.lines()]))
 
 
 def check_extras() -> None:
-    """The packages of the extra, before anything is loaded."""
+    """Raise MissingExtra unless the packages of the extra `serve` are installed."""
     from dragoman.core.errors import MissingExtra
 
     for package, name in {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}.items():
@@ -65,77 +86,77 @@ def check_extras() -> None:
             raise MissingExtra(name, "serve", "dragoman serve")
 
 
-def named(models: Sequence[str]) -> dict[str, str]:
-    """Paths by name: the one given, or the name of the folder."""
+def parse_model_arguments(models: Sequence[str]) -> dict[str, str]:
+    """Map names to paths: from NAME=MODEL, or by the folder's name; missing folders and equal names raise errors."""
     from dragoman.checkpoint import model_paths
-    from dragoman.core.errors import ModelError, UserError, nearest
+    from dragoman.core.errors import ModelError, UserError, did_you_mean
 
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for text in models:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
-        for folder in map(Path, model_paths.paths(path)):
-            if not folder.is_dir():  # all else about a folder is for the workers to find out
-                beside = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
-                raise ModelError(f"{folder}: there is no such model or run folder{nearest(folder.name, beside)}")
-        name = name or "+".join(Path(member).resolve().name for member in model_paths.paths(path))
-        if name in found:
-            raise UserError(f"two models are called '{name}'; give them names, as in first={found[name]}")
-        found[name] = path
-    return found
+        for folder in map(Path, model_paths.parse_model_paths(path)):
+            if not folder.is_dir():  # workers check the rest
+                siblings = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
+                raise ModelError(f"{folder}: there is no such model or run folder{did_you_mean(folder.name, siblings)}")
+        name = name or "+".join(Path(member).resolve().name for member in model_paths.parse_model_paths(path))
+        if name in paths:
+            raise UserError(f"two models are called '{name}'; give them names, as in first={paths[name]}")
+        paths[name] = path
+    return paths
 
 
 def read_keys(path: Path | None) -> list[str]:
-    """The keys of a file, and those of the environment."""
+    """Return the API keys of the environment variable, then those of a file, if any; # begins a comment line."""
     from dragoman.core.errors import UserError
 
-    keys = [key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()]
+    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     if path is None:
         return keys
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--key-file {path}: cannot be read: {getattr(error, 'strerror', 'is not UTF-8')}") from None
-    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not found:
-        raise UserError(f"--key-file {path}: there is no key in it; write one on each line")
-    return keys + found
+    file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not file_keys:
+        raise UserError(f"--key-file {path}: the file has no key; write one per line")
+    return keys + file_keys
 
 
-def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """What --set says."""
+def parse_assignments(texts: Sequence[str]) -> dict[str, object]:
+    """Parse the KEY=VALUE texts of --set; values are YAML."""
     from dragoman.core import yaml
     from dragoman.core.errors import UserError
 
-    found = {}
+    values: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: there is no '='; write KEY=VALUE, as in deadline_s=10")
-        found[key.strip()] = yaml.parse(value, f"--set {key}")
-    return found
+        values[key.strip()] = yaml.parse(value, f"--set {key}")
+    return values
 
 
-def validated(values: Mapping[str, Any]) -> Serving:
-    """The settings, or every problem with them at once."""
+def validate_settings(values: Mapping[str, object]) -> ServerSettings:
+    """Build the server settings, or raise ConfigError with all problems at once."""
     from pydantic import ValidationError
 
-    from dragoman.core.errors import ConfigError, nearest
-    from dragoman.serve.settings import Serving
+    from dragoman.core.errors import ConfigError, did_you_mean
+    from dragoman.serve.settings import ServerSettings
 
     try:
-        serving = Serving.model_validate(dict(values))
+        settings = ServerSettings.model_validate(dict(values))
     except ValidationError as error:
         problems = []
         for item in error.errors(include_url=False):
             key = ".".join(map(str, item["loc"]))
             if item["type"] == "extra_forbidden":
-                problems.append(f"{key} is not an option{nearest(key, Serving.model_fields)}")
+                problems.append(f"{key} is not an option{did_you_mean(key, ServerSettings.model_fields)}")
             else:
                 text = item["msg"].replace("Input should be", "must be")
                 shown = "" if key.startswith("keys") else f", found {item['input']!r}"
                 problems.append(f"{key}: {text[0].lower() + text[1:]}{shown}")
         raise ConfigError("dragoman serve", problems) from None
-    problems = list(serving.problems())
+    problems = list(settings.problems())
     if problems:
         raise ConfigError("dragoman serve", problems)
-    return serving
+    return settings

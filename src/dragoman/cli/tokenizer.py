@@ -1,4 +1,4 @@
-"""dragoman tokenizer explain: how words are split, merge by merge, by a model or by what a text teaches."""
+"""dragoman tokenizer explain: show how words are split, merge by merge, by a model or by merges learned from a text."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Imports, choice, console, import_all
+from dragoman.cli.options import Plugins, check_choice, console, load_plugins
 
 if TYPE_CHECKING:
-    from dragoman.text.bpe_trace import Explanation, Merge, Step
+    from rich.table import Table
 
-FEW = 10  # merges learned from a text where no limit is given
+    from dragoman.text.bpe_trace import Explanation, Merge, SplitStep
 
-app = typer.Typer(help="Look into tokenizers.", no_args_is_help=True)
+DEFAULT_MERGES = 10  # learned from a text if no limit is set
+
+app = typer.Typer(help="Inspect tokenizers.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    pass
+    """Inspect tokenizers."""
 
 
 @app.command()
@@ -33,7 +35,7 @@ def explain(
     ],
     words: Annotated[list[str] | None, typer.Argument(help="What to split.", metavar="WORD…")] = None,
     merges: Annotated[
-        int | None, typer.Option(min=1, help=f"Merges to learn from FILE; {FEW} where no limit is given.")
+        int | None, typer.Option(min=1, help=f"Merges to learn from FILE; {DEFAULT_MERGES} if no limit is set.")
     ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Learn until the vocabulary has this many symbols.")] = None,
     ratio: Annotated[
@@ -41,52 +43,60 @@ def explain(
     ] = None,
     side: Annotated[str | None, typer.Option(help="source or target: which tokenizer of MODEL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    modules: Imports = [],
+    modules: Plugins = [],
 ) -> None:
     """Show how words are split: by the tokenizer of a model, or by byte-pair merges learned from a text file."""
     from dragoman.core.errors import UserError
-    from dragoman.data.lines import unreadable
+    from dragoman.data.lines import read_blocker
 
-    import_all(modules)
-    limits = {"merges": merges, "size": size, "ratio": ratio}
+    load_plugins(modules)
     if path != "-" and not os.path.exists(path):
-        raise UserError(f"{path}: this is no model folder, and {unreadable(Path(path))}")
+        raise UserError(f"{path}: this is no model folder, and {read_blocker(Path(path))}")
     if not os.path.isdir(path):
         if side is not None:
             raise UserError(f"{path}: --side is for models, and this is a text file")
-        _learn(path, words or [], {key: value for key, value in limits.items() if value is not None}, as_json)
+        if merges is None and size is None and ratio is None:
+            merges = DEFAULT_MERGES
+        _explain_learned_merges(path, words or [], merges, size, ratio, as_json)
         return
-    for key, value in limits.items():
+    for key, value in {"merges": merges, "size": size, "ratio": ratio}.items():
         if value is not None:
-            raise UserError(f"{path}: --{key} is for text files, and this is a folder, whose tokenizer has learned")
+            raise UserError(f"{path}: --{key} is for text files; this is a model, whose tokenizer is trained")
     if not words:
-        raise UserError("say which words to split, as in: dragoman tokenizer explain MODEL newest widest")
-    _open(path, words, choice(side or "source", ("source", "target"), "--side"), as_json)
+        raise UserError("name the words to split, as in: dragoman tokenizer explain MODEL newest widest")
+    _explain_model(path, words, check_choice(side or "source", ("source", "target"), "--side"), as_json)
 
 
 # -- a text file -------------------------------------------------------------------------------------------------------
 
 
-def _learn(file: str, words: Sequence[str], limits: dict[str, Any], as_json: bool) -> None:
+def _explain_learned_merges(
+    file: str, words: Sequence[str], merges: int | None, size: int | None, ratio: float | None, as_json: bool
+) -> None:
+    """Learn byte-pair merges from a text file; print them, and how they split the words, as tables or JSON."""
     from dragoman.core.errors import DataError
     from dragoman.data.lines import read_lines
-    from dragoman.text.bpe_trace import alphabet, bracketed, count, learn, split
-    from dragoman.text.normalization import normalize, well_formed
+    from dragoman.text.bpe_trace import bracket_symbols, count_words, initial_symbols, learn_merges, trace_split
+    from dragoman.text.normalization import normalize, replace_surrogates
 
-    counts = count(normalize(line.text, "nfc") for line in read_lines(file))
+    counts = count_words(normalize(line.text, "nfc") for line in read_lines(file))
     if not counts:
         raise DataError("there is no word to learn from", file)
-    found = learn(counts, **(limits or {"merges": FEW}))
-    wanted = [word for text in words for word in normalize(well_formed(text), "nfc").split()]
-    splits = {word: split(word, found) for word in wanted}
+    learned = learn_merges(counts, merges=merges, size=size, ratio=ratio)
+    words = [word for text in words for word in normalize(replace_surrogates(text), "nfc").split()]
+    splits = {word: trace_split(word, learned) for word in words}
     if as_json:
         value = {
             "file": file,
             "words": counts.total(),
-            "size": len(alphabet(counts)),
-            "merges": [merge._asdict() | {"symbol": merge.symbol} for merge in found],
+            "size": len(initial_symbols(counts)),
+            "merges": [merge._asdict() | {"symbol": merge.symbol} for merge in learned],
             "splits": [
-                {"word": word, "reading": bracketed(steps[-1].symbols), "steps": [step._asdict() for step in steps]}
+                {
+                    "word": word,
+                    "reading": bracket_symbols(steps[-1].symbols),
+                    "steps": [step._asdict() for step in steps],
+                }
                 for word, steps in splits.items()
             ],
         }
@@ -94,22 +104,23 @@ def _learn(file: str, words: Sequence[str], limits: dict[str, Any], as_json: boo
         return
     out = console()
     out.print(
-        f"{counts.total():,} words, {len(counts):,} of them different; {len(alphabet(counts)):,} symbols at first"
+        f"{counts.total():,} words, {len(counts):,} of them different; "
+        f"{len(initial_symbols(counts)):,} symbols at first"
     )
-    out.print(_merges(found) if found else "no merge: the limit is reached already")
+    out.print(_merge_table(learned) if learned else "no merge: the limit is reached already")
     for word, steps in splits.items():
-        out.print(f"\n{word} → {bracketed(steps[-1].symbols)}", markup=False, soft_wrap=True)
+        out.print(f"\n{word} → {bracket_symbols(steps[-1].symbols)}", markup=False, soft_wrap=True)
         _print_steps(steps)
 
 
-def _merges(found: Sequence[Merge]) -> Any:
-    """The merges in order, as a table."""
+def _merge_table(merges: Sequence[Merge]) -> Table:
+    """Build a table of the merges in order."""
     from rich.table import Column, Table
     from rich.text import Text
 
     right = [Column(name, justify="right") for name in ("times", "symbols", "ratio")]
     table = Table(Column("merge", justify="right"), "pair", "new symbol", *right, box=None, pad_edge=False)
-    for number, merge in enumerate(found, 1):
+    for number, merge in enumerate(merges, 1):
         cells = " + ".join(merge.pair), merge.symbol, f"{merge.times:,}", f"{merge.size:,}", f"{merge.ratio:.3f}"
         table.add_row(f"{number:,}", *map(Text, cells))
     return table
@@ -118,44 +129,47 @@ def _merges(found: Sequence[Merge]) -> Any:
 # -- a model -----------------------------------------------------------------------------------------------------------
 
 
-def _open(model: str, words: Sequence[str], side: str, as_json: bool) -> None:
+def _explain_model(path: str, words: Sequence[str], side: str, as_json: bool) -> None:
+    """Print how a model's tokenizer of one side splits the words, as text or JSON."""
     from dragoman.checkpoint import model_folder
-    from dragoman.text.bpe_trace import explain
-    from dragoman.text.normalization import normalize, well_formed
+    from dragoman.text.bpe_trace import explain_split
+    from dragoman.text.normalization import normalize, replace_surrogates
 
-    opened = model_folder.load(model)
-    tokenizing = opened.config.tokenizer
-    mine = tokenizing.source if side == "source" or tokenizing.joint else tokenizing.target or tokenizing.source
-    tokenizer = opened.codec.source if side == "source" else opened.codec.target
-    found = [explain(tokenizer, normalize(well_formed(word), opened.codec.normalization)) for word in words]
+    loaded = model_folder.load(path)
+    options = loaded.config.tokenizer
+    part = options.source if side == "source" or options.joint else options.target or options.source
+    tokenizer = loaded.codec.source if side == "source" else loaded.codec.target
+    form = loaded.codec.normalization
+    explanations = [explain_split(tokenizer, normalize(replace_surrogates(word), form)) for word in words]
     if as_json:
-        each = [_plain(one) for one in found]
-        value = {"model": model, "side": side, "tokenizer": mine.name, "size": len(tokenizer), "splits": each}
+        splits = [_as_json(explanation) for explanation in explanations]
+        value = {"model": path, "side": side, "tokenizer": part.name, "size": len(tokenizer), "splits": splits}
         print(json.dumps(value, indent=1, ensure_ascii=False))
         return
     out = console()
-    out.print(f"{side} tokenizer: {mine.name}, {len(tokenizer):,} symbols", markup=False)
-    for one in found:
-        out.print(f"\n{one.text} → {' '.join(one.pieces)}", markup=False, soft_wrap=True)
-        if one.steps is not None:
-            _print_steps(one.steps)
-        if one.scores is not None:
-            for piece, score in zip(one.pieces, one.scores, strict=True):
+    out.print(f"{side} tokenizer: {part.name}, {len(tokenizer):,} symbols", markup=False)
+    for explanation in explanations:
+        out.print(f"\n{explanation.text} → {' '.join(explanation.pieces)}", markup=False, soft_wrap=True)
+        if explanation.steps is not None:
+            _print_steps(explanation.steps)
+        if explanation.scores is not None:
+            for piece, score in zip(explanation.pieces, explanation.scores, strict=True):
                 text = f"  {piece}   " + ("no probability" if score is None else f"log p {score:.3f}")
                 out.print(text, markup=False, soft_wrap=True)
 
 
-def _plain(one: Explanation) -> dict[str, Any]:
-    value: dict[str, Any] = {"word": one.text, "pieces": one.pieces}
-    if one.steps is not None:
-        value["steps"] = [step._asdict() for step in one.steps]
-    if one.scores is not None:
-        value["scores"] = one.scores
+def _as_json(explanation: Explanation) -> dict[str, object]:
+    """Return how a word was split as JSON: pieces, and steps and scores where there are any."""
+    value: dict[str, object] = {"word": explanation.text, "pieces": explanation.pieces}
+    if explanation.steps is not None:
+        value["steps"] = [step._asdict() for step in explanation.steps]
+    if explanation.scores is not None:
+        value["scores"] = explanation.scores
     return value
 
 
-def _print_steps(steps: Sequence[Step]) -> None:
-    """One line for each state of a word, and behind it the merge that led there."""
+def _print_steps(steps: Sequence[SplitStep]) -> None:
+    """Print the symbols of a word after each merge, and which merge it was."""
     out = console()
     width = max(len(" ".join(step.symbols)) for step in steps)
     for step in steps:

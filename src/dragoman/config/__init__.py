@@ -1,28 +1,28 @@
 """The typed config of a whole run, from YAML: every problem at once, or a config that has been rehearsed.
 
-    preset, file, --set ─loading→ a mapping ─checking→ Config (schema) ─building→ readers and model, rehearsed
+    preset, file, --set ─loading→ a mapping ─checks→ Config (schema) ─building→ readers and model, rehearsed
 
-What is written here is all that others need of it: `from dragoman import config as configs`.
+The public names of the package: `from dragoman import config as configs`.
 """
 
-from dragoman.config.building import build_model, modality, rehearse, second_source
-from dragoman.config.checks import validate, validated_generation
-from dragoman.config.loading import Loaded, explain, load, presets
-from dragoman.config.schema import Backbone, Config, Tokenizing, Training
+from dragoman.config.building import build_meta_model, build_modality, build_model, build_second_source, rehearse
+from dragoman.config.checks import validate
+from dragoman.config.loading import LoadedConfig, explain_origins, list_presets, load
+from dragoman.config.schema import Backbone, Config, TokenizerOptions, TrainingOptions
 
 __all__ = [
     "Backbone",
     "Config",
-    "Loaded",
-    "Tokenizing",
-    "Training",
+    "LoadedConfig",
+    "TokenizerOptions",
+    "TrainingOptions",
+    "build_meta_model",
+    "build_modality",
     "build_model",
-    "explain",
+    "build_second_source",
+    "explain_origins",
+    "list_presets",
     "load",
-    "modality",
-    "presets",
     "rehearse",
-    "second_source",
     "validate",
-    "validated_generation",
 ]

@@ -1,9 +1,9 @@
-"""A plain mapping → the typed config, or one error with every problem in it, each a sentence.
+"""Validation: a plain mapping → the typed config, or one error with every problem in it, each a sentence.
 
     {"model": {"widht": 8}} → model.widht is not an option; did you mean 'width'? (there is …)
 
-Types are checked first; where one is wrong, the rules between the fields of every group that is right are checked all
-the same, so that nobody mends a config one message at a time.
+Types are checked first; where one is wrong, the rules between the fields of every valid group are checked all the same,
+so that a user sees all problems at once.
 """
 
 from __future__ import annotations
@@ -15,62 +15,54 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dragoman.config.schema import GROUPS, Config, Generation, inside
-from dragoman.core.errors import ConfigError, nearest
+from dragoman.config.schema import GROUPS, Config, nested_types
+from dragoman.core.errors import ConfigError, did_you_mean
 from dragoman.core.registry import Options, Registry
 
 
 def validate(value: dict[str, Any], where: str) -> Config:
-    """A plain mapping → the config, or an error with every problem in it."""
+    """Validate a plain mapping as a config; raise one ConfigError with every problem, for the file `where`."""
     try:
         config = Config.model_validate(value)
     except ValidationError as error:
-        problems = [_sentence(item, value) for item in error.errors(include_url=False)]
+        problems = [_error_message(item, value) for item in error.errors(include_url=False)]
         groups = dict(_valid_groups(value))
-        problems += _cross(groups)
-        if groups.keys() == GROUPS.keys():  # what goes between the groups can be told, too
+        problems += _group_problems(groups)
+        if groups.keys() == GROUPS.keys():  # the rules between groups can be checked, too
             problems += Config.model_construct(**groups).problems()  # type: ignore[arg-type]
         raise ConfigError(where, list(dict.fromkeys(problems))) from None
-    problems = [*config.problems(), *_cross({name: getattr(config, name) for name in GROUPS})]
+    problems = [*config.problems(), *_group_problems({name: getattr(config, name) for name in GROUPS})]
     if problems:
         raise ConfigError(where, problems)
     return config
 
 
-def validated_generation(config: Config, changes: dict[str, Any]) -> Generation:
-    """The generation settings of a config with some of them changed, checked as a file's are."""
-    try:
-        return Generation.model_validate(config.generation.model_dump() | changes)
-    except ValidationError as error:
-        raise ConfigError("generation", [_sentence(item, {}) for item in error.errors(include_url=False)]) from None
-
-
-def _cross(groups: Mapping[str, Options]) -> Iterator[str]:
-    """What does not go together inside each group."""
+def _group_problems(groups: Mapping[str, Options]) -> Iterator[str]:
+    """Return the problems between the fields of each group, with the group's name in front."""
     return (f"{name}.{problem}" for name, group in groups.items() for problem in group.problems())
 
 
 def _valid_groups(value: dict[str, Any]) -> Iterator[tuple[str, Options]]:
-    """The groups of a broken config that are right by themselves: their cross-field rules can still be checked."""
+    """Yield the name and value of each group of an invalid config that is valid by itself."""
     for name, kind in GROUPS.items():
         with suppress(ValidationError):
             yield name, kind.model_validate(value.get(name, {}))
 
 
-def _sentence(error: Any, value: dict[str, Any]) -> str:
-    """One of pydantic's errors as `key: what is wrong, what was found, what is allowed`."""
+def _error_message(error: Any, value: dict[str, Any]) -> str:
+    """Turn one of pydantic's errors into a sentence: key, what is wrong, what was found, what is allowed."""
     location = [str(part) for part in error["loc"] if part != "function-plain[parse()]"]
     key, found, kind = ".".join(location), f"{error['input']!r}"[:60], error["type"]
     if kind == "extra_forbidden":
-        options = _options_at(location[:-1], value)
-        return f"{key} is not an option{nearest(location[-1], options)} (there is {', '.join(options)})"
+        options = _options_of_key(location[:-1], value)
+        return f"{key} is not an option{did_you_mean(location[-1], options)} (there is {', '.join(options)})"
     if kind == "missing":
         return f"{key} is missing" + ("; name the pairs, as in data.train=pairs.tsv" if location[0] == "data" else "")
     if kind == "part":
         return f"{key}: {error['msg']}"
     if kind == "literal_error":
         allowed = error["ctx"]["expected"]
-        near = nearest(str(error["input"]), re.findall("'(.+?)'", allowed))
+        near = did_you_mean(str(error["input"]), re.findall("'(.+?)'", allowed))
         return f"{key}: found {found}, allowed is {allowed}{near}"
     if kind == "model_type":
         return f"{key}: must be a mapping of settings, found {found}"
@@ -78,8 +70,8 @@ def _sentence(error: Any, value: dict[str, Any]) -> str:
     return f"{key}: {text[0].lower() + text[1:]}, found {found}"
 
 
-def _options_at(location: Sequence[str], value: Any) -> list[str]:
-    """The options there are at a place of the config."""
+def _options_of_key(location: Sequence[str], value: Any) -> list[str]:
+    """Return the names of the options allowed below a key of a config `value`; [] for an unknown key."""
     kind: Any = Config
     for i, part in enumerate(location):
         if isinstance(value, list):  # the place in a list of what `kind` is already
@@ -91,10 +83,10 @@ def _options_at(location: Sequence[str], value: Any) -> list[str]:
             return []
         if isinstance(value, list) and i + 1 < len(location):
             continue
-        registry = next((m for m in inside(info) if isinstance(m, Registry)), None)
+        registry = next((m for m in nested_types(info) if isinstance(m, Registry)), None)
         if registry is not None:
             name = value.get("name") if isinstance(value, dict) else value
             kind = registry.schema(str(name)) if name in registry.names else Options
         else:
-            kind = next((m for m in inside(info) if isinstance(m, type) and issubclass(m, Options)), Options)
+            kind = next((m for m in nested_types(info) if isinstance(m, type) and issubclass(m, Options)), Options)
     return list(kind.model_fields)

@@ -1,8 +1,8 @@
-"""Which whole shapes there are, and what the parts of a config must be to make one.
+"""Which parts of a model go together: the model families, and what the parts of a config must be to form one.
 
-shape                   encoder         decoder | head                     objective
+family                  encoder         decoder | head                     objective
 encoder-decoder         any             decoder, any                       pairs, denoising, span_corruption, prefix
-one network             none            decoder with source: prefix        pairs, prefix
+decoder-only            none            decoder with source: prefix        pairs, prefix
 prefix language model   none            decoder with source: full_prefix   pairs, prefix, unilm
 language model          none            decoder with source: prefix        lm
 classifier              any             head: classifier                   labels
@@ -15,50 +15,52 @@ With two sources (model.second_source) it is an encoder-decoder whose decoder at
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import PAD, Batch, Modality
 from dragoman.data.objectives import Objective, objectives
-from dragoman.nn.frontends import frontends
+from dragoman.nn.frontends import frontend_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The ways in which one network reads source and target, and what an objective needs each for.
-PREFIXES = {"prefix": "reads from left to right alone", "full_prefix": "sees words from both sides"}
-TOKENS = 256  # of a source that is a text, at most, where a config does not say
+    from dragoman.config.schema import Config, ModelOptions
+
+# How a decoder-only model reads its source, and what an objective needs each for.
+PREFIXES = {"prefix": "reads from left to right only", "full_prefix": "sees words from both sides"}
+MAX_SOURCE_TOKENS = 256  # of a text, where a config does not set data.max_source
 
 
-def problems(config: Any) -> Iterator[str]:
-    """What does not go together, one sentence each."""
-    model: Any = config.model
-    name, source = config.training.objective.name, how_the_source_is_read(model)
+def find_problems(config: Config) -> Iterator[str]:
+    """Yield a sentence for each thing in a config that does not go together."""
+    model = config.model
+    name, source = config.training.objective.name, source_mode(model)
     try:
         objective = objectives.build(config.training.objective)
     except PartError as error:  # it may refuse its own options
         yield f"training.objective: {error}"
         return
-    if objective.paired and "target" not in config.data.columns:
+    if objective.is_paired and "target" not in config.data.columns:
         yield f"data.columns must name 'target' (several times for several targets), found {config.data.columns}"
-    if not objective.paired and config.training.validate_metrics:
+    if not objective.is_paired and config.training.validate_metrics:
         yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
-    yield from _vocabulary(config, name, objective.joint or not objective.paired)
-    yield from _head(model, name, objective)
+    yield from _vocabulary_problems(config, name, objective.needs_joint_vocabulary or not objective.is_paired)
+    yield from _head_problems(model, name, objective)
     if objective.continues_text and model.pointer is not None:
         yield f"model.pointer copies from the source, but training.objective is {name}: set model.pointer to null"
-    yield from _one_network(config.training.objective, objective.decoder_source, source)
+    yield from _decoder_only_problems(config.training.objective, objective.decoder_source, source)
     if source in PREFIXES and model.encoder.name != "none":
         yield f"model.decoder.source is {source}, so the decoder reads the source itself: set model.encoder to none"
     if source not in PREFIXES and model.encoder.name == "none" and model.decoder is not None:
         yield "model.encoder is none, so the decoder must read the source itself: set model.decoder.source to prefix"
-    yield from _two_sources(config, objective, source)
-    yield from _reach(config, objective, source)
+    yield from _second_source_problems(config, objective, source)
+    yield from _position_problems(config, objective, source)
 
 
-def _one_network(part: Part, needed: str | None, source: str) -> Iterator[str]:
-    """What reads source and target in one way alone."""
+def _decoder_only_problems(part: Part, needed: str | None, source: str) -> Iterator[str]:
+    """Yield a problem if an objective needs the decoder source `needed`, and the model has another."""
     if needed is None or source == needed:
         return
     chosen = [key for key, value in part.options.items() if value is True]
@@ -67,20 +69,20 @@ def _one_network(part: Part, needed: str | None, source: str) -> Iterator[str]:
         yield f"training.objective is {name}, which {PREFIXES[needed]}: set model.decoder.source to {needed}"
     else:
         yield (
-            f"training.objective is {name}, so there is one network and no source apart: "
+            f"training.objective is {name}, which needs a decoder-only model: "
             f"set model.encoder to none and model.decoder.source to {needed}"
         )
 
 
-def _two_sources(config: Any, objective: Objective, source: str) -> Iterator[str]:
-    """What reads two sources, and what cannot."""
+def _second_source_problems(config: Config, objective: Objective, source: str) -> Iterator[str]:
+    """Yield what a model with a second source lacks, or a column of second sources without such a model."""
     if config.model.second_source is None:
         if "second_source" in config.data.columns:
             yield "data.columns names 'second_source', but model.second_source is null: set it, or write '-' there"
         return
     if "second_source" not in config.data.columns:
         yield f"model.second_source is set, but data.columns does not name 'second_source': {config.data.columns}"
-    if not objective.paired or objective.token_labels:
+    if not objective.is_paired or objective.has_token_labels:
         yield "model.second_source needs an objective with a target alone: set training.objective to pairs or labels"
     if source in PREFIXES:
         yield f"model.second_source cannot be read as a prefix: set model.decoder.source to attention, not {source}"
@@ -88,12 +90,14 @@ def _two_sources(config: Any, objective: Objective, source: str) -> Iterator[str
         yield "model.second_source.encoder is none, and no decoder reads a second source itself: set it to identity"
 
 
-def how_the_source_is_read(model: Any) -> str:
+def source_mode(model: ModelOptions) -> str:
+    """Return how the decoder reads the source: attention, prefix or full_prefix; "" without a decoder."""
     return str(model.decoder.options.get("source", "attention")) if model.decoder is not None else ""
 
 
-def _vocabulary(config: Any, name: str, joint: bool) -> Iterator[str]:
-    model: Any = config.model
+def _vocabulary_problems(config: Config, name: str, joint: bool) -> Iterator[str]:
+    """Yield what needs one vocabulary for both sides (the objective, if `joint`) where there are two."""
+    model = config.model
     if config.tokenizer.joint or config.tokenizer.load or config.training.start_from:
         return
     if model.tie in ("all", "embeddings"):
@@ -104,7 +108,8 @@ def _vocabulary(config: Any, name: str, joint: bool) -> Iterator[str]:
         yield "model.pointer needs one vocabulary for both sides: set tokenizer.joint to true"
 
 
-def _head(model: Any, name: str, objective: Objective) -> Iterator[str]:
+def _head_problems(model: ModelOptions, name: str, objective: Objective) -> Iterator[str]:
+    """Yield a problem if the objective needs another head, or tied embeddings that the model does not have."""
     head = model.head.name if model.head is not None else None
     needed = objective.head
     if needed is not None and head != needed:
@@ -113,78 +118,79 @@ def _head(model: Any, name: str, objective: Objective) -> Iterator[str]:
             f"set model.head to {needed} and model.decoder to null"
         )
     if needed is None and head is not None:
-        kinds: dict[str, Any] = {other: objectives[other] for other in objectives.names}
-        fitting = " or ".join(other for other, kind in kinds.items() if kind.head == head)
+        fitting = " or ".join(other for other in objectives.names if getattr(objectives[other], "head", None) == head)
         yield f"model.head is {head}, but training.objective is {name}: it must be {fitting or 'one with this head'}"
-    if objective.one_table and model.tie not in ("all", "embeddings"):
+    if objective.shares_embeddings and model.tie not in ("all", "embeddings"):
         yield f"training.objective is {name}, so one table of embeddings serves the whole text: set model.tie to all"
 
 
-def _reach(config: Any, objective: Objective, source: str) -> Iterator[str]:
-    """Positions that end must reach as far as the data does."""
-    model: Any = config.model
-    together = source in PREFIXES and not objective.continues_text  # whose text is all target
-    sizes, most = config.data.max_target, max_source_length(config)
-    first = vectors(model.frontend, most)
+def _position_problems(config: Config, objective: Objective, source: str) -> Iterator[str]:
+    """Yield a problem for each side whose limited positions are fewer than the data's maximum length."""
+    model = config.model
+    shares_positions = source in PREFIXES and not objective.continues_text  # whose text is all target
+    max_target, max_source = config.data.max_target, max_source_length(config)
+    source_vectors = max_frontend_vectors(model.frontend, max_source)
     limits = {
-        "encoder": (f"data.max_source is {most}", first),
-        "decoder": (f"data.max_source + data.max_target is {most + sizes}", first + sizes)
-        if together
-        else (f"data.max_target is {sizes}", sizes),
+        "encoder": (f"data.max_source is {max_source}", source_vectors),
+        "decoder": (f"data.max_source + data.max_target is {max_source + max_target}", source_vectors + max_target)
+        if shares_positions
+        else (f"data.max_target is {max_target}", max_target),
     }
-    parts = {side: getattr(model, side) for side in limits}
+    parts = {"encoder": model.encoder, "decoder": model.decoder}
     if model.second_source is not None:
         parts["second_source.encoder"] = model.second_source.encoder
-        limits["second_source.encoder"] = limits["encoder"][0], vectors(model.second_source.frontend, most)
-    for side, (found, limit) in limits.items():
+        limits["second_source.encoder"] = (
+            limits["encoder"][0],
+            max_frontend_vectors(model.second_source.frontend, max_source),
+        )
+    for side, (sentence, limit) in limits.items():
         part = parts[side]
         position = part.options.get("position") if part is not None else None
-        reach = position.options.get("length") if isinstance(position, Part) else None
-        if reach is not None and reach < limit:
-            yield f"{found}, but model.{side}.position reaches only {reach} tokens: raise its length to {limit}"
+        length = position.options.get("length") if isinstance(position, Part) else None
+        if length is not None and length < limit:
+            yield f"{sentence}, but model.{side}.position has only {length} positions: raise its length to {limit}"
 
 
-def max_source_length(config: Any) -> int:
-    """The most positions that a source may have in training: data.max_source, where the config says it.
+def max_source_length(config: Config) -> int:
+    """Return the most source positions in training: data.max_source, or else the default of its modality.
 
-    Else TOKENS, or what is usual for the files that are read, whichever is more. With 256 for all, a set of read
-    speech, a hundred frames a second, would lose all utterances of more than 2.6 s.
+    With 256 for all, read speech with a hundred frames per second would lose all utterances of more than 2.6 s.
     """
-    given: int | None = config.data.max_source
-    if given is not None:
-        return given
+    if config.data.max_source is not None:
+        return config.data.max_source
     second = [] if config.model.second_source is None else [config.model.second_source.frontend]
-    kinds: list[tuple[Any, Part]] = [(frontends[part.name], part) for part in (config.model.frontend, *second)]
-    return max([TOKENS, *(int(kind.longest(part.options)) for kind, part in kinds)])
+    parts = (config.model.frontend, *second)
+    return max(MAX_SOURCE_TOKENS, *(frontend_class(part).default_max_length(part.options) for part in parts))
 
 
-def vectors(frontend: Part, length: int) -> int:
-    """The most vectors that an encoder reads of a source of so many positions."""
-    kind: Any = frontends[frontend.name]
-    return int(kind.most(frontend.options, length))
+def max_frontend_vectors(frontend: Part, length: int) -> int:
+    """Return the most vectors that a frontend makes of a source of `length` positions."""
+    return frontend_class(frontend).max_vectors(frontend.options, length)
 
 
-def rehearsal(config: Any, modality: Modality | None = None, second_source: Modality | str | None = None) -> Batch:
-    """A tiny batch of the kind a config trains on."""
+def rehearsal_batch(
+    config: Config, modality: Modality | None = None, second_source: Modality | str | None = None
+) -> Batch:
+    """Build a tiny batch of two rows in the form that a config trains on."""
     import torch
 
     objective = objectives.build(config.training.objective)
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
-    source, sizes, asked = ids, lengths, objective.token_labels
-    if objective.empty_source:
-        source, sizes = ids[:, :0], lengths * 0
+    source, source_lengths, has_labels = ids, lengths, objective.has_token_labels
+    if objective.has_empty_source:
+        source, source_lengths = ids[:, :0], lengths * 0
     if modality is not None:
-        source, sizes, asked = *blanks(modality), False
-    batch = Batch(source, sizes, ids, lengths, token_labels=ids if asked else None)
+        source, source_lengths, has_labels = *blank_sources(modality), False
+    batch = Batch(source, source_lengths, ids, lengths, token_labels=ids if has_labels else None)
     if second_source is not None:
         batch.second_source, batch.second_source_lengths = (
-            (ids, lengths) if isinstance(second_source, str) else blanks(second_source)
+            (ids, lengths) if isinstance(second_source, str) else blank_sources(second_source)
         )
     return batch
 
 
-def blanks(modality: Modality) -> tuple[Tensor, Tensor]:
-    """Two sources with nothing in them, and their lengths."""
+def blank_sources(modality: Modality) -> tuple[Tensor, Tensor]:
+    """Return two blank sources of a modality, stacked, and their lengths."""
     import torch
 
     blank = torch.from_numpy(modality.blank())

@@ -1,6 +1,6 @@
 """A config from a preset, a file and single values, the later over the earlier; and where each value came from.
 
-    load(path, preset, ["model.decoder.layers=2"]) → Loaded(config, origins)
+    load(path, preset, ["model.decoder.layers=2"]) → LoadedConfig(config, origins)
 
 A file may say `preset: NAME` to build on a preset; a file's values replace the preset's, `--set` values replace both.
 Where a part changes its name, its options start over. `origins` says for each value where it came from.
@@ -19,19 +19,21 @@ from dragoman.config.building import rehearse
 from dragoman.config.checks import validate
 from dragoman.config.schema import Config
 from dragoman.core import yaml
-from dragoman.core.errors import ConfigError, nearest
+from dragoman.core.errors import ConfigError, did_you_mean
+from dragoman.core.generation import fields_of, lift_search_options
+from dragoman.search import searches, uses_field
 
 
 @dataclass
-class Loaded:
+class LoadedConfig:
     """A config, and for each of its keys the file or option that set it."""
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def presets() -> dict[str, str]:
-    """Every preset's name and the first line of its comment."""
+def list_presets() -> dict[str, str]:
+    """Return the first comment line of every preset, by name."""
     files = sorted(resources.files("dragoman.presets").iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
@@ -40,87 +42,117 @@ def presets() -> dict[str, str]:
     }
 
 
-def load(path: str | Path | None = None, preset: str | None = None, sets: Sequence[str] = ()) -> Loaded:
-    """A config from a file, a preset and single values, the later over the earlier; or one error with every problem."""
+def load(path: str | Path | None = None, preset: str | None = None, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Load and check a config from a preset, a file and KEY=VALUE `overrides`, later ones over earlier ones."""
     where = str(path or (f"preset {preset}" if preset else "the config"))
     value = yaml.read(Path(path)) if path is not None else {}
     preset = value.pop("preset", None) or preset
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    if preset is not None:
-        merge(merged, _preset(preset, where), f"preset {preset}", origins)
-    merge(merged, value, where, origins)
-    for text in sets:
-        merge(merged, _assignment(text), f"--set {text.split('=', 1)[0]}", origins)
+    layers = [] if preset is None else [(_read_preset(preset, where), f"preset {preset}")]
+    layers += [(value, where)]
+    layers += [(_parse_assignment(text), f"--set {text.split('=', 1)[0]}") for text in overrides]
+    for layer, origin in layers:
+        _drop_search_options(merged, layer, origins)
+        merge_into(merged, layer, origin, origins)
     merged.setdefault("name", Path(path).name.split(".")[0] if path is not None else preset or "model")
     try:
         config = validate(merged, where)
     except ConfigError as error:
-        raise ConfigError(where, [_blamed(problem, origins, where) for problem in error.problems]) from None
+        raise ConfigError(where, [_with_origin(problem, origins, where) for problem in error.problems]) from None
     problems = rehearse(config)
     if problems:
         raise ConfigError(where, problems)
-    return Loaded(config, origins)
+    return LoadedConfig(config, origins)
 
 
-def _blamed(problem: str, origins: dict[str, str], where: str) -> str:
-    """A problem with the place its key was set at, where that is not the file itself."""
+def _with_origin(problem: str, origins: dict[str, str], where: str) -> str:
+    """Append the preset or option that set a problem's key, unless that is the file itself."""
     origin = origins.get(re.split(r"[: ]", problem, maxsplit=1)[0], where)
     return problem if origin == where else f"{problem} (from {origin})"
 
 
-def merge(into: dict[str, Any], value: dict[str, Any], origin: str, origins: dict[str, str], path: str = "") -> None:
-    """Lay one mapping over another; a part under another name starts over."""
+def merge_into(
+    target: dict[str, Any], value: dict[str, Any], origin: str, origins: dict[str, str], path: str = ""
+) -> None:
+    """Merge `value` into `target` in place, noting each key's origin; a part with a new name starts over."""
     for key, new in value.items():
-        here, old = f"{path}{key}", into.get(key)
+        here, old = f"{path}{key}", target.get(key)
         if isinstance(new, dict):
             if isinstance(old, str):  # a part by its bare name, now given options
                 old = {"name": old}
             renamed = isinstance(old, dict) and "name" in new and new["name"] != old.get("name")
-            into[key] = {} if renamed or not isinstance(old, dict) else old
+            target[key] = {} if renamed or not isinstance(old, dict) else old
             if renamed:
-                _forget(here, origins)
-            merge(into[key], new, origin, origins, here + ".")
+                _drop_origins(here, origins)
+            merge_into(target[key], new, origin, origins, here + ".")
         else:
             same_part = isinstance(new, str) and isinstance(old, dict) and old.get("name") == new
             if not same_part:
-                _forget(here, origins)
-            into[key] = old if same_part else new
-            origins[f"{here}.name" if isinstance(into[key], dict) else here] = origin
+                _drop_origins(here, origins)
+            target[key] = old if same_part else new
+            origins[f"{here}.name" if isinstance(target[key], dict) else here] = origin
 
 
-def _forget(path: str, origins: dict[str, str]) -> None:
-    """What stood at a path and below it is replaced."""
-    for gone in [key for key in origins if key == path or key.startswith(path + ".")]:
-        del origins[gone]
+def _drop_search_options(target: dict[str, Any], layer: dict[str, Any], origins: dict[str, str]) -> None:
+    """If a layer changes the search, drop the merged options that the new search lacks, in place."""
+    for group, parents in {
+        "generation": (target, layer),
+        "validate_generation": _children("training", target, layer),
+    }.items():
+        old, new = _children(group, *parents)
+        if "search" not in new:
+            continue
+        path = group if parents[0] is target else f"training.{group}"
+        parents[1][group] = lifted = lift_search_options(new)
+        search = lifted.get("search")
+        name = search.get("name") if isinstance(search, dict) else search
+        for option in [option for option in old if option in fields_of("search")]:
+            if name in searches.names and not uses_field(name, option):
+                del old[option]
+                _drop_origins(f"{path}.{option}", origins)
 
 
-def explain(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
-    """Every value of a config with its key and where it came from."""
+def _children(key: str, *parents: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the mapping below a key of each parent; {} where there is none."""
+    children = [parent.get(key) for parent in parents]
+    return tuple(child if isinstance(child, dict) else {} for child in children)
 
-    def walk(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any, str]]:
+
+def _drop_origins(path: str, origins: dict[str, str]) -> None:
+    """Remove the origins of a key and of everything below it, in place."""
+    for old in [key for key in origins if key == path or key.startswith(path + ".")]:
+        del origins[old]
+
+
+def explain_origins(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield every key of a config with its value and where that came from."""
+
+    def flatten(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any, str]]:
+        """Yield (key, value, origin) of everything below a path."""
         for key, item in value.items():
             here = f"{path}{key}"
             if isinstance(item, dict):
-                yield from walk(item, here + ".")
+                yield from flatten(item, here + ".")
             else:
                 bare = here.removesuffix(".name")
                 yield here, item, loaded.origins.get(here) or loaded.origins.get(bare) or "default"
 
-    return walk(loaded.config.plain(), "")
+    return flatten(loaded.config.to_mapping(), "")
 
 
-def _preset(name: Any, where: str) -> dict[str, Any]:
-    names = presets()
+def _read_preset(name: Any, where: str) -> dict[str, Any]:
+    """Read a preset; raise ConfigError for an unknown name."""
+    names = list_presets()
     if not isinstance(name, str) or name not in names:
         raise ConfigError(
-            where, [f"preset: no preset called '{name}'{nearest(str(name), names)} (there is {', '.join(names)})"]
+            where, [f"preset: no preset called '{name}'{did_you_mean(str(name), names)} (there is {', '.join(names)})"]
         )
     return yaml.parse((resources.files("dragoman.presets") / f"{name}.yaml").read_text(encoding="utf-8"), name) or {}
 
 
-def _assignment(text: str) -> dict[str, Any]:
-    """`a.b.c=value` → {a: {b: {c: value}}}, the value read as YAML."""
+def _parse_assignment(text: str) -> dict[str, Any]:
+    """Parse `a.b.c=value` as {a: {b: {c: value}}}; the value is YAML."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError(f"--set {text}", ["must read KEY=VALUE, as in --set model.decoder.layers=2"])

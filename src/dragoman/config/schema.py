@@ -2,8 +2,8 @@
 
     Config = name, seed, data, tokenizer, model, training, generation, runtime
 
-Each group's `problems` are those between its own fields, the config's those between groups. What the model's options
-are is what `Seq2Seq` takes; which parts make a whole is told by dragoman.config.compatibility.
+The `problems` of a group are those between its own fields, those of the config are between groups. The model's options
+are the keyword-only parameters of `Seq2Seq`; compatibility.py says which parts go together.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from dragoman.config import compatibility
 from dragoman.core import yaml
-from dragoman.core.errors import nearest
+from dragoman.core.errors import PartError, UserError, did_you_mean
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import NonNegativeInt, Options, Part, PositiveFloat, PositiveInt, UnitInterval, options_of
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
+from dragoman.nn.multi_source import SecondSourceConfig
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
-from dragoman.optim.sampling_schedules import teachers
+from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
-from dragoman.search import searches
+from dragoman.search import apply_overrides, build_search
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
 
@@ -39,8 +42,8 @@ class Corpus(Options):
     weight: PositiveFloat = 1.0
 
 
-def _corpora(value: Any) -> Any:
-    """One path, a list of paths, or a list of mappings with weights."""
+def _parse_corpora(value: Any) -> Any:
+    """Turn a path, or a list of paths or mappings with weights, into a list of mappings."""
     values = value if isinstance(value, list) else [value]
     return [{"path": item} if isinstance(item, str) else item for item in values]
 
@@ -48,10 +51,12 @@ def _corpora(value: Any) -> Any:
 _Corpora = str | list[str | Corpus]  # what may be written
 
 
-class Data(Options):
-    """Where the pairs are, and which of them count."""
+class DataOptions(Options):
+    """Where the pairs are, and which of them are used."""
 
-    train: Annotated[list[Corpus], BeforeValidator(_corpora, json_schema_input_type=_Corpora), Field(min_length=1)]
+    train: Annotated[
+        list[Corpus], BeforeValidator(_parse_corpora, json_schema_input_type=_Corpora), Field(min_length=1)
+    ]
     valid: str | None = None
     columns: Annotated[list[Column], Field(min_length=1)] = ["source", "target"]
     normalization: Form = "nfc"
@@ -63,6 +68,7 @@ class Data(Options):
     cache: str | None = None  # where token stores are kept; default: beside the run folder
 
     def problems(self) -> Iterator[str]:
+        """Yield a sentence for each problem between these options: the standard input, repeated columns."""
         if any(path == "-" for path in (self.valid, *(corpus.path for corpus in self.train))):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
         if self.columns.count("source") != 1:
@@ -71,18 +77,19 @@ class Data(Options):
             yield f"columns must name 'second_source' once at most, found {self.columns}"
 
 
-class Tokenizing(Options):
-    """How text becomes ids. Without `target` both sides use the kind named for the source."""
+class TokenizerOptions(Options):
+    """How text becomes ids. Without `target` both sides use the tokenizer of the source."""
 
     source: Annotated[Part, tokenizers] = Part("characters")
     target: Annotated[Part, tokenizers] | None = None
     joint: bool = False  # one vocabulary for both sides
-    copies: NonNegativeInt | None = (
+    copy_slots: NonNegativeInt | None = (
         None  # unknown words of a source that can be told apart; null: 16 with model.pointer, else 0
     )
     load: str | None = None  # take the tokenizers of this model instead of learning them
 
     def problems(self) -> Iterator[str]:
+        """Yield a sentence if `target` differs from `source` although `joint` is true."""
         if self.joint and self.target is not None and self.target != self.source:
             yield "target must be left out (or equal source) when joint is true: there is one tokenizer for both sides"
 
@@ -94,48 +101,50 @@ class Backbone(Options):
     map: Annotated[dict[str, str], Field(min_length=1)] = {"": "frontend.net"}  # as torchvision names a ResNet's
 
     def problems(self) -> Iterator[str]:
+        """Yield a sentence for each name in `map` that goes nowhere."""
         return (f"map: '{key}' goes nowhere; name a part of the model" for key, place in self.map.items() if not place)
 
 
-class Training(Options):
-    """How weights are found."""
+class TrainingOptions(Options):
+    """How the weights are trained."""
 
-    steps: PositiveInt = 10_000  # updates; training also ends after `epochs`, whichever comes first
+    steps: PositiveInt = 10_000  # updates; training ends after `steps` or `epochs`, whichever comes first
     epochs: PositiveInt | None = None
-    batch_tokens: PositiveInt = 4096  # padded tokens of the longer side in a batch
-    batch_sentences: PositiveInt | None = None
-    accumulate: PositiveInt = 1  # batches for each update
+    batch_tokens: PositiveInt = 4096  # padded tokens of the longer side of a batch
+    batch_sentences: PositiveInt | None = None  # at most so many sentences in a batch
+    accumulate: PositiveInt = 1  # batches per update
     objective: Annotated[Part, objectives] = Part("pairs")  # what is predicted from what
-    teacher: Annotated[Part, teachers] = Part("gold")  # whose tokens the decoder reads in training
-    r_drop: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # weight of the disagreement of two passes
-    ctc: UnitInterval = 0.0  # share of the encoder's own loss, with model.ctc
+    scheduled_sampling: Annotated[Part, sampling_schedules] = Part("teacher_forcing")  # share of gold decoder inputs
+    r_drop: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # weight of the R-Drop loss
+    ctc_weight: UnitInterval = 0.0  # share of the encoder's CTC loss in the loss, with model.ctc
     optimizer: Annotated[Part, optimizers] = Part("adamw")
-    schedule: Annotated[Part, schedules] = Part("inverse_sqrt")
-    clip: PositiveFloat | None = 1.0  # the largest norm of a gradient
+    schedule: Annotated[Part, schedules] = Part("inverse_sqrt")  # of the learning rate
+    clip: PositiveFloat | None = 1.0  # largest norm of the gradient
     label_smoothing: UnitInterval = 0.1
-    loss_per: Literal["token", "sentence"] = "token"  # what the gradient is a mean over; the RNN papers: sentences
+    loss_per: Literal["token", "sentence"] = "token"  # the gradient is a mean over these; the RNN papers: sentences
     precision: Literal["float32", "bfloat16"] = "float32"
     validate_every: PositiveInt = 500  # steps
-    validate_metrics: list[Annotated[Part, metrics]] = []  # decoded, besides the loss
-    validate_examples: PositiveInt = 500  # how many are decoded: a fixed sample of a larger set
-    validate_search: Annotated[Part, searches] = Part("greedy")
-    best: str = "loss"  # what decides which checkpoint is best: loss, or one of validate_metrics
-    patience: PositiveInt | None = None  # stop after so many validations without a better one
+    validate_metrics: list[Annotated[Part, metrics]] = []  # metrics of decoded text, besides the loss
+    validate_examples: PositiveInt = 500  # examples to decode: a fixed sample of a larger set
+    validate_generation: Annotated[  # overrides `generation`; what is not set here stays unset when it is saved
+        GenerationOptions, PlainSerializer(lambda options: options.model_dump(exclude_unset=True))
+    ] = GenerationOptions(search=Part("greedy"))
+    best: str = "loss"  # what selects the best checkpoint: loss, or one of validate_metrics
+    patience: PositiveInt | None = None  # stop after so many validations without improvement
     save_every: PositiveInt = 500  # steps
-    keep: PositiveInt = 3  # checkpoints, besides the best
+    keep: PositiveInt = 3  # checkpoints to keep, besides the best
     average: PositiveInt = 1  # average the last so many checkpoints at the end
-    ema: UnitInterval = 0.0  # decay of a moving average of the weights, which then is the model
-    start_from: str | None = None  # a model whose weights, and tokenizers, to begin with
-    start_parts: list[str] = []  # take over only what begins with one of these (encoder, frontend, …); empty: all
-    backbone: Backbone | None = None  # pretrained weights to begin a part of the model with
-    freeze: list[str] = []  # parameters whose name begins with one of these stay as they are
-    replay: NonNegativeInt = (
-        3  # of the first validation sources, what the model says at every checkpoint is kept; 0: none
-    )
+    ema: UnitInterval = 0.0  # decay of a moving average of the weights; the average is then the model
+    start_from: str | None = None  # model to take the initial weights and the tokenizers from
+    start_parts: list[str] = []  # take only weights below these names (encoder, frontend, …); empty: all
+    backbone: Backbone | None = None  # pretrained weights of another library for a part of the model
+    freeze: list[str] = []  # parameters below these names are not trained
+    replay: NonNegativeInt = 3  # validation sources to predict at every checkpoint, for a replay of the run; 0: none
     log_every: PositiveInt = 20  # steps
-    rank_timeout: PositiveInt = 600  # seconds without a sign of life after which a rank is given up, and the run ends
+    rank_timeout: PositiveInt = 600  # seconds without a heartbeat after which a rank is lost and the run ends
 
     def problems(self) -> Iterator[str]:
+        """Yield a sentence for each problem between these options: warmup, metrics, start_parts, average …"""
         warmup = self.schedule.options.get("warmup", 0)
         if warmup > self.steps:
             yield f"schedule.warmup is {warmup}; it must not exceed steps, {self.steps}"
@@ -143,54 +152,52 @@ class Training(Options):
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):
             yield f"validate_metrics names '{name}' more than once, but values go by the metric's name; name it once"
         if self.best not in names:
-            yield f"best is '{self.best}'; it must be one of {', '.join(names)}{nearest(self.best, names)}"
+            yield f"best is '{self.best}'; it must be one of {', '.join(names)}{did_you_mean(self.best, names)}"
         if self.start_parts and self.start_from is None:
-            yield "start_parts says which weights of start_from to take, but start_from is missing"
+            yield "start_parts selects weights of start_from, but start_from is missing"
         if self.backbone is not None:
             yield from (f"backbone.{problem}" for problem in self.backbone.problems())
         if self.average > self.keep:
-            yield f"average is {self.average}; it must not exceed keep, {self.keep}, the checkpoints there are"
+            yield f"average is {self.average}; it must not exceed keep, {self.keep}, the number of checkpoints kept"
 
 
-class Generation(Options):
-    """How results are searched for by default. A result has at most `ratio` × source tokens + `extra` tokens."""
-
-    search: Annotated[Part, searches] = Part("beam")
-    ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 2.0
-    extra: NonNegativeInt = 20
-    shortest: NonNegativeInt = 0  # tokens
-    shortest_ratio: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0  # and so many for each source token
-    no_repeat: NonNegativeInt = 0  # no run of so many tokens twice in a result; 0: they may repeat
-    repetition: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0  # log p of tokens said before, times this
-    unknown: bool = True  # whether <unk> may be a result's token
-    replace_unknown: bool = False  # write the source word that was looked at most in place of <unk>
-    mbr: Annotated[Part, metrics] | None = None  # choose the result that agrees most with the others, by this metric
-    ctc: UnitInterval = 0.0  # share of what the encoder alone hears in the score of a token, with model.ctc
-
-
-class Runtime(Options):
-    """The machine's side of things. `runtime: plain` is short for `{path: plain}`."""
+class RuntimeOptions(Options):
+    """Device, threads, precision and engines. `runtime: reference` is short for `{engine: reference}`."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: PositiveInt | None = None  # CPU threads; chosen once and kept with the run
-    path: Literal["fast", "plain"] = "fast"  # plain: the model's own equations, nothing packed, compiled or captured
+    engine: Literal["auto", "reference"] = "auto"  # reference: the equations of nn/ and search/, nothing faster
     precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of searching; training has its own
     workers: PositiveInt | None = None  # processes that search on a CPU; null: as many as pay
     tensorboard: bool = False  # event files beside metrics.jsonl
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
+    def _from_engine_name(cls, value: Any) -> Any:
+        """Turn a bare string into {"engine": string}; other values stay as they are."""
+        return {"engine": value} if isinstance(value, str) else value
 
 
 if TYPE_CHECKING:
-    Model = Options
+
+    class ModelOptions(Options):
+        """What a type checker sees of the model's options; the rest is the constructor's own."""
+
+        width: int
+        frontend: Part
+        encoder: Part
+        second_source: SecondSourceConfig | None
+        decoder: Part | None
+        head: Part | None
+        tie: str
+        pointer: Part | None
+        ctc: bool
 else:
-    Model = options_of(Seq2Seq, "Model")  # a part's constructor is its schema, the whole model's too
+    ModelOptions = options_of(Seq2Seq, "ModelOptions")  # a part's constructor is its schema, the whole model's too
 
 
-def _folder_name(name: str) -> str:
+def _check_folder_name(name: str) -> str:
+    """Return a name that can be a folder's; raise ValueError otherwise."""
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise ValueError("it becomes a folder's name, so it needs letters and no '/'")
     return name
@@ -199,16 +206,17 @@ def _folder_name(name: str) -> str:
 class Config(Options):
     """Everything that decides a run."""
 
-    name: Annotated[str, AfterValidator(_folder_name)] = "model"
+    name: Annotated[str, AfterValidator(_check_folder_name)] = "model"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    data: Data
-    tokenizer: Tokenizing = Tokenizing()
-    model: Model = Model()
-    training: Training = Training()
-    generation: Generation = Generation()
-    runtime: Runtime = Runtime()
+    data: DataOptions
+    tokenizer: TokenizerOptions = TokenizerOptions()
+    model: ModelOptions = ModelOptions.model_validate({})
+    training: TrainingOptions = TrainingOptions()
+    generation: GenerationOptions = GenerationOptions()
+    runtime: RuntimeOptions = RuntimeOptions()
 
     def problems(self) -> Iterator[str]:
+        """Yield a sentence for each problem between the groups of the config."""
         needs_valid = [
             key
             for key, asked in {
@@ -220,30 +228,50 @@ class Config(Options):
         ]
         if self.data.valid is None and needs_valid:
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
+        yield from self._generation_problems()
         yield from self._ctc_problems()
-        yield from compatibility.problems(self)
+        yield from compatibility.find_problems(self)
+
+    def _generation_problems(self) -> Iterator[str]:
+        """Yield what is wrong with the search and MBR metric of generation, then of validate_generation."""
+        for key, overrides in {
+            "generation": None,
+            "training.validate_generation": self.training.validate_generation,
+        }.items():
+            try:
+                options = apply_overrides(self.generation, overrides)
+                build_search(options)
+                if options.mbr is not None:
+                    metrics.parse(options.mbr)
+            except (UserError, PartError, PydanticCustomError, ValidationError) as error:
+                message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                yield f"{key}: {message}"
+                return  # the second builds on the first
 
     def _ctc_problems(self) -> Iterator[str]:
-        there: bool = self.model.ctc  # type: ignore[attr-defined]
-        for key, weight in {"training": self.training.ctc, "generation": self.generation.ctc}.items():
-            if weight and not there:
-                yield f"{key}.ctc is {weight}, but the model has no such layer: set model.ctc to true"
-        if there and not self.training.ctc:
-            yield "model.ctc is true, but training.ctc is 0, so that nothing would teach it: set training.ctc to 0.3"
+        """Yield a sentence where CTC weights and `model.ctc` do not go together."""
+        has_ctc = self.model.ctc
+        weights = {"training.ctc_weight": self.training.ctc_weight, "generation.ctc_weight": self.generation.ctc_weight}
+        for key, weight in weights.items():
+            if weight and not has_ctc:
+                yield f"{key} is {weight}, but the model has no such layer: set model.ctc to true"
+        if has_ctc and not self.training.ctc_weight:
+            yield "model.ctc is true, but training.ctc_weight is 0, so the layer would not be trained; set it to 0.3"
 
     @property
     def columns(self) -> list[str]:
-        """What the columns of the data are; where single texts are read, there is one."""
-        if objectives[self.training.objective.name].paired:  # type: ignore[attr-defined]
+        """The names of the data's columns; an objective without pairs has no target, and ignores all but the source."""
+        if objectives[self.training.objective.name].is_paired:  # type: ignore[attr-defined]
             return list(self.data.columns)
         return [name if name == "source" else "-" for name in self.data.columns if name != "target"]
 
-    def plain(self) -> dict[str, Any]:
-        """As a config file writes it, every default filled in."""
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the config as plain mappings, every default filled in."""
         return self.model_dump()
 
-    def text(self) -> str:
-        return yaml.dump(self.plain())
+    def to_yaml(self) -> str:
+        """Return the text of a config file, every default filled in."""
+        return yaml.dump(self.to_mapping())
 
 
 GROUPS: dict[str, type[Options]] = {
@@ -253,8 +281,8 @@ GROUPS: dict[str, type[Options]] = {
 }
 
 
-def inside(item: Any) -> list[Any]:
-    """A field's type and everything in it: the registry of `Annotated[Part, registry] | None`."""
+def nested_types(item: Any) -> list[Any]:
+    """Return a field or type and all types and metadata nested in it, such as the registry of a part."""
     if isinstance(item, FieldInfo):
-        return [*item.metadata, *inside(item.annotation)]
-    return [item, *(found for argument in typing.get_args(item) for found in inside(argument))]
+        return [*item.metadata, *nested_types(item.annotation)]
+    return [item, *(found for argument in typing.get_args(item) for found in nested_types(argument))]

@@ -1,7 +1,7 @@
-"""Files that are either whole or not there: written aside, flushed to the disk, renamed into place.
+"""Write files and folders atomically: under a temporary name, flushed to the disk, then renamed.
 
-A process killed at any moment leaves the old file or the new one, and at most a `.tmp-…` beside it. The permission bits
-follow the user's umask, so that others can read a model.
+A process killed at any moment leaves the old file or the new one, and at most a `.tmp-…` beside it.
+The permissions follow the user's umask, so that others can read a model.
 """
 
 from __future__ import annotations
@@ -16,81 +16,79 @@ from typing import IO
 
 from dragoman.core.errors import RunError
 
-TEMPORARY = ".tmp-"
-BLOCK = 4096  # bytes: a file takes whole blocks of a disk
+TEMPORARY_PREFIX = ".tmp-"
+DISK_BLOCK = 4096  # bytes: a file occupies whole blocks
 
 
-def write(path: Path, data: bytes) -> None:
-    """One file, whole or not at all."""
-    aside = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
-    with writing(path, len(data)):
-        try:
-            _put(aside, data)
-            aside.replace(path)
-            _flush_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                aside.unlink()
-            raise
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file atomically, flushed to the disk; RunError explains a failure."""
+    with explain_write_errors(path, len(data)), _temporary_file(path) as temporary:
+        _write_and_flush(temporary, data)
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write piece by piece, which appears under its name when all of it is there."""
-    place = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
-    with writing(path, 0):
-        try:
-            with place.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            place.replace(path)
-            _flush_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                place.unlink()
-            raise
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write piece by piece; it appears under its name when the block ends without an error."""
+    with explain_write_errors(path, 0), _temporary_file(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """A temporary path, renamed to `path` afterwards, or removed after an error."""
+    temporary = _temporary_path(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+        _flush_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """A folder of files, whole or not at all; `folder` must not exist."""
-    aside = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
-    with writing(folder, sum(-(-len(data) // BLOCK) * BLOCK for data in files.values())):
+    """Write a folder of files atomically; `folder` must not exist. RunError explains a failure."""
+    temporary = _temporary_path(folder)
+    with explain_write_errors(folder, sum(-(-len(data) // DISK_BLOCK) * DISK_BLOCK for data in files.values())):
         try:
-            aside.mkdir(parents=True)
+            temporary.mkdir(parents=True)
             for name, data in files.items():
-                _put(aside / name, data)
-            _flush_folder(aside)
-            aside.rename(folder)
+                _write_and_flush(temporary / name, data)
+            _flush_folder(temporary)
+            temporary.rename(folder)
             _flush_folder(folder.parent)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away so that no half of it is ever seen under its name."""
-    aside = folder.with_name(f"{TEMPORARY}{folder.name}-{os.getpid()}")
-    folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Rename a folder, then remove it: it is never half removed under its own name."""
+    temporary = _temporary_path(folder)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
-def sweep(folder: Path) -> list[str]:
-    """Remove what a killed process left half-written; the names of what was removed."""
-    left = sorted(folder.glob(f"{TEMPORARY}*")) if folder.is_dir() else []
-    for path in left:
+def remove_temporary(folder: Path) -> list[str]:
+    """Remove temporary files and folders that a killed process left; returns their names."""
+    leftovers = sorted(folder.glob(f"{TEMPORARY_PREFIX}*")) if folder.is_dir() else []
+    for path in leftovers:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    return [path.name for path in left]
+    return [path.name for path in leftovers]
 
 
 def make_folder(folder: Path) -> None:
-    with writing(folder, 0):
+    """Create a folder and its parents, unless it exists; RunError explains a failure."""
+    with explain_write_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def writing(path: Path, size: int) -> Iterator[None]:
-    """Turn what a disk can refuse into one sentence with the path, the reason and a hint."""
+def explain_write_errors(path: Path, size: int) -> Iterator[None]:
+    """Turn an OSError of writing into a RunError with path, reason and remedy; `size` is the bytes needed, if known."""
     try:
         yield
     except OSError as error:
@@ -98,21 +96,28 @@ def writing(path: Path, size: int) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = f"{size:,} bytes are needed, " if size else ""
             raise RunError(
-                f"{path}: the disk is full: {needed}{_free(path):,} bytes are free. "
-                "What was saved before is untouched; free some space and run the same command again"
+                f"{path}: the disk is full: {needed}{_free_bytes(path):,} bytes are free. "
+                "Files saved before are unchanged; free some space and run the same command again"
             ) from None
-        hint = "choose another place, or change its permissions"
+        hint = "choose another folder, or change its permissions"
         raise RunError(f"{path}: cannot be written: {reason}; {hint}") from None
 
 
-def _free(path: Path) -> int:
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return shutil.disk_usage(place).free
+def _free_bytes(path: Path) -> int:
+    """The free bytes on the disk of a path, which need not exist yet."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
-def _put(path: Path, data: bytes) -> None:
+def _temporary_path(path: Path) -> Path:
+    """The temporary name of a path, beside it, of this process."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+
+
+def _write_and_flush(path: Path, data: bytes) -> None:
+    """Write a file and flush it to the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -120,6 +125,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, where its file system can."""
     with suppress(OSError):  # some file systems cannot flush a folder; the rename is still atomic
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""The format of what we write to be read again: a number in every model folder, run folder and token store.
+"""The format version of model folders, run folders and token stores.
 
     manifest.json, training.json of a checkpoint · run.json of a run · store.json of a token store   {"format": 1, …}
 
-Each version of Dragoman reads one format. Whoever changes what such a file means raises the number.
+Each version of Dragoman reads one format. A change of the meaning of such a file increases the number.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ FORMAT = 1
 RUN_FILE = "run.json"
 
 
-def check_format(found: object, folder: Path) -> None:
-    """Refuse a model or run folder of another format, and say how to get one of this."""
-    if type(found) is not int or found < FORMAT:
-        format = "no format" if found is None else f"format {found!r}"
+def check_format(version: object, folder: Path) -> None:
+    """Raise FormatError for a model or run folder of another format, with a remedy."""
+    if type(version) is not int or version < FORMAT:
+        format = "no format" if version is None else f"format {version!r}"
         raise FormatError(
             f"{folder}: was written by an earlier development version ({format} where this version reads format "
             f"{FORMAT}); train it again: dragoman train {folder}/config.yaml --run NEW"
         )
-    if found > FORMAT:
-        raise FormatError(f"{folder}: has format {found}, but this version reads format {FORMAT}; update Dragoman")
+    if version > FORMAT:
+        raise FormatError(f"{folder}: has format {version}, but this version reads format {FORMAT}; update Dragoman")
 
 
 def check_run_format(run: Path) -> None:
-    """Refuse a run folder of another format."""
+    """Raise FormatError for a run folder of another format."""
     try:
         value = json.loads((run / RUN_FILE).read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""JSON that every reader takes: it has no word for what is not finite, as the log-probability of the impossible."""
+"""Valid JSON for numbers that are not finite, such as the log-probability of an impossible event."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 
-def finite(value: Any) -> Any:
-    """The same with null for every number that is not finite, however deep inside lists and dicts."""
+def replace_nonfinite(value: Any) -> Any:
+    """Replace every number that is not finite by None, also inside nested lists and dicts."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

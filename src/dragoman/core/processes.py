@@ -1,15 +1,20 @@
-"""function(task) for every task, by many processes, in the order of the tasks.
+"""Child processes: start them, notice how they end, pass their exceptions on, end them.
 
-    task 0, 1, 2, …  ─→  the worker with the least to do  ─→  result 0, 1, 2, …
+    Child           a process forked from this one or started afresh, and the pipe to it
+    map_in_order    function(task) for every task, by forked workers, results in the order of the tasks:
 
-The workers are forks of this process. So one starts in 6 ms (a fresh process imports torch for 1.4 s), function may be
-any closure, and all that it reads, a model's weights first, lies in memory once. Each computes with one thread: it has
-no need of OpenMP's threads, which do not come along, and processes do not wait for each other as threads do within
-every small matrix product.
+    task 0, 1, 2, …  ─→  the worker with the fewest tasks  ─→  result 0, 1, 2, …
 
-A worker has at most AHEAD tasks, one at work and one waiting, and results that come before their turn count among them.
-So memory stays flat however many tasks there are, and a slow reader of the results slows the workers. An error, of the
-tasks, of the function or of a worker that died, is raised in its turn, after all results before it.
+A fork starts in 6 ms (a fresh process imports torch for 1.4 s), its function may be any closure, and all that it reads,
+a model's weights first, lies in memory once. Each worker computes with one thread: OpenMP's threads do not survive a
+fork, and processes do not wait for each other as threads do within every small matrix product.
+
+A worker has at most TASKS_PER_WORKER tasks, one running and one queued; finished results that wait for an earlier one
+count among them. So memory stays flat however many tasks there are, and a slow consumer of the results slows the
+workers. An error, of the tasks, of the function or of a worker that died, is raised after all results before it.
+
+The batch loader (data/loader.py) uses Child. Processes that are commands of their own, decode workers (serve/) and
+trainings side by side (recipes/), share describe_exit and handle_signal.
 """
 
 from __future__ import annotations
@@ -27,202 +32,261 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import torch
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Generic, NamedTuple, TypeVar
 
 from dragoman.core.errors import UserError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-AHEAD = 2  # tasks of a worker: one at work, and one waiting, so that it never waits for the parent
-PATIENCE = 5.0  # seconds that a worker, which has closed its pipe, has to end
+TASKS_PER_WORKER = 2  # one running and one queued, so that a worker never waits for the parent
+EXIT_TIMEOUT_S = 5.0  # seconds that a process that has closed its pipe has to end
 
 
-def possible() -> bool:
-    """Whether this process may fork workers: macOS's libraries do not outlive a fork, and a daemon has no children."""
+# -- any child ---------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A child process and this process's end of the pipe to it."""
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        *args: object,
+        fork: bool = False,
+        duplex: bool = True,
+        name: str | None = None,
+        siblings: Sequence[Child] = (),
+    ) -> None:
+        """Run target(pipe, *args) in a fork or a fresh interpreter; a fork closes the pipes to its `siblings`.
+
+        Were those left open, a pipe would not end with the parent. With `duplex` false the child can only send.
+        """
+        context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+        self.pipe, child_end = context.Pipe(duplex)
+        if fork:
+            inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
+            args, target = (target, inherited, *args), _run_fork
+        self.process = context.Process(target=target, args=(child_end, *args), name=name, daemon=True)
+        with defer_interrupt(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: OpenMP's, which are idle now
+            self.process.start()
+        child_end.close()  # else the pipe would not end with the child
+
+    def wait_for_exit(self) -> str:
+        """Wait up to EXIT_TIMEOUT_S for a process that has closed its pipe, and say how it ended."""
+        self.process.join(EXIT_TIMEOUT_S)
+        return describe_exit(self.process.exitcode)
+
+
+def describe_exit(code: int | None) -> str:
+    """Say how a process ended: "was killed by SIGKILL", "exited with code 3"; `code` as Popen.returncode has it."""
+    if code is None:
+        return "closed its pipe"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def kill_children(children: Sequence[Child]) -> None:
+    """Kill processes that hold nothing worth saving, wait until they are gone, and close their pipes."""
+    for child in children:
+        child.process.kill()
+    for child in children:
+        child.process.join()
+        child.pipe.close()
+
+
+def picklable_exception(error: Exception) -> Exception:
+    """The exception, or one that can be pickled in its place, with the traceback of this process as a note."""
+    stack = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = UserError(str(error)) if isinstance(error, UserError) else RuntimeError(stack)
+    error.add_note(f"In a worker process:\n{stack}")
+    return error
+
+
+@contextmanager
+def handle_signal(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Install a signal handler inside the block; does nothing outside the main thread, which signals never reach."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[None]:
+    """Deliver Ctrl-C after the block: an exception that comes while Python forks is printed and lost."""
+    pending: list[int] = []
+    try:
+        with handle_signal(signal.SIGINT, lambda number, frame: pending.append(number)):
+            yield
+    finally:
+        if pending:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _run_fork(pipe: Connection, target: Callable[..., None], inherited: Sequence[Connection], *args: object) -> None:
+    """In a fork: close the pipes inherited from the parent, then run target(pipe, *args)."""
+    for other in inherited:
+        other.close()
+    target(pipe, *args)
+
+
+# -- forked workers, results in order ----------------------------------------------------------------------------------
+
+
+def can_fork() -> bool:
+    """Whether this process can fork workers: macOS's libraries do not survive a fork, and a daemon has no children."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
-def ordered(
-    function: Callable[[Task], Result], tasks: Iterable[Task], count: int, name: Callable[[Task], str] = repr
+def map_in_order(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    describe_task: Callable[[Task], str] = repr,
 ) -> Generator[Result, None, None]:
-    """function(task) for each task, in order, by at most `count` processes; `name` says which task a dead one had."""
-    if not possible():
-        raise UserError("worker processes need Linux, and a parent that is none itself; use one worker: this process")
-    crew = Crew(function, count, name)
+    """Yield function(task) for each task, in order, computed by at most `workers` forked processes.
+
+    The error for a worker that died names its task by `describe_task`.
+    """
+    if not can_fork():
+        raise UserError("worker processes need Linux and a parent that is not a worker itself; use one worker")
+    pool = TaskPool(function, workers, describe_task)
     try:
-        yield from _results(crew, iter(tasks))
+        yield from _results_in_order(pool, iter(tasks))
     finally:
-        crew.end()
+        kill_children(pool.workers)
 
 
-def _results(crew: Crew[Task, Result], tasks: Iterator[Task]) -> Iterator[Result]:
-    """Hand out what is due, else give a task while there is room, else wait; the next task may be long in coming."""
-    due, more = 0, True
-    failure: Exception | None = None
+def _results_in_order(pool: TaskPool[Task, Result], tasks: Iterator[Task]) -> Iterator[Result]:
+    """Yield the next result if it is there, else submit a task if a worker can take one, else wait for results."""
+    due, has_tasks = 0, True
+    tasks_error: Exception | None = None
     while True:
-        if due in crew.outcomes:
-            found, error = crew.outcomes.pop(due)
-            if error is not None:
-                raise error
-            yield found
+        if due in pool.outcomes:
+            outcome = pool.outcomes.pop(due)
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome.result
             due += 1
-        elif more and not crew.failed and crew.given - due < AHEAD * crew.count:
+        elif has_tasks and not pool.has_failed and pool.submitted - due < TASKS_PER_WORKER * pool.max_workers:
             try:
-                crew.give(next(tasks))
+                pool.submit(next(tasks))
             except StopIteration:
-                more = False
-            except Exception as error:  # of whoever makes the tasks: results before it come first
-                failure, more = error, False
-            crew.collect(wait=False)
-        elif due < crew.given:
-            crew.collect(wait=True)
-        elif failure is not None:
-            raise failure
+                has_tasks = False
+            except Exception as error:  # of the iterable of tasks: results before it come first
+                tasks_error, has_tasks = error, False
+            pool.collect(wait=False)
+        elif due < pool.submitted:
+            pool.collect(wait=True)
+        elif tasks_error is not None:
+            raise tasks_error
         else:
             return
 
 
-class Outcome(NamedTuple):
-    """What became of a task: its result, or the error to raise."""
+class Success(NamedTuple, Generic[Result]):
+    """The result of a task, which may itself be an exception."""
 
-    found: Any
-    error: Exception | None
+    result: Result
 
 
-class Crew(Generic[Task, Result]):
-    """The workers; each of the first tasks starts one, so that few tasks start few."""
+class TaskPool(Generic[Task, Result]):
+    """Forked workers that compute one function; each of the first tasks starts one, so few tasks start few."""
 
-    def __init__(self, function: Callable[[Task], Result], count: int, name: Callable[[Task], str]) -> None:
-        self.function, self.count, self.name = function, count, name
-        self.workers: list[Worker] = []
-        self.outcomes: dict[int, Outcome] = {}  # of tasks whose turn has not come, by their number
-        self.given = 0
-        self.failed = False
+    def __init__(
+        self, function: Callable[[Task], Result], max_workers: int, describe_task: Callable[[Task], str]
+    ) -> None:
+        self.function, self.max_workers, self.describe_task = function, max_workers, describe_task
+        self.workers: list[TaskWorker[Task, Result]] = []
+        self.outcomes: dict[int, Success[Result] | Exception] = {}  # by the task's number, until they are yielded
+        self.submitted = 0
+        self.has_failed = False
 
-    def give(self, task: Task) -> None:
-        """Hand the next task to a new worker, or to the one with the least to do."""
-        if len(self.workers) < self.count:
-            with uninterrupted():
-                self.workers.append(Worker(self.function, self.workers))
+    def submit(self, task: Task) -> None:
+        """Send the next task to a new worker, while there are fewer than allowed, else to the least busy one."""
+        if len(self.workers) < self.max_workers:
+            with defer_interrupt():
+                self.workers.append(TaskWorker(self.function, self.workers))
         worker = min(self.workers, key=lambda worker: len(worker.tasks))
-        worker.give(self.given, self.name(task), task)
-        self.given += 1
+        worker.tasks.append((self.submitted, self.describe_task(task)))
+        with suppress(OSError):  # the worker died; collect() notices
+            worker.pipe.send(task)
+        self.submitted += 1
 
     def collect(self, wait: bool) -> None:
-        """Take what the workers have answered, or wait until one has."""
-        busy = {worker.pipe: worker for worker in self.workers if worker.tasks}
-        for pipe in connection.wait(list(busy), None if wait else 0):
-            worker = busy[pipe]  # type: ignore[index]
+        """Receive the results that have arrived; with `wait`, block until there is one."""
+        busy = [worker for worker in self.workers if worker.tasks]
+        ready = connection.wait([worker.pipe for worker in busy], None if wait else 0)
+        for worker in busy:
+            if worker.pipe not in ready:
+                continue
             number, _ = worker.tasks[0]
             try:
-                self.outcomes[number] = Outcome(*worker.pipe.recv())
+                self.outcomes[number] = worker.pipe.recv()
                 worker.tasks.popleft()
             except (EOFError, OSError):
-                self.outcomes[number] = Outcome(None, self._death(worker))
-                worker.tasks.clear()  # nobody will ask for the results after an error
-            self.failed |= self.outcomes[number].error is not None
+                self.outcomes[number] = self._death(worker)
+                worker.tasks.clear()  # results after an error are never yielded
+            self.has_failed |= isinstance(self.outcomes[number], Exception)
 
-    def _death(self, worker: Worker) -> UserError:
-        worker.process.join(PATIENCE)
-        code = worker.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with {code}"
+    def _death(self, worker: TaskWorker[Task, Result]) -> UserError:
+        """The error for a worker that died: how, and the task that it had."""
         which = f"worker {self.workers.index(worker) + 1} of {len(self.workers)} (process {worker.process.pid})"
         return UserError(
-            f"{which} {how} while it had {worker.tasks[0][1]}; "
+            f"{which} {worker.wait_for_exit()} while it had {worker.tasks[0][1]}; "
             "if memory ran out, use fewer workers (--workers 1 is one process)"
         )
 
-    def end(self) -> None:
-        """Nothing of a worker is worth keeping, so it need not be asked."""
-        for worker in self.workers:
-            worker.process.kill()
-        for worker in self.workers:
-            worker.process.join()
-            worker.pipe.close()
 
+class TaskWorker(Child, Generic[Task, Result]):
+    """A forked worker and its unfinished tasks: number and description, oldest first."""
 
-class Worker:
-    """A fork of this process, the pipe to it, and the tasks it has: their numbers and names, oldest first."""
-
-    def __init__(self, function: Callable[[Any], Any], others: Sequence[Worker]) -> None:
-        fork = multiprocessing.get_context("fork")
-        self.pipe, other_end = fork.Pipe()
+    def __init__(self, function: Callable[[Task], Result], siblings: Sequence[Child]) -> None:
+        super().__init__(_answer_tasks, function, fork=True, siblings=siblings)
         self.tasks: deque[tuple[int, str]] = deque()
-        not_mine = [self.pipe, *(other.pipe for other in others)]
-        self.process = fork.Process(target=_work, args=(function, other_end, not_mine), daemon=True)
-        with (
-            warnings.catch_warnings()
-        ):  # of threads beside the fork: OpenMP's are idle now, and its one thread needs none
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.process.start()
-        other_end.close()
-
-    def give(self, number: int, name: str, task: Any) -> None:
-        self.tasks.append((number, name))
-        with suppress(OSError):  # it died; its pipe will say so in its turn
-            self.pipe.send(task)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait: an exception that comes while Python forks is printed and forgotten."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
 
 
 # -- in the worker -----------------------------------------------------------------------------------------------------
 
 
-def _work(function: Callable[[Any], Any], pipe: connection.Connection, not_mine: Sequence[Any]) -> None:
-    """Answer tasks until the parent is gone. Leaves by _exit: what the parent was writing is not written twice."""
+def _answer_tasks(pipe: Connection, function: Callable[[Task], Result]) -> None:
+    """Answer tasks until the parent is gone. Leaves by _exit: what the parent has buffered is not written twice."""
     try:
-        for inherited in not_mine:  # else a worker would keep the pipes of others open after the parent's death
-            inherited.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        import torch  # here: batch loaders import this module and need no torch
+
         torch.set_num_threads(1)
-        tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
+        tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        threading.Thread(target=_receive_tasks, args=(pipe, tasks), daemon=True).start()
         while True:
-            pipe.send_bytes(_answer(function, tasks.get()))
+            pipe.send_bytes(_pickled_outcome(function, tasks.get()))
     finally:
         os._exit(1)
 
 
-def _receive(pipe: connection.Connection, tasks: queue.SimpleQueue[Any]) -> None:
-    """Take tasks as they come: were nobody to read while one is at work, the parent would wait in sending the next."""
+def _receive_tasks(pipe: Connection, tasks: queue.SimpleQueue[Task]) -> None:
+    """Queue tasks as they arrive: were one not read while another runs, the parent would block in sending it."""
     try:
         while True:
             tasks.put(pipe.recv())
-    finally:  # the parent is gone, and with it all reason to go on
+    finally:  # the parent is gone
         os._exit(1)
 
 
-def _answer(function: Callable[[Any], Any], task: Any) -> bytes:
+def _pickled_outcome(function: Callable[[Task], Result], task: Task) -> bytes:
+    """function(task) as a pickled Success, or the exception that it raised."""
     try:
-        return pickle.dumps((function(task), None), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(Success(function(task)), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        return pickle.dumps((None, _portable(error)))
-
-
-def _portable(error: Exception) -> Exception:
-    """The error with a note of its place; where it cannot be sent, its words alone."""
-    place = traceback.format_exc()
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(place)
-    error.add_note(f"In a worker process:\n{place}")
-    return error
+        return pickle.dumps(picklable_exception(error))

@@ -26,6 +26,7 @@ import importlib.metadata
 import inspect
 import pkgutil
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -40,10 +41,10 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue, PydanticJsonSchemaWarning
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from dragoman.core.errors import nearest
+from dragoman.core.errors import did_you_mean
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ PositiveFloat = Annotated[float, Field(gt=0.0, le=1e38)]  # what a float32 can h
 
 @dataclass(frozen=True)
 class Part:
-    """The name of a registered part and its options."""
+    """The name of a registered part and its options, as a config names it."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -63,10 +64,10 @@ class Part:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
-    def plain(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, Any]:
         """The part as a config file writes it."""
         return {"name": self.name} | {
-            key: value.plain() if isinstance(value, Part) else value for key, value in self.options.items()
+            key: value.to_mapping() if isinstance(value, Part) else value for key, value in self.options.items()
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +96,20 @@ class Options(BaseModel):
                 given[name] = {"name": info.default.name, **given[name]}
         return given
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """A default that is a part is written as in a config file: pydantic cannot, and would warn."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PydanticJsonSchemaWarning)
+            json_schema = handler(schema)
+        properties = handler.resolve_ref_schema(json_schema).get("properties", {})
+        for name, info in cls.model_fields.items():
+            if isinstance(info.default, Part) and name in properties:
+                properties[name]["default"] = info.default.to_mapping() if info.default.options else info.default.name
+        return json_schema
+
     def problems(self) -> Iterator[str]:
+        """What is wrong between the fields, one sentence each; nothing unless a subclass overrides it."""
         return iter(())
 
 
@@ -123,6 +137,8 @@ class Registry(Generic[T]):
     # -- filling -------------------------------------------------------------------------------------------------
 
     def register(self, name: str) -> Callable[[Any], Any]:
+        """A decorator that adds a class or function under a name."""
+
         def add(part: Any) -> Any:
             if name in self._parts:
                 raise ValueError(f"there are two {self.kind}s called '{name}'")
@@ -132,6 +148,7 @@ class Registry(Generic[T]):
         return add
 
     def _discover(self) -> None:
+        """Import, once, all modules of the package and all entry points, which register their parts."""
         if self._discovered:
             return
         self._discovered = True
@@ -146,20 +163,21 @@ class Registry(Generic[T]):
 
     @property
     def names(self) -> list[str]:
+        """The names of all registered parts, sorted."""
         self._discover()
         return sorted(self._parts)
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         self._discover()
         if name not in self._parts:
-            raise KeyError(self.unknown(name))
+            raise KeyError(self.unknown_name_message(name))
         return self._parts[name]
 
-    def unknown(self, name: str) -> str:
+    def unknown_name_message(self, name: str) -> str:
         """The sentence that says a name is not one of ours."""
-        return f"no {self.kind} called '{name}'{nearest(name, self.names)} (there is {', '.join(self.names)})"
+        return f"no {self.kind} called '{name}'{did_you_mean(name, self.names)} (there is {', '.join(self.names)})"
 
-    def line(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         """What a part is, in one line: the first of its docstring."""
         return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
 
@@ -171,7 +189,7 @@ class Registry(Generic[T]):
         return self._schemas[name]
 
     def build(self, part: Part, *wiring: Any) -> T:
-        """The part itself, from its wiring and its options."""
+        """The part itself: called with its wiring and its options, which are not checked again."""
         return self[part.name](*wiring, **part.options)
 
     # -- as a type in configs and in other parts' options ----------------------------------------------------------
@@ -191,20 +209,20 @@ class Registry(Generic[T]):
             )
         name = value["name"]
         if name not in self.names:
-            raise PydanticCustomError("part", "{message}", {"message": self.unknown(name)})
+            raise PydanticCustomError("part", "{message}", {"message": self.unknown_name_message(name)})
         options = self.schema(name).model_validate({key: item for key, item in value.items() if key != "name"})
         return Part(name, {key: getattr(options, key) for key in type(options).model_fields})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self.parse, serialization=core_schema.plain_serializer_function_ser_schema(Part.plain)
+            self.parse, serialization=core_schema.plain_serializer_function_ser_schema(Part.to_mapping)
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         variants: list[JsonSchemaValue] = [{"enum": self.names}]
         for name in self.names:
             variant = self.schema(name).model_json_schema()
-            variant["title"], variant["description"] = name, self.line(name)
+            variant["title"], variant["description"] = name, self.summary(name)
             variant["properties"] = {"name": {"const": name}} | variant.get("properties", {})
             variants.append(variant)
         return {"anyOf": variants, "title": self.kind}

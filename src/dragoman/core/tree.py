@@ -1,12 +1,12 @@
-"""Rows of any state: nested dataclasses, tuples, lists and dicts of tensors, handled leaf by leaf.
+"""Decoding states of any shape: nested dataclasses, tuples, lists and dicts of tensors, handled leaf by leaf.
 
-Every tensor of a decoder's state leads with (sentence, hypothesis). A second dimension of 1 is shared by all
-hypotheses of a sentence. So a search needs two operations, whatever decoder it drives:
+Every tensor of a decoder's state starts with the dimensions (sentence, hypothesis). A second dimension of 1 is shared
+by all hypotheses of a sentence. So a search needs two operations for any decoder:
 
     select(state, rows)       keep these sentences                      dimension 0
     reorder(state, parents)   hypothesis k becomes parents[b, k]        dimension 1, shared leaves untouched
 
-A leaf that knows better (a cache with an ancestry table) brings methods `select` and `reorder` of its own.
+A leaf may have its own methods `select` and `reorder`, such as a cache with an ancestry table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def map(f: Callable[[Any], Any], tree: T) -> T:
-    """The same nesting with f applied to every tensor (and to every leaf with a `select` of its own)."""
+    """The same nesting with f applied to every tensor, and to every leaf with its own `select` and `reorder`."""
     import torch
 
     if isinstance(tree, torch.Tensor) or hasattr(tree, "reorder"):
@@ -48,7 +48,7 @@ def select(state: T, rows: Tensor) -> T:
 
 
 def reorder(state: T, parents: Tensor) -> T:
-    """Hypothesis k of sentence b becomes what hypothesis parents[b, k] was; parents (B, K)."""
+    """The state in which hypothesis k of sentence b continues hypothesis parents[b, k]; parents (B, K)."""
     import torch
 
     sentences = torch.arange(parents.shape[0], device=parents.device)[:, None]  # (B, 1)

@@ -1,16 +1,16 @@
-"""The things that pass between the parts, and the contracts of the parts that pass them.
+"""The data types that pass between the parts, and the contracts of the parts.
 
 B sentences, K hypotheses of each, S source positions, T target positions, D width, V vocabulary.
 
     text ─tokenizer→ ids ─batching→ Batch ─frontend→ (B, S, D) ─encoder→ Memory ─decoder→ Output ─search→ Hypothesis
-    file ─medium→ numbers (S, F) ─┘
+    file ─modality→ numbers (S, F) ─┘
 
-There may be a second source (a question and an image), which becomes a Memory by parts of its own; the two are then
-joined to one, so that nothing behind the encoder sees a difference.
+A second source (a question and an image) becomes a Memory by a frontend and an encoder of its own; the two memories are
+then concatenated, so that decoders see no difference.
 
 A decoder maps *embedded* tokens to hidden vectors o; embedding and output layer belong to the model around it. Its
 state is any nesting of dataclasses, tuples and lists whose tensors lead with (sentence, hypothesis), see tree.py.
-`step` consumes the state it is given and may write into it; positions in it are tensors, never Python ints.
+`step` consumes its state and may write into it; positions in it are tensors, never Python ints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -42,6 +43,7 @@ class Example:
     second_source: str = ""  # the second source of a model that reads two
     content: bytes | None = None  # of the file that the source stands for, where nobody may name one (a server)
     second_source_content: bytes | None = None
+    source_ids: tuple[int, ...] | None = None  # of a source that is tokenized already (by a server), </s> included
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -50,63 +52,59 @@ class Example:
 
 
 class Modality(Protocol):
-    """A kind of source that is no text: a file → F numbers at each of S positions (frames, rows of pixels).
+    """How a source that is not text is read: a file → F numbers at each of S positions (frames, rows of pixels).
 
-    Its repr names all that its numbers depend on.
+    The repr contains every option that the numbers depend on.
     """
 
     @property
     def kind(self) -> str:
-        """What it is to those who draw it or have it sent: image, sound, frames, clip, or what they do not know."""
+        """What a source is, for displays and uploads: image, audio, video, features, or a name of your own."""
         ...
 
     @property
     def width(self) -> int:
-        """F"""
+        """F, the numbers at each position."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Of the numbers where they are kept, as numpy writes it."""
+        """The numpy dtype in which the token store keeps the numbers."""
         ...
 
     @property
-    def augments(self) -> bool:
-        """Whether training looks at them in ever new ways."""
+    def has_augmentation(self) -> bool:
+        """Whether training sees a random variant of each source."""
         ...
 
     def read(self, example: Example) -> NDArray[Any]:
-        """(S, F); DataError where the file is missing or damaged."""
+        """The (S, F) numbers of an example's source; DataError if the file is missing or damaged."""
         ...
 
     def blank(self) -> NDArray[Any]:
-        """A source with nothing in it, of the smallest size."""
+        """An empty source of the smallest size."""
         ...
 
     def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """One way to look at (S, F) numbers in training; a few more positions than before at most."""
-        ...
-
-    def state(self) -> dict[str, bytes]:
-        """What was learned from the training data (means, say), as files of a model folder."""
+        """A random variant of (S, F) numbers for training, with at most a few more positions."""
         ...
 
 
 @dataclass
 class Segments:
-    """Where the rows of a batch lie. Only attention and recurrence look at it.
+    """The layout of the rows of a batch, padded or packed. Only attention and recurrence use it.
 
-    Padded, (B, S, ·): a row's positions come first, padding after them. Packed, (1, N, ·): the rows lie end to end and
-    fill all N positions, row i from starts[i] to starts[i+1] − 1.
+    Padded, (B, S, ·): a row's positions come first, padding after them. Packed, (1, N, ·): the rows are concatenated
+    and fill all N positions, row i from starts[i] to starts[i+1] − 1.
     """
 
     lengths: Tensor  # (B,)
     starts: Tensor | None = None  # (B + 1,) where packed
-    places: Tensor | None = None  # (1, N): how far into its row each position stands
-    longest: int = 0  # a bound on the lengths that the host knows
+    positions: Tensor | None = None  # (1, N), where packed: the position of each vector in its row
+    max_length: int = 0  # an upper bound of the lengths, known without asking the device
 
     def mask(self, size: int) -> Tensor:
-        """(B, S): true where a position is real."""
+        """(B, S): the padding mask, true where a position is real."""
         import torch
 
         return torch.arange(size, device=self.lengths.device)[None, :] < self.lengths[:, None]
@@ -119,9 +117,9 @@ class Segments:
 
 @dataclass
 class PackedBatch:
-    """The pairs of a batch laid end to end, (1, N) and (1, M) ids; rows of padding fill what is left at the ends.
+    """The pairs of a batch concatenated, (1, N) and (1, M) ids; rows of padding fill the ends.
 
-    `target` is what the decoder reads and `gold` what it is to say, <pad> where nothing counts.
+    `target` is the decoder's input and `gold` what it must predict, <pad> where nothing is.
     """
 
     source: Tensor  # (1, N)
@@ -133,9 +131,9 @@ class PackedBatch:
 
 @dataclass
 class Batch:
-    """Padded ids of some rows; `target` runs from <s> to </s>, `lines` are the rows' places in the data.
+    """Padded ids of some rows; `target` runs from <s> to </s>, `lines` are the rows' line numbers in the data.
 
-    Where something is to be predicted at the source's own positions (tags, masked words), `marks` has it.
+    `token_labels` are predicted at the source's own positions (tags, masked words).
     """
 
     source: Tensor  # (B, S) ids, or (B, S, F) numbers
@@ -143,8 +141,8 @@ class Batch:
     target: Tensor  # (B, T + 1)
     target_lengths: Tensor  # (B,) including <s> and </s>
     lines: list[int] = field(default_factory=list)
-    token_labels: Tensor | None = None  # (B, S); <pad> where nothing is to be predicted
-    packed: PackedBatch | None = None  # the same without padding, where someone has made it already
+    token_labels: Tensor | None = None  # (B, S); <pad> where nothing is predicted
+    packed: PackedBatch | None = None  # the same without padding, where it is packed already
     second_source: Tensor | None = None  # a second source, as the first
     second_source_lengths: Tensor | None = None  # (B,)
 
@@ -154,37 +152,39 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens to predict, </s> included: what a loss is divided by."""
-        marked = 0 if self.token_labels is None else int((self.token_labels != PAD).sum())
-        return int(self.target_lengths.sum()) - len(self) + marked
+        labeled = 0 if self.token_labels is None else int((self.token_labels != PAD).sum())
+        return int(self.target_lengths.sum()) - len(self) + labeled
 
     @property
     def area(self) -> int:
-        """Padded positions of the longest side: what memory grows with."""
+        """The padded positions of the longest side, which memory grows with."""
         sides = (
             [self.source, self.target] if self.second_source is None else [self.source, self.target, self.second_source]
         )
         return len(self) * max(int(side.shape[1]) for side in sides)
 
     @property
-    def given(self) -> tuple[Tensor, ...]:
-        """What an encoder reads: the source and its lengths, and those of a second where there is one."""
+    def encoder_inputs(self) -> tuple[Tensor, ...]:
+        """The arguments of Seq2Seq.encode: the source and its lengths, and those of a second source if there is one."""
         if self.second_source is None or self.second_source_lengths is None:
             return self.source, self.source_lengths
         return self.source, self.source_lengths, self.second_source, self.second_source_lengths
 
-    def rows(self, start: int, stop: int) -> Batch:
-        """Some of the rows, with the padding they do not need cut off."""
+    def slice_rows(self, start: int, stop: int) -> Batch:
+        """The rows from start to stop, without padding that they do not need, and without a packed form."""
         source_lengths, target_lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
         source = self.source[start:stop, : int(source_lengths.max())]
         target = self.target[start:stop, : int(target_lengths.max())]
         token_labels = None if self.token_labels is None else self.token_labels[start:stop, : source.shape[1]]
-        found = Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], token_labels)
+        batch = Batch(source, source_lengths, target, target_lengths, self.lines[start:stop], token_labels)
         if self.second_source is not None and self.second_source_lengths is not None:
-            found.second_source_lengths = self.second_source_lengths[start:stop]
-            found.second_source = self.second_source[start:stop, : int(found.second_source_lengths.max())]
-        return found
+            batch.second_source_lengths = self.second_source_lengths[start:stop]
+            batch.second_source = self.second_source[start:stop, : int(batch.second_source_lengths.max())]
+        return batch
 
-    def to(self, device: Any) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device, without its packed form; copies do not wait."""
+
         def move(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
 
@@ -210,30 +210,28 @@ class Memory:
     final: tuple[Tensor, ...] | None = None  # the last state of a recurrent encoder, (L, B, D) each
     source: Tensor | None = None  # (B, S): the source's ids, for copying
     values: Tensor | None = None  # (B, S, D): what attention averages, where that is not the states (ConvS2S)
-    packed: Segments | None = None  # where the states lie end to end, (1, N, D); there is no summary then
-    second_source_start: Tensor | None = (
-        None  # (B,): where the states of a second source begin, right behind those of the first
-    )
+    packed: Segments | None = None  # where the states are packed, (1, N, D); without a summary
+    second_source_start: Tensor | None = None  # (B,): the index of the first state of a second source
 
     @property
     def mask(self) -> Tensor:
-        """(B, S): true where a source position is real."""
+        """(B, S): the padding mask, true where a source position is real."""
         return Segments(self.lengths).mask(self.states.shape[1])
 
 
 @dataclass
 class Output:
-    """What a decoder computes: hidden vectors, and where it looked if it can say so cheaply or is being watched."""
+    """What a decoder computes: hidden vectors, and attention weights where they are cheap or recorded."""
 
     o: Tensor  # (B, T, D), or (B, K, D) from a step
-    attention: Tensor | None = None  # (B, T, S): the decoder's own word on alignment
-    # What a loss may use: "prefix", o at the source's positions; "choice", log p of what was drawn on the way;
-    # "penalty", terms to add, (B, T) each; "ctc", the loss of the encoder alone, (B,).
+    attention: Tensor | None = None  # (B, T, S): the soft alignment
+    # For the loss: "prefix", o at the source positions; "choice", log p of sampled attention; "penalty", terms to add,
+    # (B, T) each; "ctc", the encoder's CTC loss, (B,).
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Capacity(NamedTuple):
-    """How much a decoding state must hold: hypotheses for each sentence, and target positions."""
+    """The size of a decoding state: hypotheses of each sentence, and target positions."""
 
     hypotheses: int
     length: int
@@ -252,9 +250,13 @@ class Decoder(Protocol):
 
     d: int
 
-    def start(self, memory: Memory, capacity: Capacity) -> Any: ...
+    def start(self, memory: Memory, capacity: Capacity) -> Any:
+        """The state before the first token."""
+        ...
 
-    def step(self, y: Tensor, state: Any) -> tuple[Output, Any]: ...  # y (B, K, D_in)
+    def step(self, y: Tensor, state: Any) -> tuple[Output, Any]:
+        """The output for embedded tokens y (B, K, D_in), and the state after them."""
+        ...
 
     def __call__(self, y: Tensor, memory: Memory) -> Output: ...  # y (B, T, D_in)
 
@@ -267,14 +269,14 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One result of a search. Scores are log-probabilities: higher is better."""
+    """One output of a search. Scores are log-probabilities: higher is better."""
 
     tokens: list[int]  # without <s> and </s>
-    log_probs: list[float]  # one for each token, and one for </s> where it ended by itself
+    log_probs: list[float]  # one for each token, and one for </s> where the output ended with it
     score: float  # their sum under the length rule
     finish_reason: str  # "eos": </s> was chosen; "length": the limit was reached; "no_valid_token": nothing was allowed
 
     @property
     def total(self) -> float:
-        """log p of the whole sequence."""
+        """log p of the whole sequence, without the length rule."""
         return sum(self.log_probs)

@@ -1,7 +1,7 @@
-"""YAML 1.2 in and out, the traps closed: `no` is a word, `1e-4` a number, a date stays text, aliases cannot explode.
+"""Read and write YAML 1.2 safely: `no` is a word, `1e-4` a number, a date is text, and aliases are limited.
 
-ruamel.yaml because PyYAML reads YAML 1.1 (`lang: no` becomes False, `1e-4` a string). Nothing in a file can name a
-Python object; tags other than YAML's own are errors.
+It uses ruamel.yaml because PyYAML reads YAML 1.1 (`lang: no` becomes False, `1e-4` a string). A
+file cannot create Python objects; tags other than YAML's own are errors.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 from dragoman.core.errors import ConfigError
 
-LARGEST = 1_000_000  # bytes of a file
-MOST = 20_000  # values in it, aliases followed
+MAX_CHARACTERS = 1_000_000  # bytes of a file
+MAX_VALUES = 20_000  # values in it, aliases followed
 
 
 class _Constructor(SafeConstructor):
-    """Safe, a date and a lone `=` are text, and nothing is merged."""
+    """A safe constructor: dates and a lone `=` are text, and `<<` does not merge."""
 
-    def flatten_mapping(self, node: Any) -> Any:
+    def flatten_mapping(self, node: MappingNode) -> Any:
+        """Raise ConstructorError for a `<<` key, which merges mappings; else as ruamel does."""
         # Twenty lines of `<<: [*a, *a]` would merge a million pairs before anyone could count them.
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
@@ -38,16 +40,18 @@ for _kind in ("timestamp", "value"):
 
 
 class _Representer(SafeRepresenter):
-    """What cannot be printed is escaped: a lone U+0085 between single quotes would be read back as a space."""
+    """Escapes unprintable characters: a lone U+0085 between single quotes would be read back as a space."""
 
-    def represent_str(self, data: str) -> Any:
+    def represent_str(self, data: str) -> ScalarNode:
+        """A string as ruamel writes it; in double quotes, which escape, if it has unprintable characters."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
 
 _Representer.add_representer(str, _Representer.represent_str)
 
 
-def _yaml() -> YAML:
+def _make_yaml() -> YAML:
+    """A safe YAML reader and writer: block style, keys in their order, 120 columns."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor, yaml.Representer = _Constructor, _Representer
     yaml.default_flow_style = False
@@ -57,26 +61,26 @@ def _yaml() -> YAML:
 
 
 def parse(text: str, where: str | Path) -> Any:
-    """The value of a YAML text; a ConfigError with line and column where it is not one."""
-    if len(text) > LARGEST:
-        raise ConfigError(where, [f"the file has {len(text):,} characters; a config has at most {LARGEST:,}"])
+    """Parse a YAML text to its value; ConfigError, with line and column, if it is invalid, too large or no config."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(where, [f"the file has {len(text):,} characters; a config has at most {MAX_CHARACTERS:,}"])
     try:
-        value = _yaml().load(text)
-        _count(value)
+        value = _make_yaml().load(text)
+        _check_values(value)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(where, [f"{place}not valid YAML: {problem}"]) from None
+        raise ConfigError(where, [f"{position}not valid YAML: {problem}"]) from None
     except LookupError:  # what ruamel makes of `!!int ''` and `!!bool maybe`
-        raise ConfigError(where, ["not valid YAML: a value does not have the form that its tag asks for"]) from None
+        raise ConfigError(where, ["not valid YAML: a value does not match its tag"]) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(where, [f"not a config: {str(error) or 'it is nested too deeply'}"]) from None
     return value
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """The mapping in a YAML file, {} if it is empty; ConfigError if it cannot be read or is no mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -93,28 +97,28 @@ def read(path: Path) -> dict[str, Any]:
     return value
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
+    """The YAML text of a value."""
     stream = io.StringIO()
-    _yaml().dump(value, stream)
+    _make_yaml().dump(value, stream)
     return stream.getvalue()
 
 
-def _count(value: Any) -> int:
-    """How many values there are, aliases followed; raises past MOST, which is what a bomb of aliases runs into."""
-    total, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
+def _check_values(value: object) -> None:
+    """Raise ValueError for lone surrogates, keys that are not text, and more than MAX_VALUES values (alias bombs)."""
+    total, remaining = 0, [value]
+    while remaining:
+        item = remaining.pop()
         total += 1
-        if total > MOST:
-            raise ValueError(f"more than {MOST:,} values, or aliases that multiply")
+        if total > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values, or aliases that multiply")
         for text in [item, *item] if isinstance(item, dict) else [item]:
             if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
-                raise ValueError(f"{text!r} holds half a character (a lone surrogate)")
+                raise ValueError(f"{text!r} contains half a character (a lone surrogate)")
         if isinstance(item, dict):
             for key in item:
                 if not isinstance(key, str):
                     raise ValueError(f"the key {key!r} must be text")
-            waiting.extend(item.values())
+            remaining.extend(item.values())
         elif isinstance(item, list):
-            waiting.extend(item)
-    return total
+            remaining.extend(item)

@@ -1,1 +1,1 @@
-"""Files → batches: readers, the data doctor, the store of ids, and batching."""
+"""Files → batches: readers, checks of data quality, the token store, objectives and batching."""

@@ -1,15 +1,17 @@
-"""Batches made ahead of the training step, by other processes or by a thread; the stream is the same with any of them.
+"""Load batches ahead of the training step, in worker processes or a thread; the stream is always the same.
 
-    worker i of n:   batches i, i + n, i + 2n, … of the one sequence ─pipe→ parent, which takes them in turn
-    thread:          the parent's stream ─prepare→ at most `ahead` results, which wait for the consumer
+    worker i of n:   batches i, i + n, i + 2n, … of the stream ─pipe→ parent, which receives them in turn
+    thread:          the parent's stream ─prepare→ at most `prefetch` results, which wait for the consumer
 
-Every worker plans the whole order (cheap) and makes only its own batches. A pipe holds a batch or a few, then its
-worker waits. Workers are started fresh ("spawn"): a forked copy of a process in which torch has threads may hang on
-their locks. They send plain arrays, never import torch, ignore the signals that stop a training (the parent decides,
-and it may want one more batch before it saves), and end when the parent closes the stream or dies.
+Every worker plans the whole order, which is cheap, and reads only its own batches. A pipe holds a
+few batches, then its worker waits. Workers are spawned: a forked copy of a process with torch
+threads may hang on their locks. They send numpy arrays, never import torch, ignore the signals that
+stop a training (the parent decides, and may need one more batch before it saves), and end when the
+parent closes the stream or dies.
 
-The thread is there for what another process cannot do: put a batch where the device wants it (`prepare`: pack it, pin
-it, copy it) while the step before still runs. It ends with the stream, too, and its errors are raised in the consumer.
+The thread does what another process cannot do: prepare a batch for the device (pack, pin, copy)
+while the previous step still runs. It ends with the stream, too, and its errors are raised in the
+consumer.
 """
 
 from __future__ import annotations
@@ -21,77 +23,71 @@ import pickle
 import queue
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from dragoman.core.errors import DataError, UserError
+from dragoman.core.processes import Child, kill_children, picklable_exception
 from dragoman.core.types import Batch
-from dragoman.data.batching import Arrays, Batches, Cursor
+from dragoman.data.batching import BatchArrays, BatchStream, Cursor
 
 T = TypeVar("T")
 
 
-class Failure(NamedTuple):
-    """What a worker sends instead of a batch when it cannot go on."""
-
-    message: str
-    users: bool  # the user's data, not our bug
-
-
-class Worker(NamedTuple):
-    process: SpawnProcess
-    pipe: Connection
+@overload
+def load_batches(
+    batches: BatchStream, cursor: Cursor, workers: int, *, prefetch: int = 0
+) -> Generator[tuple[Batch, Cursor]]: ...
 
 
 @overload
-def load(batches: Batches, cursor: Cursor, workers: int, *, ahead: int = 0) -> Iterator[tuple[Batch, Cursor]]: ...
+def load_batches(
+    batches: BatchStream, cursor: Cursor, workers: int, *, prefetch: int = 0, prepare: Callable[[Batch], T]
+) -> Generator[tuple[T, Cursor]]: ...
 
 
-@overload
-def load(
-    batches: Batches, cursor: Cursor, workers: int, *, ahead: int = 0, prepare: Callable[[Batch], T]
-) -> Iterator[tuple[T, Cursor]]: ...
-
-
-def load(
-    batches: Batches,
+def load_batches(
+    batches: BatchStream,
     cursor: Cursor,
     workers: int,
     *,
-    ahead: int = 0,
-    prepare: Callable[[Batch], Any] | None = None,
-) -> Iterator[tuple[Any, Cursor]]:
-    """The batches from a cursor on, made by this process (0 workers) or ahead of it by others.
+    prefetch: int = 0,
+    prepare: Callable[[Batch], T] | None = None,
+) -> Generator[tuple[Batch, Cursor]] | Generator[tuple[T, Cursor]]:
+    """The batches from a cursor on, each with the cursor after it, loaded by this process (0 workers) or by workers.
 
-    With `ahead`, a thread keeps so many of them ready; `prepare` makes of each what is wanted instead, in that thread.
+    With `prefetch`, a thread keeps that many batches ready; `prepare` is applied to each batch, in that thread.
     """
-    made = batches.after(cursor) if workers == 0 else _made_by_others(batches, cursor, workers)
-    stream = made if prepare is None else _prepared(made, prepare)
-    return Ahead(stream, ahead).results() if ahead else stream
+    stream = batches.batches_from(cursor) if workers == 0 else _load_with_workers(batches, cursor, workers)
+    if prepare is None:
+        return Prefetcher(stream, prefetch).results() if prefetch else stream
+    prepared = _map_batches(stream, prepare)
+    return Prefetcher(prepared, prefetch).results() if prefetch else prepared
 
 
-def _prepared(made: Iterator[tuple[Batch, Cursor]], prepare: Callable[[Batch], T]) -> Iterator[tuple[T, Cursor]]:
-    with closing(made):  # type: ignore[type-var]
-        for batch, after in made:
-            yield prepare(batch), after
+def _map_batches(stream: Generator[tuple[Batch, Cursor]], prepare: Callable[[Batch], T]) -> Generator[tuple[T, Cursor]]:
+    """The stream with `prepare` applied to each batch; closing it closes the stream."""
+    with closing(stream):
+        for batch, next_cursor in stream:
+            yield prepare(batch), next_cursor
 
 
-def _made_by_others(batches: Batches, cursor: Cursor, workers: int) -> Iterator[tuple[Batch, Cursor]]:
-    crew: list[Worker] = []
-    end = partial(_end, crew)
-    atexit.register(end)  # where nobody closed the stream, before multiprocessing waits for its children
+def _load_with_workers(batches: BatchStream, cursor: Cursor, workers: int) -> Generator[tuple[Batch, Cursor]]:
+    """The stream of batches, read by worker processes in turn, which end with this generator."""
+    children: list[Child] = []
+    end = partial(kill_children, children)
+    atexit.register(end)  # for a stream that is never closed: before multiprocessing waits for its children
     try:
-        task = pickle.dumps((batches, cursor))  # read back where an error can be told: a store may be damaged
+        task = pickle.dumps((batches, cursor))  # unpickled inside the worker's try: a store may be damaged
         for number in range(workers):
-            crew.append(_start(task, number, workers))  # noqa: PERF401 - one by one: the next may fail
+            child = Child(_send_batches, task, number, workers, duplex=False, name=f"loader-{number}")
+            children.append(child)
         for number in itertools.cycle(range(workers)):
-            arrays, after = _take(crew, number)
-            yield arrays.tensors(), after
+            arrays, next_cursor = _receive_batch(children, number)
+            yield arrays.to_batch(), next_cursor
     finally:
         end()
         atexit.unregister(end)
@@ -100,121 +96,104 @@ def _made_by_others(batches: Batches, cursor: Cursor, workers: int) -> Iterator[
 # -- in a thread -------------------------------------------------------------------------------------------------------
 
 
-class Ahead(Generic[T]):
-    """A stream, run by a thread as far as `count` items before its consumer."""
+class Prefetcher(Generic[T]):
+    """Runs a stream in a thread, up to `count` items ahead of the consumer."""
 
-    def __init__(self, stream: Iterator[T], count: int) -> None:
-        self.stream, self.room = stream, threading.Semaphore(count)
-        self.done: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()  # None: the stream is over
+    def __init__(self, stream: Generator[T], count: int) -> None:
+        self.stream, self.free_slots = stream, threading.Semaphore(count)
+        self.ready: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()  # None: end of the stream
         self.closed = False
-        self.thread = threading.Thread(target=self._run, name="loader-ahead", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="loader-prefetch", daemon=True)
 
-    def results(self) -> Iterator[T]:
-        """The items in order; the thread lives from the first one asked for until this is closed."""
+    def results(self) -> Generator[T]:
+        """The items in order; the thread runs from the first request until this generator is closed."""
         self.thread.start()
-        atexit.register(self._end)  # a daemon still inside torch when the interpreter goes would abort it
+        atexit.register(self._stop)  # a daemon thread inside torch at interpreter exit would abort the process
         try:
-            while (item := self.done.get()) is not None:
+            while (item := self.ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                self.room.release()
+                self.free_slots.release()
                 yield item[0]
         finally:
-            self._end()
-            atexit.unregister(self._end)
+            self._stop()
+            atexit.unregister(self._stop)
 
     def _run(self) -> None:
+        """In the thread: put the items, then None or the error, into the queue, as slots become free."""
         try:
-            with closing(self.stream):  # type: ignore[type-var]
-                while self._may_go_on():
-                    self.done.put((next(self.stream),))
+            with closing(self.stream):
+                while self._wait_for_slot():
+                    self.ready.put((next(self.stream),))
         except StopIteration:
-            self.done.put(None)
-        except BaseException as error:  # raised where someone can act on it
-            self.done.put(error)
+            self.ready.put(None)
+        except BaseException as error:  # raised again in the consumer
+            self.ready.put(error)
 
-    def _may_go_on(self) -> bool:
-        self.room.acquire()
+    def _wait_for_slot(self) -> bool:
+        """Wait for a free slot; False if the stream was closed meanwhile."""
+        self.free_slots.acquire()
         return not self.closed
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
+        """Tell the thread to end, and wait until it has."""
         self.closed = True
-        self.room.release()  # it may be waiting for room that nobody will make
+        self.free_slots.release()  # wakes the thread if it waits for a slot
         self.thread.join()
 
 
 # -- in the parent -----------------------------------------------------------------------------------------------------
 
 
-def _start(task: bytes, number: int, workers: int) -> Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(task, number, workers, theirs), name=f"loader-{number}", daemon=True)
-    process.start()
-    theirs.close()  # else the pipe would not end with the worker
-    return Worker(process, ours)
-
-
-def _take(crew: list[Worker], number: int) -> tuple[Arrays, Cursor]:
-    """The next batch of a worker; an error at once if any worker has died."""
-    pipe = crew[number].pipe
-    ready = wait([pipe, *(worker.process.sentinel for worker in crew)])
-    for other, worker in enumerate(crew):
-        if worker.process.sentinel in ready:
-            raise _death(worker.process, other)
+def _receive_batch(children: list[Child], number: int) -> tuple[BatchArrays, Cursor]:
+    """The next batch of one worker, and the cursor after it; raises its error, or one if any worker has died."""
+    child = children[number]
+    ready = wait([child.pipe, *(other.process.sentinel for other in children)])
+    for i, other in enumerate(children):
+        if other.process.sentinel in ready:
+            raise _worker_exit_error(other, i)
     try:
-        message = pipe.recv()
+        message = child.pipe.recv()
     except (EOFError, OSError):  # killed in the middle of a message
-        raise _death(crew[number].process, number) from None
-    if isinstance(message, Failure):
-        if message.users:
-            raise DataError(message.message)
-        raise RuntimeError(f"loader worker {number} (pid {crew[number].process.pid}) failed:\n{message.message}")
-    arrays, after = message
-    return Arrays(*arrays), Cursor(*after)
+        raise _worker_exit_error(child, number) from None
+    if isinstance(message, UserError):
+        raise message
+    if isinstance(message, Exception):
+        notes = "\n".join(message.__notes__)
+        raise RuntimeError(f"loader worker {number} (pid {child.process.pid}) failed: {message!r}\n{notes}")
+    arrays, next_cursor = message
+    return BatchArrays(*arrays), Cursor(*next_cursor)
 
 
-def _death(process: SpawnProcess, number: int) -> DataError:
-    process.join()
-    code = process.exitcode or 0
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
+def _worker_exit_error(child: Child, number: int) -> DataError:
+    """The error for a worker process that has ended: how, and what to do."""
+    exit_reason = child.wait_for_exit()
+    if (child.process.exitcode or 0) < 0:
         remedy = "The machine may be short of memory: start again to resume, with fewer workers if it happens again."
     else:
-        how = f"ended by itself with exit code {code}"
         remedy = (
-            'Its error stands above. A script that uses workers needs `if __name__ == "__main__":` around its calls.'
+            "Its error is printed above. A script that uses workers must guard its calls with "
+            '`if __name__ == "__main__":`.'
         )
-    return DataError(f"loader worker {number} (pid {process.pid}) {how}. {remedy}")
-
-
-def _end(crew: list[Worker]) -> None:
-    """End all workers now; they hold nothing that needs saving."""
-    for worker in crew:
-        worker.process.kill()
-    for worker in crew:
-        worker.process.join()
-        worker.pipe.close()
-    crew.clear()
+    return DataError(f"loader worker {number} (pid {child.process.pid}) {exit_reason}. {remedy}")
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
-def _work(task: bytes, number: int, workers: int, pipe: Connection) -> None:
+def _send_batches(pipe: Connection, task: bytes, number: int, workers: int) -> None:
+    """In a worker: send every `workers`-th batch, from its number on, or the error, until the parent is gone."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     try:
         batches, cursor = pickle.loads(task)
-        for place in itertools.islice(batches.places(cursor), number, None, workers):
-            arrays = batches.arrays(place)
-            pipe.send((tuple(arrays), (place.after.epoch, place.after.batch)))
+        for planned in itertools.islice(batches.plan_from(cursor), number, None, workers):
+            arrays = batches.read_batch(planned)
+            pipe.send((tuple(arrays), (planned.next_cursor.epoch, planned.next_cursor.batch)))
     except BrokenPipeError:
         return  # the parent is gone
-    except UserError as error:
-        pipe.send(Failure(str(error), users=True))
-    except Exception:
-        pipe.send(Failure(traceback.format_exc(), users=False))
-    parent.join()  # a worker that ends is taken for dead, and the batches before the failure are still to be read
+    except Exception as error:
+        pipe.send(picklable_exception(error))
+    parent.join()  # the parent takes a worker that ends for dead, and has yet to read its last batches

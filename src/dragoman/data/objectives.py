@@ -1,4 +1,4 @@
-"""What is predicted from what: a stored pair, or a single text, becomes the row a model learns from.
+"""Training objectives: turn a stored pair, or a single text, into the row that a model is trained on.
 
     pairs             x → y                                         translation and the like
     lm                  → y                                         p(y) = Π p(y_t | y_<t)
@@ -10,13 +10,14 @@
     prefix            x₁ x₂ → x₃ x₄                                 a text cut in two
     unilm             lm, masked and prefix in turn                 UniLM
 
-A row is (source, target, marks). The target is written from left to right; marks are predicted at the positions of the
-source, and <pad> says that nothing is to be predicted there. Stored ids end with </s>. Objectives that are not paired
-read a text from the target's side and put it, or pieces of it, on both sides: source ids and target ids must then mean
-the same (`joint`).
+A row is (source, target, token labels). The target is decoded from left to right; token labels are
+predicted at the positions of the source, with <pad> where nothing is predicted. Stored ids end with
+</s>. Objectives that are not paired read a text from the target's side and put it, or pieces of it,
+on both sides; source ids and target ids must then mean the same.
 
-Noise touches tokens alone. Symbols (ids below the first token: <unk>, language tags) are never masked, deleted or drawn
-in place of something else. All chance comes from the generator given, so that a resumed run sees the very same noise.
+Noise changes tokens only. Symbols (ids below the first token: <unk>, language tags) are never
+masked, deleted or used as a replacement. All randomness comes from the generator, so that a resumed
+run sees the same noise.
 """
 
 from __future__ import annotations
@@ -36,91 +37,97 @@ from dragoman.core.types import EOS, PAD, SPECIALS
 if TYPE_CHECKING:
     from dragoman.text.codec import Codec
 
-Ids = Sequence[int] | NDArray[Any]
-Integers = NDArray[Any]
+Ids = Sequence[int] | NDArray[Any]  # ids of a text, or the (S, F) numbers of a modality
+Integers = NDArray[np.int64]
 Proportion = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]
-Mean = Annotated[float, Field(ge=1.0, le=1000.0)]  # of the lengths of spans
+MeanLength = Annotated[float, Field(ge=1.0, le=1000.0)]  # of spans
 
-MASK = "<mask>"
+MASK_SYMBOL = "<mask>"
 SENTENCE_ENDS = tuple(".!?。！？।؟")
-KEPT = -1  # in a plan of spans: a token outside them
+KEPT_TOKEN = -1  # in a span plan: a token outside of spans
 
 
-class Row(NamedTuple):
-    """Ids to learn from; `marks`, where there are any, has one id for each of the source."""
+class TrainingRow(NamedTuple):
+    """The ids of one training example; token_labels has one id for each source position."""
 
-    source: list[int]
+    source: Ids
     target: list[int]
     token_labels: list[int] | None = None
-    second_source: Ids | None = None  # a second source, as it is stored
+    second_source: Ids | None = None  # as it is stored
 
 
 class Objective:
-    """One way to make rows; a kind of it says how, what the lengths of its rows can be, and which model they teach."""
+    """Makes training rows from stored pairs or texts; class attributes describe the rows and the model they train."""
 
-    paired = False  # made from pairs; else from single texts, which come as targets with an empty source
-    joint = False  # whether source ids and target ids must mean the same
-    trivial = False  # whether rows are the stored pairs themselves
-    continues_text = False  # whether what it teaches is a language model, which goes on with a text it is given
-    ends_source = True  # whether a source ends with </s>
-    empty_source = False  # whether no row has a source
-    token_labels = False  # whether rows have marks
-    symbols: Sequence[str] = ()  # extra symbols that the vocabulary needs
-    # What config/compatibility.py holds a config to:
-    head: str | None = None  # the model.head that answers; None: a decoder does
-    decoder_source: str | None = None  # the model.decoder.source it takes; None: any
-    one_table = False  # whether source and target are pieces of one text, whose embeddings are one table
+    is_paired = False  # learns from pairs; else from single texts, stored as targets with an empty source
+    needs_joint_vocabulary = False  # source ids and target ids must mean the same
+    is_identity = False  # rows are the stored pairs themselves
+    continues_text = False  # trains a language model, which continues a text
+    has_source_eos = True  # a source ends with </s>
+    has_empty_source = False  # no row has a source
+    has_token_labels = False  # rows have a label for each source position
+    extra_symbols: Sequence[str] = ()  # that the vocabulary needs
+    # Checked by config/compatibility.py:
+    head: str | None = None  # the required model.head; None: a decoder
+    decoder_source: str | None = None  # the required model.decoder.source; None: any
+    shares_embeddings = False  # source and target are pieces of one text and share one embedding table
 
     @property
-    def packs(self) -> bool:
-        """Whether a row is a source, never an empty one, and a target to write, and nothing else."""
-        return self.head is None and self.ends_source and not (self.empty_source or self.token_labels)
+    def supports_packing(self) -> bool:
+        """Whether rows can be packed: they have a non-empty source, a target for a decoder, and nothing else."""
+        return self.head is None and self.has_source_eos and not (self.has_empty_source or self.has_token_labels)
 
-    def prepare(self, codec: Codec) -> None:
-        """Look up ids, once; afterwards the objective can travel to other processes."""
+    def bind_codec(self, codec: Codec) -> None:
+        """Look up the ids that the objective needs; ModelError if a symbol is missing. Afterwards it can be pickled."""
         tokenizer = codec.target
-        self.first, self.size = len(SPECIALS) + len(tokenizer.extra), len(tokenizer)  # tokens: first ≤ id < size
-        self.ids: list[int] = []  # of the symbols
-        for symbol in self.symbols:
-            found = tokenizer.id(symbol)
-            if found is None:
+        self.first_token, self.vocabulary_size = (
+            len(SPECIALS) + len(tokenizer.extra_symbols),
+            len(tokenizer),
+        )  # tokens: first_token ≤ id < vocabulary_size
+        self.symbol_ids: list[int] = []  # of the extra symbols
+        for symbol in self.extra_symbols:
+            id = tokenizer.symbol_id(symbol)
+            if id is None:
                 raise ModelError(
                     f"the tokenizers were learned without the symbol {symbol}, which this objective needs; "
                     "learn new ones for it."
                 )
-            self.ids.append(found)
+            self.symbol_ids.append(id)
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored pair cannot be used, in a few words; None where it can."""
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """None: every stored pair can be used. Objectives that need more return why not, in a few words."""
         return None
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """From the lengths of stored pairs, bounds that the lengths of their rows never exceed."""
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows, from the lengths of the stored pairs."""
         raise NotImplementedError
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """Make a row from the ids of a stored pair."""
         raise NotImplementedError
 
 
 objectives: Registry[Objective] = Registry("objective")
 
 
-def unfit(objective: Objective | None, source: Ids, target: Ids, max_source: int, max_target: int) -> str | None:
-    """Why nothing can be learned from ids within these limits, in a few words; None where something can.
+def training_blocker(
+    objective: Objective | None, source: Ids, target: Ids, max_source: int, max_target: int
+) -> str | None:
+    """Why a pair of ids cannot be trained on within these length limits, in a few words; None if it can.
 
-    Limits count all ids of a side, tags and </s> too.
+    The limits count all ids of a side, tags and </s> included.
     """
-    paired = objective is None or objective.paired
+    paired = objective is None or objective.is_paired
     if len(source) > max_source:
         return "source too long"
     if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
         return "target too long" if paired else "too long"
-    if objective is None or objective.trivial:
+    if objective is None or objective.is_identity:
         return None
-    if problem := objective.problem(source, target):
-        return problem
-    longest = objective.lengths(np.array([len(source)]), np.array([len(target)]))
+    if blocker := objective.blocker(source, target):
+        return blocker
+    longest = objective.max_lengths(np.array([len(source)]), np.array([len(target)]))
     return "too long" if int(longest[0][0]) > max_source or int(longest[1][0]) > max_target else None
 
 
@@ -131,64 +138,73 @@ def unfit(objective: Objective | None, source: Ids, target: Ids, max_source: int
 class Pairs(Objective):
     """Predict the target from the source; with source_loss one network predicts the source's tokens as well."""
 
-    paired = True
+    is_paired = True
 
     def __init__(self, *, source_loss: bool = False) -> None:
-        self.source_loss = self.joint = self.token_labels = source_loss
-        self.trivial = not source_loss
-        self.decoder_source = "prefix" if source_loss else None  # left to right: else it would see what it predicts
+        self.source_loss = self.needs_joint_vocabulary = self.has_token_labels = source_loss
+        self.is_identity = not source_loss
+        self.decoder_source = "prefix" if source_loss else None  # causal: else it would see what it predicts
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: those of the pairs."""
         return source, target
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        x = plain(source)
-        return Row(x, plain(target), [*x[1:], PAD] if self.source_loss and x else None)
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The pair itself; with source_loss, each source position is labeled with the next token; rng is ignored."""
+        token_labels = [*to_list(source)[1:], PAD] if self.source_loss and len(source) else None
+        return TrainingRow(copy_source(source), to_list(target), token_labels)
 
 
 @objectives.register("labels")
 class Labels(Objective):
-    """Predict one label from the source: the target is a single token and has no </s>."""
+    """Predict one label for the source: the target is a single token without </s>."""
 
-    paired = True
+    is_paired = True
     head = "classifier"
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """Why a stored pair cannot be used: its target is not one label; None if it can."""
         return None if len(target) == 2 else "target is not one label"
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the source's, and 1."""
         return source, np.ones_like(target)
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        return Row(plain(source), plain(target)[:1])
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The source, and the label alone as target, without </s>; rng is ignored."""
+        return TrainingRow(copy_source(source), to_list(target)[:1])
 
 
 @objectives.register("tags")
 class Tags(Objective):
-    """Predict one tag at each token of the source: the target has as many tokens as the source."""
+    """Predict one tag for each token of the source: the target has as many tokens as the source."""
 
-    paired = token_labels = True
+    is_paired = has_token_labels = True
     head = "tagger"
 
-    def prepare(self, codec: Codec) -> None:
-        super().prepare(codec)
-        # <unk> is a token that has a tag; </s> and the language tags before the text have none.
-        self.bare = {EOS, *range(len(SPECIALS), len(SPECIALS) + len(codec.source.extra))}
+    def bind_codec(self, codec: Codec) -> None:
+        """Look up the ids that the objective needs, and those of the source that have no tag."""
+        super().bind_codec(codec)
+        # <unk> is a token with a tag; </s> and language tags have none.
+        self.untagged_ids = {EOS, *range(len(SPECIALS), len(SPECIALS) + len(codec.source.extra_symbols))}
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
-        tokens = sum(id not in self.bare for id in plain(source))
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """Why a stored pair cannot be used: tags and tokens differ in number; None if it can."""
+        tokens = sum(id not in self.untagged_ids for id in to_list(source))
         return None if tokens == len(target) - 1 else "tags and tokens differ in number"
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the source's, and 0."""
         return source, np.zeros_like(target)
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        x = plain(source)
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The source, no target, and the tags as labels of its tokens, <pad> elsewhere; rng is ignored."""
+        x = to_list(source)
         token_labels = [PAD] * len(x)
-        tokens = [i for i, id in enumerate(x) if id not in self.bare]
-        for i, tag in zip(tokens, plain(target)[:-1], strict=True):
+        tokens = [i for i, id in enumerate(x) if id not in self.untagged_ids]
+        for i, tag in zip(tokens, to_list(target)[:-1], strict=True):
             token_labels[i] = tag
-        return Row(x, [], token_labels)
+        return TrainingRow(x, [], token_labels)
 
 
 # -- from texts --------------------------------------------------------------------------------------------------------
@@ -198,71 +214,78 @@ class Tags(Objective):
 class LanguageModel(Objective):
     """Predict every token of a text from those before it."""
 
-    continues_text = empty_source = one_table = True
+    continues_text = has_empty_source = shares_embeddings = True
     decoder_source = "prefix"
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: 0, and the text's."""
         return np.zeros_like(source), target
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        return Row([], plain(target))
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """No source, and the text as target; source and rng are ignored."""
+        return TrainingRow([], to_list(target))
 
 
 @objectives.register("masked")
-class Masked(Objective):
-    """Hide some tokens of a text and predict them where they stood (BERT, RoBERTa).
+class MaskedLM(Objective):
+    """Mask some tokens of a text and predict them at their positions (BERT, RoBERTa).
 
-    Of the chosen tokens a share `mask` becomes <mask>, a share `random` another token, and the rest stay as they are.
+    Of the chosen tokens a share `mask` becomes <mask>, a share `random` a random token, and the rest stays unchanged.
     """
 
-    joint = token_labels = True
+    needs_joint_vocabulary = has_token_labels = True
     head = "tagger"
-    symbols = (MASK,)
+    extra_symbols = (MASK_SYMBOL,)
 
     def __init__(self, *, share: UnitInterval = 0.15, mask: Proportion = 0.8, random: Proportion = 0.1) -> None:
         if mask + random > 1:
             raise PartError(f"mask is {mask} and random is {random}; together they must not exceed 1")
         self.share, self.mask, self.random = share, mask, random
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
-        return None if any(id >= self.first for id in target) else "text has no token to mask"
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """Why a stored text (the target) cannot be used: no token to mask; None if it can."""
+        return None if any(id >= self.first_token for id in target) else "text has no token to mask"
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the text's (the target's), and 0."""
         return target, np.zeros_like(target)
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        x = plain(target)
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The text with some tokens masked, no target, and those tokens as labels; source is ignored."""
+        x = to_list(target)
         token_labels = [PAD] * len(x)
-        tokens = [i for i, id in enumerate(x) if id >= self.first]
-        for i in rng.permutation(tokens)[: max(1, some(self.share, len(tokens), rng))].tolist():
+        tokens = [i for i, id in enumerate(x) if id >= self.first_token]
+        for i in rng.permutation(tokens)[: max(1, round_randomly(self.share, len(tokens), rng))].tolist():
             token_labels[i] = x[i]
-            x[i] = self._replaced(x[i], rng)
-        return Row(x, [], token_labels)
+            x[i] = self._corrupt_token(x[i], rng)
+        return TrainingRow(x, [], token_labels)
 
-    def _replaced(self, id: int, rng: np.random.Generator) -> int:
+    def _corrupt_token(self, id: int, rng: np.random.Generator) -> int:
+        """<mask>, a random token, or the token itself, with the probabilities of the options."""
         draw = rng.random()
         if draw < self.mask:
-            return self.ids[0]
-        return int(rng.integers(self.first, self.size)) if draw < self.mask + self.random else id
+            return self.symbol_ids[0]
+        return int(rng.integers(self.first_token, self.vocabulary_size)) if draw < self.mask + self.random else id
 
 
 @objectives.register("denoising")
 class Denoising(Objective):
-    """Restore a text from a noisy one: sentences shuffled, text rotated, tokens deleted, spans masked (BART).
+    """Restore a text from a noisy copy: sentences shuffled, text rotated, tokens deleted, spans masked (BART).
 
-    In this order: `permute` shuffles the sentences, `rotate` begins at a random token and goes around, `delete` drops a
-    share of the tokens. Of the tokens left, a share `infill` lies in spans that become one <mask> each, of lengths
-    drawn from Poisson(span), where a span of no token inserts a <mask>; and a share `mask` becomes one <mask> each.
+    In this order: `permute` shuffles the sentences, `rotate` moves a random start of the text to
+    its end, `delete` drops a share of the tokens. Of the remaining tokens, a share `infill` lies in
+    spans that become one <mask> each, with lengths from Poisson(span), where an empty span inserts
+    a <mask>; a share `mask` becomes one <mask> each.
     """
 
-    joint = True
-    symbols = (MASK,)
+    needs_joint_vocabulary = True
+    extra_symbols = (MASK_SYMBOL,)
 
     def __init__(
         self,
         *,
         infill: Proportion = 0.3,
-        span: Mean = 3.0,
+        span: MeanLength = 3.0,
         mask: Proportion = 0.0,
         delete: UnitInterval = 0.0,
         permute: bool = False,
@@ -273,150 +296,168 @@ class Denoising(Objective):
         self.infill, self.span, self.mask, self.delete = infill, span, mask, delete
         self.permute, self.rotate = permute, rotate
 
-    def prepare(self, codec: Codec) -> None:
-        super().prepare(codec)
-        pieces = codec.target.pieces(range(self.first, self.size))
-        self.ends = {i for i, piece in enumerate(pieces, self.first) if piece.endswith(SENTENCE_ENDS)}
+    def bind_codec(self, codec: Codec) -> None:
+        """Look up the ids that the objective needs, and those that end a sentence."""
+        super().bind_codec(codec)
+        pieces = codec.target.pieces(range(self.first_token, self.vocabulary_size))
+        self.sentence_end_ids = {i for i, piece in enumerate(pieces, self.first_token) if piece.endswith(SENTENCE_ENDS)}
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the text's (the target's) for both sides."""
         return target, target
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        y = plain(target)
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """A noisy copy of the text as source, and the text as target; source is ignored."""
+        y = to_list(target)
         x = y[:-1]
         if self.permute:
-            x = self._shuffled(x, rng)
+            x = self._permute_sentences(x, rng)
         if self.rotate and x:
             start = int(rng.integers(len(x)))
             x = x[start:] + x[:start]
         if self.delete:
-            x = self._thinned(x, rng)
+            x = self._delete_tokens(x, rng)
         if self.infill or self.mask:
-            x = self._filled(x, len(y) - 1, rng)
-        return Row([*x, EOS], y)
+            x = self._mask_spans(x, len(y) - 1, rng)
+        return TrainingRow([*x, EOS], y)
 
-    def _shuffled(self, x: list[int], rng: np.random.Generator) -> list[int]:
-        """The sentences in another order; "?!" and "..." end one sentence, not several."""
-        cuts = [i for i in range(1, len(x)) if x[i - 1] in self.ends and x[i] not in self.ends]
+    def _permute_sentences(self, x: list[int], rng: np.random.Generator) -> list[int]:
+        """Shuffle the sentences; "?!" and "..." end one sentence, not several."""
+        cuts = [i for i in range(1, len(x)) if x[i - 1] in self.sentence_end_ids and x[i] not in self.sentence_end_ids]
         sentences = [x[start:stop] for start, stop in pairwise([0, *cuts, len(x)])]
         return [id for i in rng.permutation(len(sentences)) for id in sentences[i]]
 
-    def _thinned(self, x: list[int], rng: np.random.Generator) -> list[int]:
-        tokens = [i for i, id in enumerate(x) if id >= self.first]
-        dropped = set(rng.permutation(tokens)[: some(self.delete, len(tokens), rng)].tolist())
-        return [id for i, id in enumerate(x) if i not in dropped]
+    def _delete_tokens(self, x: list[int], rng: np.random.Generator) -> list[int]:
+        """The ids without a share `delete` of the tokens, chosen at random; symbols stay."""
+        tokens = [i for i, id in enumerate(x) if id >= self.first_token]
+        deleted = set(rng.permutation(tokens)[: round_randomly(self.delete, len(tokens), rng)].tolist())
+        return [id for i, id in enumerate(x) if i not in deleted]
 
-    def _filled(self, x: list[int], longest: int, rng: np.random.Generator) -> list[int]:
-        """Spans as <mask>, in random places; at most `longest` ids, for which spans of no token give way."""
-        tokens = sum(id >= self.first for id in x)
-        spans = span_lengths(some(self.infill, tokens, rng), self.span, rng)
+    def _mask_spans(self, x: list[int], max_length: int, rng: np.random.Generator) -> list[int]:
+        """Replace random spans by <mask>; empty spans are dropped where the result would exceed max_length."""
+        tokens = sum(id >= self.first_token for id in x)
+        spans = sample_span_lengths(round_randomly(self.infill, tokens, rng), self.span, rng)
         kept = tokens - sum(spans)
-        alone = min(some(self.mask, tokens, rng), kept)
-        full = [length for length in spans if length] + [1] * alone
-        room = longest - (len(x) - sum(full) + len(full))
-        empty = [0] * min(spans.count(0), room)
-        return self._carried_out(x, rng.permutation([*full, *empty, *[KEPT] * (kept - alone)]).tolist())
+        single = min(round_randomly(self.mask, tokens, rng), kept)
+        full = [length for length in spans if length] + [1] * single
+        max_empty = max_length - (len(x) - sum(full) + len(full))
+        empty = [0] * min(spans.count(0), max_empty)
+        return self._apply_span_plan(x, rng.permutation([*full, *empty, *[KEPT_TOKEN] * (kept - single)]).tolist())
 
-    def _carried_out(self, x: list[int], plan: list[int]) -> list[int]:
-        """A text whose tokens, from left to right, are kept or lie in spans as planned; symbols pass."""
+    def _apply_span_plan(self, x: list[int], plan: list[int]) -> list[int]:
+        """Keep or mask the tokens of a text from left to right as planned; symbols stay."""
         noisy: list[int] = []
         i = 0
         for length in plan:
-            if length != KEPT:
-                noisy += self.ids
-            wanted = 1 if length == KEPT else length
-            while wanted:
-                token = x[i] >= self.first
-                if length == KEPT or not token:
+            if length != KEPT_TOKEN:
+                noisy += self.symbol_ids
+            remaining = 1 if length == KEPT_TOKEN else length
+            while remaining:
+                is_token = x[i] >= self.first_token
+                if length == KEPT_TOKEN or not is_token:
                     noisy.append(x[i])
-                wanted -= token
+                remaining -= is_token
                 i += 1
         return noisy + x[i:]
 
 
 @objectives.register("span_corruption")
 class SpanCorruption(Objective):
-    """Predict the spans cut out of a text, each named by the sentinel that stands in its place (T5).
+    """Predict the spans removed from a text, each named by the sentinel that replaces it (T5).
 
-    A share of the tokens is cut out in spans of `span` tokens on average: both these tokens and the others are split
-    into as many random segments as there are spans, and the segments alternate, beginning with one that stays.
+    A share of the tokens is removed in spans of `span` tokens on average. Both the removed and the
+    kept tokens are split into as many random segments as there are spans; the segments alternate,
+    beginning with a kept one.
     """
 
-    joint = True
+    needs_joint_vocabulary = True
 
     def __init__(
-        self, *, share: UnitInterval = 0.15, span: Mean = 3.0, sentinels: Annotated[int, Field(ge=2, le=10_000)] = 100
+        self,
+        *,
+        share: UnitInterval = 0.15,
+        span: MeanLength = 3.0,
+        sentinels: Annotated[int, Field(ge=2, le=10_000)] = 100,
     ) -> None:
         self.share, self.span, self.sentinels = share, span, sentinels
-        self.symbols = tuple(f"<extra_{i}>" for i in range(sentinels))
+        self.extra_symbols = tuple(f"<extra_{i}>" for i in range(sentinels))
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
-        return None if any(id >= self.first for id in target) else "text has no token to predict"
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """Why a stored text (the target) cannot be used: all its ids are special symbols; None if it can."""
+        return None if any(id >= self.first_token for id in target) else "text has no token to predict"
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        # One sentinel before each span, one behind the last, and </s>, for every length there is.
-        longest = np.array([sum(self._amounts(n - 1)) + 2 for n in range(int(target.max(initial=0)) + 1)])
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the text's (the target's), and the removed tokens with sentinels."""
+        # The removed tokens, one sentinel before each span, one after the last, and </s>, for every length.
+        longest = np.array([sum(self._count_noise(n - 1)) + 2 for n in range(int(target.max(initial=0)) + 1)])
         return target, longest[target]
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        text = plain(target)[:-1]
-        tokens = np.array(text) >= self.first
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The text with sentinels for spans as source, the sentinels with their spans as target; source is ignored."""
+        text = to_list(target)[:-1]
+        tokens = np.array(text) >= self.first_token
         noise = np.zeros(len(text), bool)
-        noise[tokens] = self._noise(int(tokens.sum()), rng)
-        _, most = self._amounts(len(text))
+        noise[tokens] = self._sample_noise_mask(int(tokens.sum()), rng)
+        _, max_spans = self._count_noise(len(text))
         x: list[int] = []
         y: list[int] = []
         spans = 0
-        for cut, run in groupby(zip(noise.tolist(), text, strict=True), lambda place: place[0]):
+        for is_noise, run in groupby(zip(noise.tolist(), text, strict=True), lambda pair: pair[0]):
             ids = [id for _, id in run]
-            if cut and spans < most:  # symbols inside spans part them: what is more than was planned stays
-                x.append(self.ids[spans])
-                y += [self.ids[spans], *ids]
+            if is_noise and spans < max_spans:  # symbols split spans; spans beyond the planned number stay
+                x.append(self.symbol_ids[spans])
+                y += [self.symbol_ids[spans], *ids]
                 spans += 1
             else:
                 x += ids
-        return Row([*x, EOS], [*y, self.ids[spans], EOS])
+        return TrainingRow([*x, EOS], [*y, self.symbol_ids[spans], EOS])
 
-    def _amounts(self, tokens: int) -> tuple[int, int]:
-        """How many of so many tokens are cut out, and in how many spans; a single token is all cut out."""
-        cut = max(1, min(round(self.share * tokens), tokens - 1))
-        return cut, max(1, min(round(cut / self.span), tokens - cut, self.sentinels - 1))
+    def _count_noise(self, tokens: int) -> tuple[int, int]:
+        """How many tokens to remove, and in how many spans; a single token is removed."""
+        removed = max(1, min(round(self.share * tokens), tokens - 1))
+        return removed, max(1, min(round(removed / self.span), tokens - removed, self.sentinels - 1))
 
-    def _noise(self, tokens: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """True where a token is cut out."""
+    def _sample_noise_mask(self, tokens: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        """(tokens,): true where a token is removed."""
         if not tokens:
             return np.zeros(0, bool)
-        cut, spans = self._amounts(tokens)
-        lengths = np.stack([segments(tokens - cut, spans, rng), segments(cut, spans, rng)], axis=1).ravel()
+        removed, spans = self._count_noise(tokens)
+        kept_lengths, removed_lengths = (
+            sample_segments(tokens - removed, spans, rng),
+            sample_segments(removed, spans, rng),
+        )
+        lengths = np.stack([kept_lengths, removed_lengths], axis=1).ravel()
         return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
 
 
 @objectives.register("prefix")
-class Prefix(Objective):
-    """Predict the rest of a text from its beginning, cut at a random place."""
+class PrefixLM(Objective):
+    """Predict the rest of a text from its beginning, split at a random position."""
 
-    joint = one_table = True
-    ends_source = False
+    needs_joint_vocabulary = shares_embeddings = True
+    has_source_eos = False
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the text's (the target's) less 2, and the text's."""
         return np.maximum(target - 2, 0), target
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
-        y = plain(target)
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The text cut at a random position: its beginning as source, the rest as target; source is ignored."""
+        y = to_list(target)
         cut = int(rng.integers(1, len(y) - 1)) if len(y) > 2 else 0  # a token on each side, if there are two
-        return Row(y[:cut], y[cut:])
+        return TrainingRow(y[:cut], y[cut:])
 
 
 @objectives.register("unilm")
 class UniLM(Objective):
-    """One network for three tasks in turn: left to right, masked in both directions, prefix (UniLM).
+    """One network for three tasks: language model, masked in both directions, prefix (UniLM).
 
-    The three options weigh the tasks against each other; `share` is the share of tokens chosen in the masked one.
+    The first three options weight the tasks; `share` is the share of tokens chosen in the masked one.
     """
 
-    joint = continues_text = token_labels = one_table = True
+    needs_joint_vocabulary = continues_text = has_token_labels = shares_embeddings = True
     decoder_source = "full_prefix"
-    symbols = Masked.symbols
+    extra_symbols = MaskedLM.extra_symbols
 
     def __init__(
         self, *, left_to_right: Weight = 1.0, both_ways: Weight = 1.0, prefix: Weight = 1.0, share: UnitInterval = 0.15
@@ -424,45 +465,53 @@ class UniLM(Objective):
         self.weights = np.array([left_to_right, both_ways, prefix])
         if not self.weights.sum():
             raise PartError("left_to_right, both_ways and prefix are all 0; one of them must be more")
-        self.tasks: list[Objective] = [LanguageModel(), Masked(share=share), Prefix()]
+        self.tasks: list[Objective] = [LanguageModel(), MaskedLM(share=share), PrefixLM()]
 
-    def prepare(self, codec: Codec) -> None:
-        super().prepare(codec)
+    def bind_codec(self, codec: Codec) -> None:
+        """Look up the ids that the three tasks need."""
+        super().bind_codec(codec)
         for task in self.tasks:
-            task.prepare(codec)
+            task.bind_codec(codec)
 
-    def problem(self, source: Ids, target: Ids) -> str | None:
-        return next((found for task in self._drawn() if (found := task.problem(source, target))), None)
+    def blocker(self, source: Ids, target: Ids) -> str | None:
+        """Why a stored text cannot be used by one of the tasks with a weight; None if it can."""
+        return next((blocker for task in self._active_tasks() if (blocker := task.blocker(source, target))), None)
 
-    def lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        each = [task.lengths(source, target) for task in self._drawn()]
+    def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
+        """Upper bounds on the lengths of rows: the largest of the tasks with a weight."""
+        each = [task.max_lengths(source, target) for task in self._active_tasks()]
         return np.max([x for x, _ in each], axis=0), np.max([y for _, y in each], axis=0)
 
-    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> Row:
+    def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
+        """The row of one of the three tasks, chosen at random by weight."""
         task = self.tasks[rng.choice(len(self.tasks), p=self.weights / self.weights.sum())]
         return task(source, target, rng)
 
-    def _drawn(self) -> list[Objective]:
+    def _active_tasks(self) -> list[Objective]:
+        """The tasks whose weight is not 0."""
         return [task for task, weight in zip(self.tasks, self.weights, strict=True) if weight]
 
 
-# -- ids and chance ----------------------------------------------------------------------------------------------------
+# -- ids and random numbers --------------------------------------------------------------------------------------------
 
 
-def plain(ids: Ids) -> Any:
-    """A new list of Python's ints; numbers of a source that is no text stay as they are."""
-    if isinstance(ids, np.ndarray) and ids.ndim > 1:
-        return ids
+def to_list(ids: Ids) -> list[int]:
+    """The ids of a text as a new list of ints."""
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 
-def some(share: float, count: int, rng: np.random.Generator) -> int:
-    """share · count, rounded up or down at random, so that it is right on average for short texts too."""
+def copy_source(ids: Ids) -> Ids:
+    """The ids of a source as a new list of ints; the (S, F) numbers of a modality unchanged."""
+    return ids if isinstance(ids, np.ndarray) and ids.ndim > 1 else to_list(ids)
+
+
+def round_randomly(share: float, count: int, rng: np.random.Generator) -> int:
+    """share · count, rounded up or down at random, so that the mean is exact for short texts, too."""
     return int(share * count + rng.random())
 
 
-def span_lengths(total: int, mean: float, rng: np.random.Generator) -> list[int]:
-    """Poisson-distributed lengths, zeros among them, that add up to `total`; the last is cut to fit."""
+def sample_span_lengths(total: int, mean: float, rng: np.random.Generator) -> list[int]:
+    """Poisson-distributed lengths, zeros included, that add up to `total`; the last one is truncated."""
     lengths: list[int] = []
     while total:
         lengths.append(min(int(rng.poisson(mean)), total))
@@ -470,7 +519,7 @@ def span_lengths(total: int, mean: float, rng: np.random.Generator) -> list[int]
     return lengths
 
 
-def segments(total: int, parts: int, rng: np.random.Generator) -> Integers:
-    """`total` as a sum of so many positive numbers, all such sums equally likely; 0 is a sum of one zero."""
+def sample_segments(total: int, parts: int, rng: np.random.Generator) -> Integers:
+    """Split `total` into `parts` positive numbers, all splits equally likely; 0 gives one zero."""
     cuts = np.sort(rng.permutation(max(0, total - 1))[: parts - 1]) + 1
     return np.diff(cuts, prepend=0, append=total)

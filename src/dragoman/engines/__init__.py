@@ -1,1 +1,1 @@
-"""Faster ways to the same results, each beside the equations of nn/ and search/, never instead of them."""
+"""Engines: faster ways to the results of nn/ and search/, each beside their equations, never instead of them."""

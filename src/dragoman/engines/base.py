@@ -1,42 +1,380 @@
-"""The fast paths: the same results as the plain ones, sooner.
+"""Which engine trains and decodes a model, and why the others do not.
 
-    training    packing.py (no padding), fused.py (few kernels), steps.py (captured), loops.py (recurrent decoders)
-    searching   an Engine for the device: cuda.py (kernels/: its kernels), cpu.py (ct2.py: CTranslate2); workers.py
-                (many processes)
+    training    fused_transformer   packed rows, fused kernels, each step one CUDA graph        training/graph_step.py
+                compiled            packed rows, compiled modules, each step one CUDA graph     training/graph_step.py
+                rnn_graph           padded rows, the decoder's loop one CUDA graph              training/rnn_graph.py
+                reference           padded rows, the model's own modules                        nn/
+    decoding    cuda                sentences in slots, each step one CUDA graph                cuda/
+                ctranslate2         greedy search by CTranslate2                                cpu/ctranslate2.py
+                cpu                 a Transformer's step on repacked weights                    cpu/
+                reference           the model's own step and the search's own loop              nn/, search/
 
-A model's own equations (nn/) and a search's own steps (search/) stay the truth; `runtime: plain` in a config, or
-`--plain`, runs them and nothing else. What a fast path does not serve goes the plain way by itself.
+A blocker is the reason why an engine does not serve a model or a request, as a sentence without its full stop; None
+means that it does. `report_engines` collects all of them, and engines are opened by the same functions, so that the
+report says what happens. `runtime: reference` in a config, or `--reference`, allows no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from dragoman.config import Config, TrainingOptions, build_meta_model
+from dragoman.core.generation import GenerationOptions, fields_of
 from dragoman.core.types import Hypothesis
-from dragoman.search import Limits, Search
+from dragoman.data.objectives import objectives
+from dragoman.engines.length_batches import GPU_BATCH_TOKENS, batch_by_length, pad_ids
+from dragoman.nn.frontends.tokens import TokenEmbedding
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.search import Search, SearchConstraints, build_search
+from dragoman.search.greedy import Greedy
+from dragoman.search.logits_processors import NoUnkProcessor
+
+if TYPE_CHECKING:
+    from dragoman.engines.training.graph_step import GraphStep
+
+REFERENCE = "reference"
+NOT_ALLOWED = "runtime.engine is 'reference'"
 
 
 class Engine(Protocol):
-    """A faster way to the results of a search, for the models and searches it serves."""
+    """A faster way to the results of a search, for the models and requests that it serves."""
 
-    def serves(self, search: Search, limits: Limits) -> bool: ...
+    name: str
+
+    def serves(self, search: Search, limits: SearchConstraints) -> bool:
+        """Whether it decodes such a request."""
+        ...
 
     def __call__(
-        self, sources: Sequence[Sequence[int]], search: Search, limits: Limits
-    ) -> Sequence[Sequence[Hypothesis]]: ...  # any number of sources; n-best lists in their order
+        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
+    ) -> Sequence[Sequence[Hypothesis]]:
+        """The n-best lists of any number of sources, in their order."""
+        ...
 
 
-def engine(model: Any, device: torch.device, precision: str) -> Engine | None:
-    """The engine for a model on a device; None where the plain path is all there is."""
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+class EngineChoice(NamedTuple):
+    """An engine, and why it is not used; None: it is."""
+
+    name: str
+    blocker: str | None
+
+
+@dataclass(frozen=True)
+class DecodingRequest:
+    """What is asked of decoding, as far as it decides the engine."""
+
+    search: Search
+    constraints: SearchConstraints | None = None  # None: nothing but a maximum length
+    sentences: int | None = None  # decoded together; None: many
+    record_attention: bool = False
+    ctc_weight: float = 0.0
+    continues_text: bool = False  # the model is a language model, whose input is the beginning of a text
+
+    @classmethod
+    def from_options(
+        cls,
+        options: GenerationOptions,
+        *,
+        record_attention: bool = False,
+        trace: bool = False,
+        continues_text: bool = False,
+    ) -> DecodingRequest:
+        """A request with these options for many sentences, with stand-in constraints: only what decides the engine."""
+        is_constrained = any(name in options.explicit for name in fields_of("constraint"))
+        has_min_length = options.min_new_tokens > 0 or options.min_length_ratio > 0
+        constraints = SearchConstraints(
+            torch.tensor([options.max_new_tokens or 0]),
+            int(has_min_length),
+            processors=[NoUnkProcessor()] if is_constrained else [],
+            traces={} if trace else None,
+        )
+        return cls(build_search(options), constraints, None, record_attention, options.ctc_weight, continues_text)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """The engines in the order in which they are preferred; of each list exactly one has no blocker."""
+
+    device: str
+    training: list[EngineChoice]  # empty: the report is about decoding alone
+    decoding: list[EngineChoice]
+    notes: list[str]  # what else a user may wonder about
+
+    @property
+    def training_engine(self) -> str:
+        """The engine that trains the model."""
+        return chosen_engine(self.training)
+
+    @property
+    def decoding_engine(self) -> str:
+        """The engine that decodes the request."""
+        return chosen_engine(self.decoding)
+
+    def lines(self) -> Iterator[str]:
+        """The report as lines of text: the chosen engines, the blockers of the others, and the notes."""
+        for purpose, choices in {"training": self.training, "decoding": self.decoding}.items():
+            if choices:
+                yield f"{purpose} on {self.device}: {chosen_engine(choices)}"
+                yield from (f"  not {name}: {blocker}" for name, blocker in choices if blocker is not None)
+        yield from (f"  note: {note}" for note in self.notes)
+
+
+def chosen_engine(choices: Iterable[EngineChoice]) -> str:
+    """The name of the one engine without a blocker."""
+    return next(name for name, blocker in choices if blocker is None)
+
+
+def choose_first(candidates: Iterable[tuple[str, str | None]]) -> list[EngineChoice]:
+    """All engines with blockers: the first without one is chosen, later ones yield to it; the reference comes last."""
+    choices: list[EngineChoice] = []
+    chosen: str | None = None
+    for name, blocker in (*candidates, (REFERENCE, None)):
+        if blocker is None and chosen is not None:
+            blocker = f"{chosen} is preferred"
+        elif blocker is None:
+            chosen = name
+        choices.append(EngineChoice(name, blocker))
+    return choices
+
+
+def report_engines(
+    model: object,
+    device: torch.device,
+    precision: str = "float32",
+    *,
+    training: TrainingOptions | None = None,
+    decoding: DecodingRequest | None = None,
+    reference_only: bool = False,
+    on_this_machine: bool = True,
+) -> EngineReport:
+    """Say which engine trains a model and which one decodes a request, and why the others do not.
+
+    The model may be on the meta device. `precision` is that of decoding; without a request, greedy search of many
+    sentences is meant. With `on_this_machine` false, a machine is assumed that has what the engines need.
+    """
+    decoding = decoding or DecodingRequest(Greedy())
+    return EngineReport(
+        device.type,
+        [] if training is None else choose_training_engine(model, device, training, reference_only, on_this_machine),
+        choose_decoding_engine(model, device, precision, decoding, reference_only, on_this_machine),
+        list(_notes(model, device, precision, on_this_machine)),
+    )
+
+
+def report_config(
+    config: Config,
+    device: torch.device,
+    *,
+    with_training: bool = True,
+    precision: str | None = None,
+    reference_only: bool = False,
+    on_this_machine: bool = True,
+) -> EngineReport:
+    """The report for the model, training and generation options of a config; the model takes no memory.
+
+    `precision` and `reference_only` override the config's `runtime:`.
+    """
+    continues_text = objectives.build(config.training.objective).continues_text
+    return report_engines(
+        build_meta_model(config),
+        device,
+        precision or config.runtime.precision,
+        training=config.training if with_training else None,
+        decoding=DecodingRequest.from_options(config.generation, continues_text=continues_text),
+        reference_only=reference_only or config.runtime.engine == "reference",
+        on_this_machine=on_this_machine,
+    )
+
+
+def _notes(model: object, device: torch.device, precision: str, on_this_machine: bool) -> Iterator[str]:
+    """What the device's engine leaves to the model's own modules, and in which precision it decodes."""
+    from dragoman.engines.cpu import engine as cpu
+    from dragoman.engines.cpu.packed_linear import precision_blocker
+    from dragoman.engines.cpu.transformer_step import encoder_blocker
+    from dragoman.engines.cuda import engine as cuda
+    from dragoman.engines.cuda.encode import packed_encoder_blocker
+    from dragoman.engines.cuda.step import transformer_step_blocker
+
+    if not on_this_machine:
+        yield "this machine may lack what these engines need, such as a GPU of compute capability 8.0 with Triton"
+    if not isinstance(model, Seq2Seq) or source_blocker(model) is not None:
+        return
+    if cuda.model_blocker(model, device, precision) is None:
+        blocker = transformer_step_blocker(model)
+        if blocker is not None:
+            yield f"cuda runs the decoder's own step: {blocker}"
+        elif (blocker := packed_encoder_blocker(model, device)) is not None:
+            yield f"cuda runs the model's own encoder on padded sources: {blocker}"
+    if cpu.model_blocker(model, device) is None:
+        if (blocker := encoder_blocker(model)) is not None:
+            yield f"cpu runs the model's own encoder: {blocker}"
+        if on_this_machine and (blocker := precision_blocker(precision)) is not None:
+            yield f"cpu decodes in float32: {blocker}"
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def choose_training_engine(
+    model: object,
+    device: torch.device,
+    options: TrainingOptions,
+    reference_only: bool = False,
+    on_this_machine: bool = True,
+) -> list[EngineChoice]:
+    """The training engines in order of preference with their blockers; the chosen one has none."""
+    from dragoman.engines.cuda.engine import machine_blocker
+    from dragoman.engines.training.fused_transformer import fused_transformer_blocker
+    from dragoman.engines.training.graph_step import graph_step_blocker
+    from dragoman.engines.training.rnn_graph import captured_loop_blocker
+
+    blocker = NOT_ALLOWED if reference_only else None
+    if not isinstance(model, Seq2Seq):
+        blocker = blocker or f"{type(model).__name__} is not a single model"
+        return choose_first((name, blocker) for name in ("fused_transformer", "compiled", "rnn_graph"))
+    graph_blocker = blocker or graph_step_blocker(model, device, options)
+    if graph_blocker is None and on_this_machine:
+        graph_blocker = machine_blocker()
+    return choose_first(
+        [
+            ("fused_transformer", graph_blocker or fused_transformer_blocker(model)),
+            ("compiled", graph_blocker),
+            ("rnn_graph", blocker or captured_loop_blocker(model.decoder, device)),
+        ]
+    )
+
+
+def open_training_engine(
+    model: Seq2Seq, device: torch.device, options: TrainingOptions, reference_only: bool = False
+) -> tuple[GraphStep | None, list[EngineChoice]]:
+    """Set up the engine that trains a model: its graph step, None where the model computes its gradients itself.
+
+    A captured loop is set up inside the model. The second value says which engine was chosen, and why.
+    """
+    from dragoman.engines.training.graph_step import GraphStep
+    from dragoman.engines.training.rnn_graph import use_captured_loop
+
+    choices = choose_training_engine(model, device, options, reference_only)
+    chosen = chosen_engine(choices)
+    if chosen == "rnn_graph":
+        use_captured_loop(model.decoder)
+    if chosen not in ("fused_transformer", "compiled"):
+        return None, choices
+    step = GraphStep(model, options.label_smoothing, options.precision, options.batch_tokens, options.r_drop)
+    return step, choices
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def choose_decoding_engine(
+    model: object,
+    device: torch.device,
+    precision: str,
+    request: DecodingRequest,
+    reference_only: bool = False,
+    on_this_machine: bool = True,
+) -> list[EngineChoice]:
+    """The decoding engines in order of preference with their blockers; the chosen one has none."""
+    from dragoman.engines.cpu import ctranslate2
+    from dragoman.engines.cpu import engine as cpu
+    from dragoman.engines.cpu.packed_linear import precision_blocker
+    from dragoman.engines.cuda import engine as cuda
+
+    search, constraints = request.search, request.constraints
+    blocker = NOT_ALLOWED if reference_only else source_blocker(model, request.continues_text)
+    blocker = blocker or request_blocker(request.record_attention, request.ctc_weight)
+    if blocker is not None or not isinstance(model, Seq2Seq):
+        return choose_first((name, blocker) for name in ("cuda", "ctranslate2", "cpu"))
+    cuda_blocker = cuda.model_blocker(model, device, precision) or cuda.search_blocker(search, constraints)
+    cpu_blocker = cpu.model_blocker(model, device) or cpu.search_blocker(search, constraints)
+    if on_this_machine and precision_blocker(precision) is not None:
+        precision = "float32"
+    ctranslate2_blocker = (
+        cpu_blocker
+        or ctranslate2.model_blocker(model, precision)
+        or cpu.ctranslate2_request_blocker(model, precision, search, constraints, request.sentences)
+    )
+    if on_this_machine:
+        cuda_blocker = cuda_blocker or cuda.machine_blocker()
+        ctranslate2_blocker = ctranslate2_blocker or ctranslate2.machine_blocker()
+    return choose_first([("cuda", cuda_blocker), ("ctranslate2", ctranslate2_blocker), ("cpu", cpu_blocker)])
+
+
+def source_blocker(model: object, continues_text: bool = False) -> str | None:
+    """Why no engine decodes a model, whatever the device: what it reads, or what it answers with; None: one may."""
+    if not isinstance(model, Seq2Seq):
+        return f"{type(model).__name__} is not a single model"
+    if model.decoder is None:
+        return "the model has a head and no decoder"
+    if not isinstance(model.frontend, TokenEmbedding):
+        return "the sources are not token ids"
+    if model.second_source is not None:
+        return "the model reads two sources"
+    if continues_text:
+        return "a language model continues its input"
+    return None
+
+
+def request_blocker(record_attention: bool, ctc_weight: float) -> str | None:
+    """Why no engine decodes a request, whatever the search (recorded attention, CTC weight); None: one may."""
+    if record_attention:
+        return "attention weights are asked for"
+    if ctc_weight > 0:
+        return "the CTC score of the encoder is part of the search (generation.ctc_weight)"
+    return None
+
+
+def constraints_blocker(constraints: SearchConstraints | None) -> str | None:
+    """Why no engine decodes under such constraints (processors, traces, streaming); None: it may, or there are none."""
+    if constraints is None:
+        return None
+    if constraints.processors:
+        return "constraints on the output need logits processors"
+    if constraints.traces is not None:
+        return "a trace of the beam is asked for"
+    if constraints.on_token is not None:
+        return "tokens are streamed"
+    return None
+
+
+def open_engine(model: object, device: torch.device, precision: str, continues_text: bool = False) -> Engine | None:
+    """Open the decoding engine for a model on a device; None where only the reference decodes it."""
     from dragoman.engines.cpu import engine as cpu
     from dragoman.engines.cuda import engine as cuda
-    from dragoman.nn.frontends.tokens import Tokens
 
-    if not isinstance(getattr(model, "frontend", None), Tokens):  # an ensemble, or sources that are no ids
+    if source_blocker(model, continues_text) is not None or not isinstance(model, Seq2Seq):
         return None
-    if model.second_source is not None:
-        return None
-    return cuda.open(model, precision) if device.type == "cuda" else cpu.open(model, precision)
+    if cuda.model_blocker(model, device, precision) is None and cuda.machine_blocker() is None:
+        return cuda.open_engine(model, precision)
+    if cpu.model_blocker(model, device) is None:
+        return cpu.CPUEngine(model, precision)
+    return None
+
+
+def decode_with_reference(
+    model: Seq2Seq, sources: Sequence[Sequence[int]], search: Search, constraints: SearchConstraints
+) -> list[list[Hypothesis]]:
+    """Run the search itself on the model itself, in batches of similar length; of constraints, only lengths count."""
+    results: list[list[Hypothesis]] = [[] for _ in sources]
+    device = model.output.weight.device
+    for rows in batch_by_length([*map(len, sources)], GPU_BATCH_TOKENS // search.num_hypotheses):
+        ids, lengths = pad_ids([sources[i] for i in rows])
+        memory = model.encode(ids.to(device), lengths.to(device))
+        at, max_lengths, min_lengths = torch.tensor(rows), constraints.max_lengths, constraints.min_lengths
+        batch_constraints = SearchConstraints(
+            max_lengths[at.to(max_lengths.device)].to(device),
+            min_lengths if isinstance(min_lengths, int) else min_lengths[at.to(min_lengths.device)].to(device),
+        )
+        nbest_lists = search(model.step, partial(model.start, memory), batch_constraints)
+        for i, nbest in zip(rows, nbest_lists, strict=True):
+            results[i] = nbest
+    return results

@@ -1,4 +1,4 @@
-"""Which sources are computed together: those of like lengths, the longest first."""
+"""Batch sources of similar length, the longest first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-ON_CPU, ON_GPU = 4096, 65536  # source tokens at a time, padding counted
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 65536  # source tokens in a batch, padding included
 
 
-def padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids (B, S) and their lengths (B,)."""
+def pad_ids(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids padded with <pad>, (B, S), and their lengths (B,)."""
     rows = [torch.tensor(ids, dtype=torch.long) for ids in sources]
     return pad_sequence(rows, batch_first=True), torch.tensor([len(ids) for ids in sources])
 
 
-def batches(lengths: Sequence[int], tokens: int, most: int | None = None) -> Iterator[list[int]]:
-    """Places of sources that are computed together: at most so many tokens and, if said, so many sources."""
+def batch_by_length(lengths: Sequence[int], max_tokens: int, max_size: int | None = None) -> Iterator[list[int]]:
+    """The indices of the sources of each batch, longest first: at most so many padded tokens, and so many sources."""
     ordered = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
     while ordered:
-        count = max(min(most or len(ordered), tokens // max(lengths[ordered[0]], 1)), 1)
+        count = max(min(max_size or len(ordered), max_tokens // max(lengths[ordered[0]], 1)), 1)
         yield ordered[:count]
         ordered = ordered[count:]

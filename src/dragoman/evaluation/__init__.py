@@ -1,1 +1,1 @@
-"""How good the outputs are: metrics, how sure one can be of a score or a difference, and quality by source length."""
+"""Evaluation: metrics, bootstrap intervals and significance tests, and scores by source length."""

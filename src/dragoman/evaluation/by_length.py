@@ -1,7 +1,6 @@
-"""Quality by source length: the corpus cut into buckets of similar length, each with its score and interval.
+"""Scores by source length: the corpus in buckets of similar length, each with its score and bootstrap interval.
 
-Edges e_1 < e_2 < … cut the lengths into (…, e_1], (e_1, e_2], …, (e_last, …): every item is in exactly one bucket, and
-buckets without items are left out.
+Edges e_1 < e_2 < … divide the lengths into (…, e_1], (e_1, e_2], …, (e_last, …). Buckets without items are left out.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.evaluation.metrics import Array, Metric
-from dragoman.evaluation.significance import interval
+from dragoman.evaluation.significance import bootstrap_interval
 
-MOST_BUCKETS = 8
-FEWEST_ITEMS = 10  # in a bucket, on average: an interval over fewer says nothing
+MAX_BUCKETS = 8
+MIN_ITEMS = 10  # in a bucket, on average: intervals over fewer are meaningless
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """The items whose source length is from low to high, both included."""
+class LengthBucket:
+    """The score of the items whose source length is from low to high, both included."""
 
     low: int
     high: int
@@ -30,28 +29,30 @@ class Bucket:
     interval: tuple[float, float]
 
 
-def by_length(
+def score_by_length(
     metric: Metric, stats: Array, lengths: Sequence[int], *, edges: Sequence[int] | None = None
-) -> list[Bucket]:
-    """The score of each bucket, shortest first; stats (N, F) and lengths (N) are of the same items."""
+) -> list[LengthBucket]:
+    """Score and interval of each length bucket, shortest first; stats (N, F) and lengths (N) of the same items."""
     if len(stats) != len(lengths) or not len(stats):
         raise DataError(
-            f"there are statistics for {len(stats)} items and {len(lengths)} lengths; give as many, and at least one"
+            f"there are statistics for {len(stats)} items and {len(lengths)} lengths; give equal numbers, at least one"
         )
     sizes = np.asarray(lengths, dtype=np.int64)
-    cuts = quantile_edges(lengths) if edges is None else sorted(set(edges))
-    places = np.searchsorted(cuts, sizes)  # (N,): item n lies in (cuts[place - 1], cuts[place]]
+    bounds = quantile_edges(lengths) if edges is None else sorted(set(edges))
+    numbers = np.searchsorted(bounds, sizes)  # (N,): bucket i is (bounds[i - 1], bounds[i]]
     buckets = []
-    for place in np.unique(places):
-        mine = stats[places == place]
-        low = cuts[place - 1] + 1 if place > 0 else int(sizes.min())
-        high = cuts[place] if place < len(cuts) else int(sizes.max())
-        buckets.append(Bucket(low, high, len(mine), float(metric.score(mine.sum(axis=0))), interval(metric, mine)))
+    for i in np.unique(numbers):
+        bucket_stats = stats[numbers == i]
+        low = bounds[i - 1] + 1 if i > 0 else int(sizes.min())
+        high = bounds[i] if i < len(bounds) else int(sizes.max())
+        score = float(metric.score(bucket_stats.sum(axis=0)))
+        interval = bootstrap_interval(metric, bucket_stats)
+        buckets.append(LengthBucket(low, high, len(bucket_stats), score, interval))
     return buckets
 
 
 def quantile_edges(lengths: Sequence[int]) -> list[int]:
-    """Edges that put about as many items into each of at most 8 buckets, rounded to whole lengths."""
-    count = min(MOST_BUCKETS, max(1, len(lengths) // FEWEST_ITEMS))
+    """Edges of at most 8 buckets with about equally many items, 10 or more on average, as whole lengths."""
+    count = min(MAX_BUCKETS, max(1, len(lengths) // MIN_ITEMS))
     shares = [k / count for k in range(1, count)]
     return sorted({int(edge) for edge in np.round(np.quantile(lengths, shares))})

@@ -1,19 +1,21 @@
-"""How sure one can be of a score, and of a difference between two systems: the bootstrap over items.
+"""Confidence intervals and paired significance tests by the bootstrap over items.
 
-A test set is one draw of N items from all that could have been asked. The bootstrap draws N items from the test set,
-with replacement, many times, and looks at how much the corpus score moves (Efron 1979; for translation Koehn 2004).
+A test set is one sample of N items. The bootstrap samples N items from the test set, with
+replacement, many times, and measures how much the corpus score varies (Efron 1979; for translation
+Koehn 2004).
 
     interval   the middle 95 % of the resampled scores (percentile bootstrap)
     paired     d = score(a) − score(b); both systems are resampled with the same items, which gives d*_1 … d*_M, and
 
                    p = (1 + #{m : |d*_m − mean d*| ≥ |d|}) / (1 + M)
 
-p says how often chance alone would give a difference at least as large as d, of either sign: subtracting the mean moves
-the d* to where there is no true difference. It is the test of sacreBLEU's `PairedTest` (type "bs", which follows Moses'
-bootstrap-hypothesis-difference-significance.pl), the +1 included, but for two things:
+p is the probability of a difference at least as large as d, of either sign, if there is no true
+difference: subtracting the mean centers the d* at 0. It is the test of sacreBLEU's `PairedTest`
+(type "bs", which follows Moses' bootstrap-hypothesis-difference-significance.pl), the +1 included,
+with two differences:
 
-    sacreBLEU centers |d*| and so counts one tail; where the difference is clear, its p is about half of ours
-    sacreBLEU counts ">", so that two identical systems get the smallest p there is, 1 / (1 + M); "≥" gives them 1
+    sacreBLEU centers |d*| and so counts one tail; for clear differences its p is about half of ours
+    sacreBLEU counts ">", so that two identical systems get the smallest p, 1 / (1 + M); "≥" gives them 1
 
 N items, F statistics for each, M resamples.
 """
@@ -31,8 +33,8 @@ SEED = 12345  # sacreBLEU's
 
 
 @dataclass(frozen=True)
-class Paired:
-    """The first system's score minus the second's, the 95 % interval of that, and the two-sided p-value."""
+class PairedResult:
+    """The difference of two systems' scores, its 95 % interval, and the two-sided p-value."""
 
     difference: float
     low: float
@@ -40,47 +42,47 @@ class Paired:
     p: float
 
 
-def interval(
+def bootstrap_interval(
     metric: Metric, stats: Array, *, samples: int = 1000, level: float = 0.95, seed: int = SEED
 ) -> tuple[float, float]:
-    """Between which scores the middle `level` of all resampled corpora lies; stats (N, F)."""
-    return middle(metric.score(resampled(stats, samples, seed)), level)
+    """The bootstrap confidence interval of a corpus score from `samples` resamples; stats (N, F)."""
+    return central_interval(metric.score(resample_totals(stats, samples, seed)), level)
 
 
-def paired(metric: Metric, a: Array, b: Array, *, samples: int = 1000, seed: int = SEED) -> Paired:
-    """Whether system a differs from system b on the same items; a and b (N, F) in the same order."""
+def paired_bootstrap(metric: Metric, a: Array, b: Array, *, samples: int = 1000, seed: int = SEED) -> PairedResult:
+    """Test whether system a differs from system b; statistics a and b (N, F) of the same items in the same order."""
     if a.shape != b.shape:
         raise DataError(
             f"the statistics of the two systems have the shapes {a.shape} and {b.shape}; "
             "score both with the same metric on the same items"
         )
-    both = resampled(np.concatenate([a, b], axis=1), samples, seed)  # (M, 2F): the same items for both
+    both = resample_totals(np.concatenate([a, b], axis=1), samples, seed)  # (M, 2F): the same items for both
     totals_a, totals_b = np.split(both, 2, axis=1)
     differences = metric.score(totals_a) - metric.score(totals_b)  # (M,)
     difference = float(metric.score(a.sum(axis=0)) - metric.score(b.sum(axis=0)))
     extreme = np.abs(differences - differences.mean()) >= abs(difference)
-    return Paired(difference, *middle(differences, 0.95), (1 + int(extreme.sum())) / (1 + samples))
+    return PairedResult(difference, *central_interval(differences, 0.95), (1 + int(extreme.sum())) / (1 + samples))
 
 
-def resampled(stats: Array, samples: int, seed: int) -> Array:
-    """(M, F): the summed statistics of M corpora of N items, drawn from stats (N, F) with replacement."""
+def resample_totals(stats: Array, samples: int, seed: int) -> Array:
+    """(M, F): the summed statistics of M corpora of N items, sampled from stats (N, F) with replacement."""
     n = len(stats)
     if n == 0:
         raise DataError("there are no items to resample; score at least one")
     rng = np.random.default_rng(seed)
     # One resample at a time, as counts of the items: 100,000 items then need 1 MB rather than gigabytes of indices.
-    # Counting drawn indices is several times faster than drawing multinomial counts.
-    draws = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(samples))
-    return np.stack([counts.astype(np.float64) @ stats for counts in draws])
+    # Counting sampled indices is several times faster than sampling multinomial counts.
+    samples_of_counts = (np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(samples))
+    return np.stack([counts.astype(np.float64) @ stats for counts in samples_of_counts])
 
 
-def middle(scores: Array, level: float) -> tuple[float, float]:
-    """The bounds that leave (1 − level) / 2 of the scores outside on either side."""
+def central_interval(scores: Array, level: float) -> tuple[float, float]:
+    """The central interval that contains a share `level` of the scores."""
     low, high = np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def format_score(label: str, value: float, low: float, high: float) -> str:
-    """`PER 11.8 % [11.2, 12.4]`; BLEU, chrF, CIDEr and ROUGE are no shares of anything, so none has a percent sign."""
+    """Format a score with its interval: `PER 11.8 % [11.2, 12.4]`; BLEU, chrF, CIDEr and ROUGE have no percent sign."""
     unit = "" if label.startswith(("BLEU", "chrF", "CIDEr", "ROUGE")) else " %"
     return f"{label} {value:.1f}{unit} [{low:.1f}, {high:.1f}]"

@@ -1,139 +1,179 @@
-"""What a result must keep to, in words, and the rules over tokens that follow from it.
+"""From GenerationOptions to SearchConstraints: the length bounds and logits processors of some sources.
 
-    Constraints(prefix="Sehr geehrte", require=("Frau Meier",), forbid=("du",), pattern=r"[^0-9]*")
+    max_length = max_new_tokens, or ⌊max_length_ratio · S⌋ + max_length_extra
+    min_length = max(min_new_tokens, ⌊min_length_ratio · S⌋)
 
-Phrases are split by the target's tokenizer as they would be in a text of their own. One set of constraints serves all
-sources, or each source has its own.
+S counts the source's tokens, or the encoder states of a modality. Per-request options override the config's; the
+decoder's maximum length overrides both. Phrases are split by the target tokenizer as texts of their own are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from dragoman.core.errors import UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import SPECIALS, UNK
-from dragoman.search import Rule
-from dragoman.search.automata import AllowedRegex, AllowedTrie
-from dragoman.search.force_phrases import Required
-from dragoman.search.logits_processors import Forbidden, NoRepeat, NoUnknown, Prefix, RepetitionPenalty
+from dragoman.inference.inputs import InputProcessor
+from dragoman.search import LogitsProcessor, SearchConstraints
+from dragoman.search.force_phrases import ForcePhrasesProcessor
+from dragoman.search.logits_processors import (
+    ForbidPhrasesProcessor,
+    NoRepeatNgramProcessor,
+    NoUnkProcessor,
+    PrefixProcessor,
+    RepetitionPenaltyProcessor,
+)
+from dragoman.search.output_forms import ChoicesProcessor, PatternProcessor
 from dragoman.text.codec import Codec
 
 
-@dataclass(frozen=True)
-class Constraints:
-    """What a result must begin with, hold, lack or match; lengths in tokens."""
+class SentenceSubsetProcessor:
+    """Applies a processor to some sentences of a request; the others stay as they are."""
 
-    prefix: str = ""
-    require: tuple[str, ...] = ()
-    ordered: bool = False  # the required phrases in this order
-    forbid: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()  # one of these texts, and nothing else
-    pattern: str = ""  # a regular expression that the whole text matches
-    shortest: int | None = None
-    longest: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("require", "forbid", "choices"):
-            if isinstance(getattr(self, name), str):  # whose letters would be the phrases
-                raise UserError(f"{name} is a list of texts; for one text give a list with one: [text]")
-        if (self.shortest or 0) < 0:
-            raise UserError(f"the shortest length is {self.shortest}; it must be 0 or more")
-        if self.longest is not None and self.longest < max(self.shortest or 0, 1):
-            least = f"the shortest, {self.shortest}" if self.shortest else "1"
-            raise UserError(f"the longest length is {self.longest}; it must be at least {least}")
-
-
-class OnlyFor:
-    """A rule for the sentences at some places; the others are left as they are."""
-
-    def __init__(self, rule: Rule, places: Sequence[int], count: int) -> None:
-        self.rule = rule
-        self.number = torch.full((count,), -1)  # of each sentence among those of the rule
-        self.number[list(places)] = torch.arange(len(places))
+    def __init__(self, processor: LogitsProcessor, sentences: Sequence[int], count: int) -> None:
+        """Hold a processor for `sentences`, indices among the `count` of a request."""
+        self.processor = processor
+        self.index = torch.full((count,), -1)  # of each sentence among those of the processor
+        self.index[list(sentences)] = torch.arange(len(sentences))
 
     def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
-        self.number = self.number.to(rows.device)  # once
-        number = self.number[rows]
-        mine = (number >= 0).nonzero()[:, 0]
-        if len(mine):
+        """Apply the processor to the rows of its sentences, with their indices in it; others stay."""
+        self.index = self.index.to(rows.device)  # once
+        index = self.index[rows]
+        selected = (index >= 0).nonzero()[:, 0]
+        if len(selected):
             log_p = log_p.clone()
-            log_p[mine] = self.rule(log_p[mine], history[mine], number[mine])
+            log_p[selected] = self.processor(log_p[selected], history[selected], index[selected])
         return log_p
 
 
-def rules(
-    wishes: Sequence[Constraints],
+def build_constraints(
+    inputs: InputProcessor,
+    source_lengths: Tensor,
+    input_indices: Sequence[int],
+    options: Sequence[GenerationOptions],
     sources: Sequence[str],
-    codec: Codec,
-    no_repeat: int,
-    repetition: float,
-    unknown: bool,
-) -> list[Rule]:
-    """The rules of some sentences; none where nothing is asked."""
-    found: list[Rule] = []
-
-    def each(texts: Callable[[Constraints], Sequence[str]]) -> list[list[list[int]]]:
-        pairs = zip(wishes, sources, strict=True)
-        return [[tokens(codec, text, source) for text in texts(wish)] for wish, source in pairs]
-
-    if any(wish.prefix for wish in wishes):
-        found.append(Prefix([one[0] for one in each(lambda wish: [wish.prefix])]))
-    if any(wish.forbid for wish in wishes):
-        pairs = zip(wishes, sources, strict=True)  # what the vocabulary lacks cannot be said anyway
-        said = [[codec.encode_target(text, source=source)[:-1] for text in wish.forbid] for wish, source in pairs]
-        found.append(Forbidden([[ids for ids in phrases if UNK not in ids] for phrases in said]))
-    if any(wish.choices for wish in wishes):
-        places = [i for i, wish in enumerate(wishes) if wish.choices]
-        every = each(lambda wish: wish.choices)
-        found.append(OnlyFor(AllowedTrie([every[i] for i in places]), places, len(wishes)))
-    if patterns := {wish.pattern for wish in wishes} - {""}:
-        pieces, drops = surfaces(codec)
-        for pattern in sorted(patterns):
-            places = [i for i, wish in enumerate(wishes) if wish.pattern == pattern]
-            found.append(OnlyFor(AllowedRegex(pattern, pieces, drop_space=drops), places, len(wishes)))
-    if no_repeat:
-        found.append(NoRepeat(no_repeat))
-    if repetition != 1.0:
-        found.append(RepetitionPenalty(repetition))
-    if not unknown:
-        found.append(NoUnknown())
-    if any(wish.require for wish in wishes):  # last: what else is forbidden cannot be required
-        found.append(Required(each(lambda wish: wish.require), [wish.ordered for wish in wishes]))
-    return found
+    trace: bool = False,
+) -> SearchConstraints:
+    """Build the search constraints of sources with these lengths (in positions) and these options, one for each."""
+    max_lengths, min_lengths = length_bounds(inputs, source_lengths, options, sources)
+    processors = build_processors(options, sources, inputs.codec)
+    return SearchConstraints(max_lengths, min_lengths, input_indices, processors, {} if trace else None)
 
 
-def room(wish: Constraints, source: str, codec: Codec) -> int:
-    """The tokens a result may need for what is asked of it, however short the source is."""
+def length_bounds(
+    inputs: InputProcessor, lengths: Tensor, options: Sequence[GenerationOptions], sources: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Return the maximum and minimum output length of each source, (B,) each, from options and model limits."""
+    codec, model, device = inputs.codec, inputs.model, lengths.device
+    if codec.modality is not None:
+        lengths = torch.tensor([inputs.count_length_units(n) for n in lengths.tolist()], device=device)
+
+    def column(values: list[float] | list[int]) -> Tensor:
+        """Return values, one for each source, as a tensor."""
+        return torch.tensor(values, device=device)
+
+    max_lengths = (lengths * column([one.max_length_ratio for one in options])).long()
+    max_lengths = max_lengths + column([one.max_length_extra for one in options])
+    min_lengths = (lengths * column([one.min_length_ratio for one in options])).long()
+    min_lengths = torch.maximum(min_lengths, column([one.min_new_tokens for one in options]))
+    needed = [count_needed_tokens(one, source, codec) for one, source in zip(options, sources, strict=True)]
+    max_lengths = torch.maximum(max_lengths, column(needed))
+    if any(one.max_new_tokens is not None for one in options):
+        explicit = column([one.max_new_tokens or -1 for one in options])
+        max_lengths = torch.where(explicit > 0, explicit, max_lengths)
+    max_lengths = torch.maximum(max_lengths, min_lengths.clamp(min=1))
+    positions = model.max_target_positions
+    if positions is not None:
+        free = positions - 1 - (lengths if model.is_decoder_only else 0 * lengths)
+        max_lengths = torch.minimum(max_lengths, free).clamp(min=1)
+    return max_lengths, torch.minimum(min_lengths, max_lengths)
+
+
+def build_processors(
+    options: Sequence[GenerationOptions], sources: Sequence[str], codec: Codec
+) -> list[LogitsProcessor]:
+    """Build the logits processors that the options of some sentences need."""
+    processors: list[LogitsProcessor] = []
+
+    def encode_each(texts: Callable[[GenerationOptions], Sequence[str]]) -> list[list[list[int]]]:
+        """Encode the selected texts of each sentence as token ids."""
+        pairs = zip(options, sources, strict=True)
+        return [[encode_phrase(codec, text, source) for text in texts(one)] for one, source in pairs]
+
+    def add_by_value(
+        value: Callable[[GenerationOptions], Hashable], build: Callable[[GenerationOptions], LogitsProcessor]
+    ) -> None:
+        """Add a processor for each value that is set (not 0, "" or None), for the sentences that have it."""
+        groups: dict[Hashable, list[int]] = {}
+        for i, one in enumerate(options):
+            groups.setdefault(value(one), []).append(i)
+        for key, sentences in groups.items():
+            if key:
+                built = build(options[sentences[0]])
+                whole = len(sentences) == len(options)
+                processors.append(built if whole else SentenceSubsetProcessor(built, sentences, len(options)))
+
+    if any(one.prefix for one in options):
+        processors.append(PrefixProcessor([ids[0] for ids in encode_each(lambda one: [one.prefix])]))
+    if any(one.forbid_phrases for one in options):
+        pairs = zip(options, sources, strict=True)  # what the vocabulary lacks cannot be generated anyway
+        ids = [[codec.encode_target(text, source=source)[:-1] for text in one.forbid_phrases] for one, source in pairs]
+        processors.append(ForbidPhrasesProcessor([[phrase for phrase in each if UNK not in phrase] for each in ids]))
+    if any(one.choices for one in options):
+        sentences = [i for i, one in enumerate(options) if one.choices]
+        every = encode_each(lambda one: one.choices)
+        choices = ChoicesProcessor([every[i] for i in sentences])
+        processors.append(SentenceSubsetProcessor(choices, sentences, len(options)))
+    if any(one.pattern for one in options):
+        pieces, drop_space = token_texts(codec)
+        add_by_value(lambda one: one.pattern, lambda one: PatternProcessor(one.pattern, pieces, drop_space=drop_space))
+    add_by_value(lambda one: one.no_repeat_ngram_size, lambda one: NoRepeatNgramProcessor(one.no_repeat_ngram_size))
+    add_by_value(
+        lambda one: one.repetition_penalty if one.repetition_penalty != 1.0 else None,
+        lambda one: RepetitionPenaltyProcessor(one.repetition_penalty),
+    )
+    add_by_value(lambda one: not one.allow_unk, lambda one: NoUnkProcessor())
+    if any(one.force_phrases for one in options):  # last: what is forbidden otherwise cannot be forced
+        phrases = encode_each(lambda one: one.force_phrases)
+        processors.append(ForcePhrasesProcessor(phrases, [one.force_phrases_ordered for one in options]))
+    return processors
+
+
+def count_needed_tokens(options: GenerationOptions, source: str, codec: Codec) -> int:
+    """Return how many tokens an output needs for its prefix and forced phrases, or its longest choice."""
+    if not (options.prefix or options.force_phrases or options.choices):
+        return 0
 
     def count(text: str) -> int:
         return len(codec.encode_target(text, source=source)) - 1
 
-    return max(count(wish.prefix) + sum(map(count, wish.require)), *map(count, wish.choices), 0)
+    return max(count(options.prefix) + sum(map(count, options.force_phrases)), *map(count, options.choices), 0)
 
 
-def tokens(codec: Codec, text: str, source: str) -> list[int]:
-    """A phrase as tokens; one that the model has no words for cannot be asked for."""
+def encode_phrase(codec: Codec, text: str, source: str) -> list[int]:
+    """Encode a phrase as token ids without </s>; raise UserError if the vocabulary lacks a part of it."""
     ids = codec.encode_target(text, source=source)[:-1]
     if UNK in ids:
-        raise UserError(f"'{text}' holds something that the model's vocabulary lacks, so no result can hold it")
+        raise UserError(f"'{text}' is not covered by the model's vocabulary, so no output can contain it")
     return ids
 
 
-def surfaces(codec: Codec) -> tuple[list[str | None], bool]:
-    """What each token adds to a text, None for specials: found by decoding it behind another.
+def token_texts(codec: Codec) -> tuple[list[str | None], bool]:
+    """Return the text that each token adds to an output (None: special), and whether a leading space is dropped.
 
-    And whether a first token adds less, since decoding drops the space that it begins with.
+    And whether a first token adds less, since decoding drops its leading space.
     """
-    first = len(SPECIALS) + len(codec.target.extra)
+    first = len(SPECIALS) + len(codec.target.extra_symbols)
     anchor = codec.target.decode([first])
-    found: list[str | None] = [None] * len(codec.target)
-    drops = False
+    texts: list[str | None] = [None] * len(codec.target)
+    drops_space = False
     for id in range(first, len(codec.target)):
         both = codec.target.decode([first, id])
-        found[id] = both.removeprefix(anchor) if both.startswith(anchor) and "\ufffd" not in both else None
-        drops = drops or (found[id] == f" {codec.target.decode([id])}")
-    return found, drops
+        texts[id] = both.removeprefix(anchor) if both.startswith(anchor) and "\ufffd" not in both else None
+        drops_space = drops_space or (texts[id] == f" {codec.target.decode([id])}")
+    return texts, drops_space

@@ -1,11 +1,11 @@
-"""How a search begins: the step it takes, the state of the first one, and the rules that come with what was read.
+"""How decoding starts: the step function, the state before the first token, and CTC's logits processors.
 
-    a source              memory = encode(x)                           step(<s>), step(y_1), …  from start(memory)
-    a text's beginning    <s> x_1 … x_{n−1} are read at once           step(x_n), step(y_1), …
+    a source             memory = encode(x)                            step(<s>), step(y_1), …  from start(memory)
+    a text to continue   <s> x_1 … x_{n−1} are prefilled at once       step(x_n), step(y_1), …
 
-A language model has no source: it is given x_1 … x_n, the beginning of a text, and goes on with it. A search knows
-nothing of that and begins with <s>, whose place x_n takes. Not so where a prefix is seen in both directions (UniLM):
-there it is a source of its own, and <s> comes after.
+A language model has no source: its input x_1 … x_n is the beginning of a text, which it continues. A search begins with
+<s>, which x_n replaces. Not so where a prefix is bidirectional (UniLM): there it is a source of its own, followed by
+<s>.
 """
 
 from __future__ import annotations
@@ -17,54 +17,61 @@ import torch
 from torch import Tensor
 
 from dragoman.core.types import BOS, Batch, Capacity, Step
-from dragoman.search import Rule, Start
-from dragoman.search.ctc import CTCPrefix
+from dragoman.search import LogitsProcessor, Start
+from dragoman.search.ctc import CTCPrefixScorer
 
 
-class Beginning(NamedTuple):
-    """All that a search needs of a model which has read a batch."""
+class DecodeStart(NamedTuple):
+    """All that a search needs of a model that has read a batch."""
 
     step: Step
     start: Start
-    heard: list[Rule]  # what the encoder alone hears, where it has a say
+    ctc_processors: list[LogitsProcessor]
 
 
 @dataclass
-class Prompted:
+class PrefilledState:
     """The state of a language model that has read the beginning of a text, all but its last token."""
 
     state: Any
-    last: Tensor  # (B, 1): that token, which takes the place of the <s> that a search begins with
-    fresh: Tensor  # (B, 1): whether it is still to be read
+    last: Tensor  # (B, 1): that token, which replaces the <s> that a search begins with
+    is_first: Tensor  # (B, 1): whether it is still to be read
 
 
-def begin(model: Any, batch: Batch, continues_text: bool, ctc: float, looks: bool = False) -> Beginning:
-    """After a source, or, where the model goes on, after the beginning of a text; `ctc` is the encoder's say."""
+def start_decoding(
+    model: Any, batch: Batch, continues_text: bool, ctc_weight: float, with_attention: bool = False
+) -> DecodeStart:
+    """Encode a batch, or prefill a language model; return what a search needs: step, start and CTC processors."""
     if continues_text and not model.has_bidirectional_prefix:
-        return _after_text(model, batch)
-    memory = model.encode(*batch.given)
-    return Beginning(model.step, lambda room: model.start(memory, room, looks), _heard(model, memory, ctc))
+        return _prefill(model, batch)
+    memory = model.encode(*batch.encoder_inputs)
+    processors = _ctc_processors(model, memory, ctc_weight)
+    return DecodeStart(model.step, lambda capacity: model.start(memory, capacity, with_attention), processors)
 
 
-def _heard(model: Any, memory: Any, ctc: float) -> list[Rule]:
-    if not ctc:
+def _ctc_processors(model: Any, memory: Any, ctc_weight: float) -> list[LogitsProcessor]:
+    """Return the CTC prefix scorer of an encoded batch as a list; [] with weight 0."""
+    if not ctc_weight:
         return []
     log_p, lengths = model.ctc_log_probs(memory)
-    return [CTCPrefix(log_p, lengths, ctc)]
+    return [CTCPrefixScorer(log_p, lengths, ctc_weight)]
 
 
-def _after_text(model: Any, batch: Batch) -> Beginning:
+def _prefill(model: Any, batch: Batch) -> DecodeStart:
+    """Prepare a language model to continue its sources: they are read as a prefix, and their last token first."""
     lengths = batch.source_lengths
-    whole = torch.cat([torch.full_like(lengths[:, None], BOS), batch.source], 1)
-    last = whole.gather(1, lengths[:, None])
+    tokens = torch.cat([torch.full_like(lengths[:, None], BOS), batch.source], 1)
+    last = tokens.gather(1, lengths[:, None])
 
-    def start(capacity: Capacity) -> Prompted:
-        memory = model.encode(whole[:, :-1], lengths)
-        return Prompted(model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
+    def start(capacity: Capacity) -> PrefilledState:
+        """Read all but the last token of each source, and allocate the state."""
+        memory = model.encode(tokens[:, :-1], lengths)
+        return PrefilledState(model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
 
-    def step(tokens: Tensor, state: Prompted) -> tuple[Tensor, Prompted]:
-        tokens = torch.where(state.fresh, state.last, tokens)
+    def step(tokens: Tensor, state: PrefilledState) -> tuple[Tensor, PrefilledState]:
+        """Step with the source's last token at first, then with the tokens given."""
+        tokens = torch.where(state.is_first, state.last, tokens)
         log_p, after = model.step(tokens, state.state)
-        return log_p, Prompted(after, state.last, torch.zeros_like(state.fresh))
+        return log_p, PrefilledState(after, state.last, torch.zeros_like(state.is_first))
 
-    return Beginning(step, start, [])
+    return DecodeStart(step, start, [])

@@ -7,10 +7,10 @@ import torch
 from dragoman.core.errors import UserError
 
 
-def pick(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU; a device that is not there is an error.
+def select_device(name: str) -> torch.device:
+    """Return the torch device of a name; `auto` is CUDA if there is one, else the CPU. UserError if it is missing.
 
-    Apple's GPU is taken only by name: scores are summed in float64, which it lacks, and nobody has tried it yet.
+    Apple's GPU is used only by name: scores are summed in float64, which it lacks, and it is untested.
     """
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
@@ -18,9 +18,8 @@ def pick(name: str) -> torch.device:
         name = "cuda" if cuda else "cpu"
     kind, colon, number = name.partition(":")
     if (number if colon else "0") not in map(str, range(counts.get(kind, 0))):
-        raise UserError(
-            f"there is no device '{name}' here; use {' or '.join(kind for kind, count in counts.items() if count)}"
-        )
+        available = " or ".join(kind for kind, count in counts.items() if count)
+        raise UserError(f"there is no device '{name}' here; use {available}")
     if name.startswith("cuda"):  # cuDNN's RNNs would round to TF32: 1e-4 per token off the CPU's results
         torch.backends.cudnn.allow_tf32 = False
     return torch.device(name)

@@ -1,11 +1,11 @@
-"""Several models as one, behind the surface that a Pipeline uses of a model.
+"""Several models as one, behind the interface that a Pipeline uses of a model.
 
-    Ensemble   log p(y_t | y_<t, x) = log Σ_i w_i p_i(y_t | y_<t, x)              attention: a_t = Σ_i w_i a_it
-    Fused      s(y_t | y_<t, x) = log p(y_t | y_<t, x) + λ log p_LM(y_t | y_<t)   in search; all else is the model's
+    Ensemble        log p(y_t | y_<t, x) = log Σ_i w_i p_i(y_t | y_<t, x)              attention: a_t = Σ_i w_i a_it
+    ShallowFusion   s(y_t | y_<t, x) = log p(y_t | y_<t, x) + λ log p_LM(y_t | y_<t)   in search alone
 
-The members may be built of any parts; what they must share are the tokenizers, so that token v is the same to all, and
-the objective, so that they read the same source. A memory of an ensemble is the tuple of its members' memories, and its
-hidden vector o_t is theirs side by side, [o_1; …; o_n], which its output layer takes apart again.
+The members may be built of any parts. They must share the tokenizers, so that token v is the same to all, and the
+objective, so that they read the same source. The memory of an ensemble is the tuple of its members' memories, and its
+hidden vector o_t concatenates theirs, [o_1; …; o_n], which its output layer splits again.
 
 B sentences, T target and S source positions, D widths, V vocabulary.
 """
@@ -21,126 +21,150 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.checkpoint import model_folder, model_paths
-from dragoman.checkpoint.model_folder import Model
+from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.types import Batch, Capacity, Hypothesis, Memory, Output
 from dragoman.data.objectives import objectives
-from dragoman.nn.seq2seq import Looking, Predicted, Seq2Seq
-from dragoman.search.members import States, average, fuse, log_mean, shares
+from dragoman.nn.seq2seq import Seq2Seq, Seq2SeqOutput, TracedState
+from dragoman.search.combination import States, average_steps, fuse_steps, log_mean, normalize_weights
 
 
 class Ensemble(nn.Module):
-    """The mean of several models' probabilities, token by token."""
+    """Averages the probabilities of several models, token by token."""
 
     def __init__(self, members: Sequence[Seq2Seq], weights: Sequence[float] | None = None) -> None:
+        """Hold the models, and their weights normalized to sum to 1; equal by default."""
         super().__init__()
         self.members: Any = nn.ModuleList(members)
-        self.weights = shares(weights, len(members))
+        self.weights = normalize_weights(weights, len(members))
 
-    # -- what its positions allow ------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------------------------------
 
     @property
     def is_decoder_only(self) -> bool:
-        """Whether source and target share the positions of some member, and these end."""
-        return any(member.is_decoder_only and member.longest_target is not None for member in self.members)
+        """Whether some member is decoder-only with limited positions, which source and target then share."""
+        return any(member.is_decoder_only and member.max_target_positions is not None for member in self.members)
 
     @property
     def has_bidirectional_prefix(self) -> bool:
+        """Whether some member reads the source as a prefix in both directions."""
         return any(member.has_bidirectional_prefix for member in self.members)
 
     @property
     def max_source_positions(self) -> int | None:
-        return smallest(member.max_source_positions for member in self.members)
+        """The smallest of the members' limits on source positions; None: unlimited."""
+        return smallest_limit(member.max_source_positions for member in self.members)
 
     @property
-    def longest_target(self) -> int | None:
-        return smallest(member.longest_target for member in self.members)
+    def max_target_positions(self) -> int | None:
+        """The smallest of the members' limits on target positions; None: unlimited."""
+        return smallest_limit(member.max_target_positions for member in self.members)
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
     @property
-    def head(self) -> Heads | None:
-        return None if self.members[0].head is None else Heads(self)
+    def head(self) -> EnsembleHead | None:
+        """The members' heads as one head; None for models with a decoder."""
+        return None if self.members[0].head is None else EnsembleHead(self)
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, ...]:
+        """Encode a source with each member; return their memories."""
         return tuple(member.encode(source, lengths) for member in self.members)
 
     @property
     def stride(self) -> int:
+        """How many source vectors make one encoder state, in the first member."""
         return int(self.members[0].stride)
 
-    def labels(self, length: int) -> list[str]:
-        found: list[str] = self.members[0].labels(length)
-        return found
+    def position_labels(self, length: int) -> list[str]:
+        """Return labels of the encoder states of a source that is not text, by the first member."""
+        labels: list[str] = self.members[0].position_labels(length)
+        return labels
 
     def ctc_log_probs(self, memory: tuple[Memory, ...]) -> tuple[Tensor, Tensor]:
-        """The mean of what the members' encoders hear, if they hear at the same positions."""
-        found = [member.ctc_log_probs(h) for member, h in zip(self.members, memory, strict=True)]
-        if len({log_p.shape for log_p, _ in found}) > 1:
-            raise UserError("these models hear at different positions, so they cannot be averaged; use one of them")
-        return log_mean([log_p for log_p, _ in found], self.weights), found[0][1]
+        """Return the log of the members' mean CTC probabilities, and lengths; UserError if their shapes differ."""
+        outputs = [member.ctc_log_probs(h) for member, h in zip(self.members, memory, strict=True)]
+        if len({log_p.shape for log_p, _ in outputs}) > 1:
+            raise UserError(
+                "these encoders have different positions, so their CTC scores cannot be averaged; use one model"
+            )
+        return log_mean([log_p for log_p, _ in outputs], self.weights), outputs[0][1]
 
     def decode(self, target: Tensor, memory: tuple[Memory, ...]) -> Output:
-        return self.beside([member.decode(target, h) for member, h in zip(self.members, memory, strict=True)])
+        """Decode given target tokens by teacher forcing: the members' hidden vectors concatenated."""
+        return self.concatenate([member.decode(target, h) for member, h in zip(self.members, memory, strict=True)])
 
     def logits(self, o: Tensor) -> Tensor:
-        """o (B, T, ΣD) → log p (B, T, V)."""
+        """Split concatenated hidden vectors (B, T, ΣD) by member; return the averaged log p (B, T, V)."""
         parts = torch.split(o, [member.output.in_features for member in self.members], -1)
         return self.mean([member.logits(part) for member, part in zip(self.members, parts, strict=True)])
 
-    def forward(self, batch: Batch) -> Predicted:
+    def forward(self, batch: Batch) -> Seq2SeqOutput:
+        """Run each member on a batch; return the averaged log p as logits, and the concatenated outputs."""
         found = [member(batch) for member in self.members]
-        return Predicted(self.mean([f.logits for f in found]), found[0].gold, self.beside([f.output for f in found]))
+        return Seq2SeqOutput(
+            self.mean([f.logits for f in found]), found[0].gold, self.concatenate([f.output for f in found])
+        )
 
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
+        """Return the log of the weighted mean of the members' probabilities, from their logits."""
         return log_mean([torch.log_softmax(x.float(), -1) for x in logits], self.weights)
 
-    def beside(self, outputs: Sequence[Output]) -> Output:
-        """The members' hidden vectors side by side, and where they looked."""
+    def concatenate(self, outputs: Sequence[Output]) -> Output:
+        """Concatenate the members' hidden vectors, and average their attention."""
         o = torch.cat([output.o for output in outputs], -1)  # (B, T, ΣD)
-        return Output(o, self.mean_look([output.attention for output in outputs]))
+        return Output(o, self.mean_attention([output.attention for output in outputs]))
 
-    def mean_look(self, looks: Sequence[Tensor | None]) -> Tensor | None:
-        """The mean of where the members looked, (B, T, S), if all of them can say, and of the same positions."""
-        known = [a for a in looks if a is not None]
-        if len(known) < len(looks) or len({a.shape for a in known}) > 1:
+    def mean_attention(self, weights: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the weighted mean of the members' attention, (B, T, S); None if one lacks it or shapes differ."""
+        known = [a for a in weights if a is not None]
+        if len(known) < len(weights) or len({a.shape for a in known}) > 1:
             return None
         return torch.stack([w * a for w, a in zip(self.weights, known, strict=True)]).sum(0)
 
     # -- step by step ------------------------------------------------------------------------------------------------
 
-    def start(self, memory: tuple[Memory, ...], capacity: Capacity, looks: bool = False) -> States | Looking:
-        states = tuple(member.start(h, capacity, looks) for member, h in zip(self.members, memory, strict=True))
-        return Looking(states, None) if looks else states
+    def start(
+        self, memory: tuple[Memory, ...], capacity: Capacity, trace_attention: bool = False
+    ) -> States | TracedState:
+        """Return the state before the first token; `trace_attention` keeps the attention weights of each step in it."""
+        states = tuple(
+            member.start(h, capacity, trace_attention) for member, h in zip(self.members, memory, strict=True)
+        )
+        return TracedState(states, None) if trace_attention else states
 
-    def step(self, tokens: Tensor, state: States | Looking) -> tuple[Tensor, States | Looking]:
-        """tokens (B, K) → log p (B, K, V) of what comes next, and the state after them."""
-        step = average([member.step for member in self.members], self.weights)
-        if not isinstance(state, Looking):
+    def step(self, tokens: Tensor, state: States | TracedState) -> tuple[Tensor, States | TracedState]:
+        """Step with tokens (B, K): return the averaged log p (B, K, V) of the next token, and the state after them."""
+        step = average_steps([member.step for member in self.members], self.weights)
+        if not isinstance(state, TracedState):
             return step(tokens, state)
-        log_p, inside = step(tokens, state.inside)
-        return log_p, Looking(inside, self.mean_look([member.attention for member in inside]))
+        log_p, inside = step(tokens, state.state)
+        return log_p, TracedState(inside, self.mean_attention([member.attention for member in inside]))
 
 
-class Heads:
-    """The heads of an ensemble as one: labels are chosen by the mean of their probabilities."""
+class EnsembleHead:
+    """The heads of an ensemble as one head, by the mean of their probabilities."""
 
     def __init__(self, ensemble: Ensemble) -> None:
+        """Hold the ensemble."""
         self.ensemble = ensemble
 
     def __call__(self, memory: tuple[Memory, ...]) -> Output:
+        """Apply each member's head to its memory; return the outputs concatenated."""
         members = self.ensemble.members
-        return self.ensemble.beside([member.head(h) for member, h in zip(members, memory, strict=True)])
+        return self.ensemble.concatenate([member.head(h) for member, h in zip(members, memory, strict=True)])
 
-    def choose(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
-        found: list[list[Hypothesis]] = self.ensemble.members[0].head.choose(log_p, lengths, count)
+    def predict_labels(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
+        """Return the `count` best labels of each row, by the first member's head, from averaged log p."""
+        found: list[list[Hypothesis]] = self.ensemble.members[0].head.predict_labels(log_p, lengths, count)
         return found
 
 
-class Fused(nn.Module):
-    """A model whose search a language model joins, with weight λ; what is asked of given targets the model answers."""
+class ShallowFusion(nn.Module):
+    """A model with a language model added to its search, with weight λ; targets are scored by the model alone."""
 
     def __init__(self, model: Seq2Seq | Ensemble, language_model: Seq2Seq | Ensemble, weight: float) -> None:
+        """Hold both models and the weight λ ≥ 0 of the language model; a wrong weight raises UserError."""
         super().__init__()
         if not 0 <= weight < math.inf:
             raise UserError(f"the language model's weight is {weight}; it must be 0 or more")
@@ -151,90 +175,102 @@ class Fused(nn.Module):
 
     @property
     def is_decoder_only(self) -> bool:
-        return bool(self.model.is_decoder_only and self.model.longest_target is not None)
+        """Whether the model is decoder-only with limited positions, which source and target share."""
+        return bool(self.model.is_decoder_only and self.model.max_target_positions is not None)
 
     @property
     def has_bidirectional_prefix(self) -> bool:
+        """Whether the model reads the source as a prefix in both directions."""
         return bool(self.model.has_bidirectional_prefix)
 
     @property
     def max_source_positions(self) -> int | None:
-        return smallest([self.model.max_source_positions])
+        """The model's limit on source positions; None: unlimited."""
+        return smallest_limit([self.model.max_source_positions])
 
     @property
-    def longest_target(self) -> int | None:
-        return smallest([self.model.longest_target, self.language_model.longest_target])
+    def max_target_positions(self) -> int | None:
+        """The smaller limit of both models on target positions; None: unlimited."""
+        return smallest_limit([self.model.max_target_positions, self.language_model.max_target_positions])
 
     # -- all at once -------------------------------------------------------------------------------------------------
 
-    def encode(self, source: Tensor, lengths: Tensor, *second: Tensor) -> tuple[Any, Any]:
-        """The source, or both, for the model; to the language model, whatever they are, nothing came before <s>."""
+    def encode(self, source: Tensor, lengths: Tensor, *second_source: Tensor) -> tuple[Any, Any]:
+        """Encode one or two sources with the model, and an empty source with the language model."""
         nothing = lengths.new_zeros(len(lengths), 0)  # (B, 0)
-        memory = self.model.encode(source, lengths, *second)
+        memory = self.model.encode(source, lengths, *second_source)
         return memory, self.language_model.encode(nothing, torch.zeros_like(lengths))
 
     @property
     def second_source(self) -> Any:
+        """The model's part for second sources; None if it has none."""
         return getattr(self.model, "second_source", None)
 
     @property
     def max_second_source_positions(self) -> int | None:
+        """The model's limit on positions of a second source; None: unlimited."""
         reach: int | None = self.model.max_second_source_positions
         return reach
 
     @property
     def stride(self) -> int:
+        """How many source vectors make one encoder state of the model."""
         return int(self.model.stride)
 
-    def labels(self, length: int) -> list[str]:
-        found: list[str] = self.model.labels(length)
-        return found
+    def position_labels(self, length: int) -> list[str]:
+        """Return the model's labels of the encoder states of a source that is not text."""
+        labels: list[str] = self.model.position_labels(length)
+        return labels
 
     def ctc_log_probs(self, memory: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+        """Return the model's CTC log-probabilities and lengths, without the language model."""
         log_p, lengths = self.model.ctc_log_probs(memory[0])
         return log_p, lengths
 
     def decode(self, target: Tensor, memory: tuple[Any, Any]) -> Output:
+        """Decode given target tokens by teacher forcing with the model alone."""
         output: Output = self.model.decode(target, memory[0])
         return output
 
-    def forward(self, batch: Batch) -> Predicted:
-        found: Predicted = self.model(batch)
+    def forward(self, batch: Batch) -> Seq2SeqOutput:
+        """Run the model alone on a batch."""
+        found: Seq2SeqOutput = self.model(batch)
         return found
 
     # -- step by step ------------------------------------------------------------------------------------------------
 
-    def start(self, memory: tuple[Any, Any], capacity: Capacity, looks: bool = False) -> States | Looking:
-        states = self.model.start(memory[0], capacity, looks), self.language_model.start(memory[1], capacity)
-        return Looking(states, None) if looks else states
+    def start(self, memory: tuple[Any, Any], capacity: Capacity, trace_attention: bool = False) -> States | TracedState:
+        """Return both models' states before the first token; `trace_attention` keeps the model's attention in them."""
+        states = self.model.start(memory[0], capacity, trace_attention), self.language_model.start(memory[1], capacity)
+        return TracedState(states, None) if trace_attention else states
 
-    def step(self, tokens: Tensor, state: States | Looking) -> tuple[Tensor, States | Looking]:
-        """tokens (B, K) → s (B, K, V), what each next token adds to the score, and the state after them."""
-        step = fuse(self.model.step, self.language_model.step, self.weight)
-        if not isinstance(state, Looking):
+    def step(self, tokens: Tensor, state: States | TracedState) -> tuple[Tensor, States | TracedState]:
+        """Step with tokens (B, K): return log p + λ log p_LM (B, K, V) of the next token, and the state after them."""
+        step = fuse_steps(self.model.step, self.language_model.step, self.weight)
+        if not isinstance(state, TracedState):
             return step(tokens, state)
-        s, inside = step(tokens, state.inside)
-        return s, Looking(inside, inside[0].attention)
+        s, inside = step(tokens, state.state)
+        return s, TracedState(inside, inside[0].attention)
 
 
-def smallest(reaches: Iterable[int | None]) -> int | None:
-    """None is without end."""
+def smallest_limit(reaches: Iterable[int | None]) -> int | None:
+    """Return the smallest of some limits, of which None is unlimited; None if all are."""
     return min((reach for reach in reaches if reach is not None), default=None)
 
 
 # -- from model folders ------------------------------------------------------------------------------------------------
 
 
-def open_models(path: str | Path) -> list[Model]:
-    """The models that `a+b+c` names, able to work together."""
-    models = [model_folder.load(one) for one in model_paths.paths(path)]
+def load_models(path: str | Path) -> list[LoadedModel]:
+    """Load the models that `a+b+c` names, and check that they can be averaged."""
+    models = [model_folder.load(one) for one in model_paths.parse_model_paths(path)]
     if len(models) > 1:
         check_compatible(models)
     return models
 
 
-def check_compatible(models: Sequence[Model]) -> None:
-    """Token v must be the same to all members, and all must have learned the same kind of task."""
+def check_compatible(models: Sequence[LoadedModel]) -> None:
+    """Raise ModelError for models that read two sources, or differ in tokenizers or objective."""
     first = models[0]
     if first.codec.second_source is not None:
         raise ModelError(f"{first.path} reads two sources, and an ensemble reads one; use the model alone")
@@ -252,20 +288,20 @@ def check_compatible(models: Sequence[Model]) -> None:
             )
 
 
-def check_language_model(model: Model, other: Model) -> None:
-    """What joins a search must be a language model over the same target tokens as the model that is searched."""
-    task, joining = (objectives.build(m.config.training.objective) for m in (model, other))
-    if not (joining.continues_text and joining.empty_source):
+def check_language_model(model: LoadedModel, other: LoadedModel) -> None:
+    """Raise ModelError unless `other` is a language model over the target tokens of `model`, which generates text."""
+    task, other_task = (objectives.build(m.config.training.objective) for m in (model, other))
+    if not (other_task.continues_text and other_task.has_empty_source):
         raise ModelError(
             f"{other.path} was trained for the objective {other.config.training.objective.name}; "
-            "fusion needs a language model (objective lm)"
+            "shallow fusion needs a language model (objective lm)"
         )
     if model.model.head is not None or task.continues_text:
         raise ModelError(
-            f"{model.path} does not write a target for a source, so no language model can join it; "
+            f"{model.path} does not generate a target from a source, so shallow fusion does not apply; "
             "to combine models of one kind, name them as MODEL+MODEL"
         )
-    one, two = ((m.codec.normalization, m.codec.target.state()) for m in (model, other))
+    one, two = ((m.codec.normalization, m.codec.target.to_files()) for m in (model, other))
     if one != two:
         raise ModelError(
             f"{model.path} and {other.path} have different target vocabularies; "
@@ -273,6 +309,6 @@ def check_language_model(model: Model, other: Model) -> None:
         )
 
 
-def as_one(models: Sequence[Model], weights: Sequence[float] | None = None) -> Seq2Seq | Ensemble:
-    """One model is itself; several are an ensemble."""
+def combine(models: Sequence[LoadedModel], weights: Sequence[float] | None = None) -> Seq2Seq | Ensemble:
+    """Return one model as it is, several as an ensemble."""
     return models[0].model if len(models) == 1 else Ensemble([model.model for model in models], weights)

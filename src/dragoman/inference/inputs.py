@@ -1,11 +1,11 @@
-"""What a model reads of an input: ids, or the numbers of a file, as far as it reads.
+"""What a model reads of an input: token ids, or the numbers of a file, truncated to what it can read.
 
-    "a text", "image.png TAB a question" ─example→ Example ─given→ Given(source, second, cut) ─pieces→ its states, named
-                        (source, target)           Example ─row→   Row, as the model would have learned from it
+    "a text", "image.png TAB a question" ─to_example→ Example ─encode_input→ ModelInput ─source_labels→ labels
+                        (source, target)              Example ─encode_pair→  Row, as in training
 
-To a model of two sources an input is both, with a tab between them; to a language model it is the beginning of a text.
-What is too long is cut and flagged where a result is asked for, and is an error where a pair is scored. Positions
-without an end reach any pair; where strangers send it (`bounded`), a pair may be as long as what is read of a source.
+To a model with two sources an input is both, with a tab between them; to a language model it is the beginning of a
+text. An input that is too long is truncated and flagged; a pair that is too long is an error. Unbounded positions take
+any pair; where `bounded` (a server), a pair may be as long as what is read of a source.
 """
 
 from __future__ import annotations
@@ -21,174 +21,182 @@ import numpy as np
 from dragoman.config import Config, compatibility
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.types import EOS, Batch, Example
-from dragoman.data.objectives import Objective, Row, objectives
-from dragoman.modalities.archives import check_places
+from dragoman.data.objectives import Objective, TrainingRow, objectives
+from dragoman.modalities.archives import check_search_paths
 from dragoman.text.codec import Codec
 
 Source = Any  # list[int], or (S, F) numbers where the source is no text
 
-PATIENCE = 4  # a source may be this many times as long as those in training before it is cut
+LENGTH_FACTOR = 4  # a source may be this many times as long as the longest in training
 
 
-class Given(NamedTuple):
-    """What a model reads of an input."""
+class ModelInput(NamedTuple):
+    """An input as the model reads it: ids or numbers, and whether they were truncated."""
 
     source: Source
-    second_source: Source | None  # where it reads two
+    second_source: Source | None  # of a model with two sources
     source_truncated: bool
 
     @property
-    def row(self) -> Row:
-        return Row(self.source, [EOS], second_source=self.second_source)
+    def row(self) -> TrainingRow:
+        """The input as a training row with an empty target."""
+        return TrainingRow(self.source, [EOS], second_source=self.second_source)
 
     @property
-    def longer(self) -> Source:
-        return (
-            self.source
-            if self.second_source is None or len(self.source) > len(self.second_source)
-            else self.second_source
-        )
+    def longer_source(self) -> Source:
+        """The longer of the two sources, or the only one."""
+        if self.second_source is None or len(self.source) > len(self.second_source):
+            return self.source
+        return self.second_source
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a model with its tokenizers and media reads."""
+class InputProcessor:
+    """Encodes inputs and pairs for a model, with its tokenizers and modalities."""
 
-    model: Any  # a Seq2Seq, or what has its surface
+    model: Any  # a Seq2Seq, or an ensemble with its interface
     codec: Codec
     config: Config
-    bounded: bool = False  # whether a pair that is far longer than those in training is refused
+    bounded: bool = False  # whether pairs far longer than those in training are refused
 
     @cached_property
     def objective(self) -> Objective:
-        """What the model learned to predict from what."""
+        """The training objective, with the codec bound to it; it decides what is read and predicted."""
         objective = objectives.build(self.config.training.objective)
-        objective.prepare(self.codec)
+        objective.bind_codec(self.codec)
         return objective
 
-    # -- an input → what is read of it ---------------------------------------------------------------------------------
+    # -- an input → ids or numbers -----------------------------------------------------------------------------------
 
-    def example(self, source: str | Example) -> Example:
-        """An input with its second source, where the model reads two and both stand in one line."""
+    def to_example(self, source: str | Example) -> Example:
+        """Return an input as an Example; for a model with two sources, a line is divided at its tab."""
         example = source if isinstance(source, Example) else Example(source)
-        both = bool(example.second_source) or example.second_source_content is not None
-        if self.codec.second_source is None or both or blank(example):
+        has_both = bool(example.second_source) or example.second_source_content is not None
+        if self.codec.second_source is None or has_both or is_blank(example):
             return example
         first, _, second = example.source.partition("\t")
         if not second.strip():
             raise DataError(
                 "the model reads two sources, and found one; put both on one line, with a tab between them: "
-                + self.order,
+                + self.source_order,
                 example.file or None,
                 example.line or None,
             )
         return replace(example, source=first, second_source=second)
 
     @property
-    def order(self) -> str:
-        """Which of two sources stands first in one line."""
+    def source_order(self) -> str:
+        """A phrase that says which of two sources comes first on a line."""
         first, second = (
             "text" if modality is None or isinstance(modality, str) else modality.kind
             for modality in (self.codec.modality, self.codec.second_source)
         )
         return f"the {first}, then the {'other ' if first == second else ''}{second}"
 
-    def given(self, example: Example) -> Given:
-        """What the model reads of an input, as far as it reads."""
-        nothing = blank(example)  # which names no file
-        source = [] if nothing and self.codec.modality is not None else self.encode(example)
+    def encode_input(self, example: Example) -> ModelInput:
+        """Encode the sources of an example, truncated to the model's maximum lengths, and note whether they were."""
+        nothing = is_blank(example)  # which names no file
+        source = [] if nothing and self.codec.modality is not None else self.encode_source(example)
         second = None if nothing or self.codec.second_source is None else self.codec.encode_second_source(example)
-        cut = example.source_truncated or len(source) > self.longest
+        is_truncated = example.source_truncated or len(source) > self.max_source_length
         if second is not None:
-            cut = cut or len(second) > self.max_second_source_positions
-            second = shortened(second, self.max_second_source_positions)
-        return Given(shortened(source, self.longest), second, cut)
+            is_truncated = is_truncated or len(second) > self.max_second_source_length
+            second = truncate(second, self.max_second_source_length)
+        return ModelInput(truncate(source, self.max_source_length), second, is_truncated)
 
-    def encode(self, example: Example) -> Source:
-        """All that the model would read of a source before it says anything, however long."""
+    def encode_source(self, example: Example) -> Source:
+        """Encode the first source, however long, with </s> only if the objective has it."""
         if self.codec.modality is not None:
             return self.codec.modality.read(example)
+        ids = self._source_ids(example)
+        return ids if self.objective.has_source_eos and not self.objective.continues_text else ids[:-1]
+
+    def _source_ids(self, example: Example) -> Source:
+        """Return the ids of a text with </s>: the example's own if it has them, else tokenized."""
+        if example.source_ids is not None:
+            return list(example.source_ids)
         if self.objective.continues_text:
-            return self.codec.encode_target(example.source)[:-1]
-        ids = self.codec.encode_source(example)
-        return ids if self.objective.ends_source else ids[:-1]
+            return self.codec.encode_target(example.source)
+        return self.codec.encode_source(example)
 
     @cached_property
-    def longest(self) -> int:
-        """The most source positions that are read; what is longer is cut and flagged."""
-        return self._positions(self.model, self.model.max_source_positions, self.codec.modality is None)
+    def max_source_length(self) -> int:
+        """The most source positions that are read; longer sources are truncated."""
+        return self._max_length(self.model, self.model.max_source_positions, self.codec.modality is None)
 
     @cached_property
-    def max_second_source_positions(self) -> int:
-        """The same of a second source."""
-        return self._positions(
+    def max_second_source_length(self) -> int:
+        """The most positions that are read of a second source."""
+        return self._max_length(
             self.model.second_source, self.model.max_second_source_positions, self.codec.second_source == "text"
         )
 
-    def _positions(self, part: Any, reach: int | None, text: bool) -> int:
-        """How much of a source is read where the encoder's own positions reach so far; of sounds, several frames make
-        one of these."""
-        most = PATIENCE * compatibility.max_source_length(self.config)
+    def _max_length(self, part: Any, reach: int | None, text: bool) -> int:
+        """Return how many positions of a source are read, where the encoder `part` has `reach` states."""
+        most = LENGTH_FACTOR * compatibility.max_source_length(self.config)
         if reach is None or text:
             return most if reach is None else reach
-        return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.labels(n)))
+        return bisect_right(range(1, most + 1), reach, key=lambda n: len(part.position_labels(n)))
 
-    def longest_target(self, states: int) -> int | None:
-        """The most target tokens, </s> included, that are taken beside so many states of a source; None: any number."""
-        reach: int | None = self.model.longest_target
+    def max_target_length(self, states: int) -> int | None:
+        """Return the most target tokens, </s> included, for a source of so many states; None: unlimited."""
+        reach: int | None = self.model.max_target_positions
         if reach is None:
-            return PATIENCE * self.config.data.max_target if self.bounded else None
+            return LENGTH_FACTOR * self.config.data.max_target if self.bounded else None
         return reach - (states if self.model.is_decoder_only else 0)
 
-    # -- the states that stand for it ----------------------------------------------------------------------------------
+    # -- its states ---------------------------------------------------------------------------------------------------
 
-    def pieces(self, given: Given) -> list[str]:
-        """What stands at the positions that attention looks at."""
-        first = self._labels(given.source, self.model, self.codec.modality is None)
-        if given.second_source is None:
+    def source_labels(self, model_input: ModelInput) -> list[str]:
+        """Return a label for each encoder state of both sources, as attention maps show them."""
+        first = self._labels(model_input.source, self.model, self.codec.modality is None)
+        if model_input.second_source is None:
             return first
         return [
             *first,
-            *self._labels(given.second_source, self.model.second_source, self.codec.second_source == "text"),
+            *self._labels(model_input.second_source, self.model.second_source, self.codec.second_source == "text"),
         ]
 
     def _labels(self, source: Source, part: Any, text: bool) -> list[str]:
+        """Return the labels of one source: pieces, joined by the part's stride, or position labels for media."""
         if not text:
-            labels: list[str] = part.labels(len(source)) if len(source) else []
+            labels: list[str] = part.position_labels(len(source)) if len(source) else []
             return labels
         pieces = self.codec.target_pieces(source) if self.objective.continues_text else self.codec.source_pieces(source)
-        return pieces if part.stride == 1 else grouped(pieces, part.stride)
+        return pieces if part.stride == 1 else join_pieces(pieces, part.stride)
 
-    def states(self, batch: Batch) -> list[int]:
-        """How many states, of one source or two, stand for each row of a batch."""
+    def count_states(self, batch: Batch) -> list[int]:
+        """Return the number of encoder states of each row of a batch, both sources together."""
 
-        def states(part: Any, text: bool, n: int) -> int:
-            return -(-n // part.stride) if text else len(part.labels(n))
+        def count(part: Any, text: bool, n: int) -> int:
+            """Count the states of a source of n positions."""
+            return -(-n // part.stride) if text else len(part.position_labels(n))
 
-        first = [states(self.model, self.codec.modality is None, n) for n in batch.source_lengths.tolist()]
+        first = [count(self.model, self.codec.modality is None, n) for n in batch.source_lengths.tolist()]
         if batch.second_source_lengths is None:
             return first
         text = self.codec.second_source == "text"
-        seconds = [states(self.model.second_source, text, n) for n in batch.second_source_lengths.tolist()]
+        seconds = [count(self.model.second_source, text, n) for n in batch.second_source_lengths.tolist()]
         return [n + m for n, m in zip(first, seconds, strict=True)]
 
-    def counted(self, length: int) -> int:
-        """What `generation.ratio` counts of a source of so many positions: tokens, or the states made of a medium's."""
-        return length if self.codec.modality is None else len(self.model.labels(length))
+    def count_length_units(self, length: int) -> int:
+        """Return what length ratios count of a source of `length` positions: tokens, or encoder states of media."""
+        return length if self.codec.modality is None else len(self.model.position_labels(length))
 
     # -- a pair --------------------------------------------------------------------------------------------------------
 
-    def row(self, example: Example) -> Row:
-        """A pair, or a text, as the model would have learned from it: whole or not at all."""
-        if self.model.head is not None and not self.objective.paired:
+    def encode_pair(self, example: Example) -> TrainingRow:
+        """Encode a pair, or a language model's text, as in training; one that is too long raises DataError."""
+        if self.model.head is not None and not self.objective.is_paired:
             raise UserError("a masked language model gives no probability of a whole text; score with another model")
         if self.objective.continues_text:
-            text = example.source if example.target is None else example.target
-            row = Row([], self.codec.encode_target(text))
+            text = self._source_ids(example) if example.target is None else self.codec.encode_target(example.target)
+            row = TrainingRow([], text)
         else:
-            row = Row(self.encode(example), self.codec.encode_target(example.target or "", source=example.source))
+            target = self.codec.encode_target(example.target or "", source=example.source)
+            row = TrainingRow(self.encode_source(example), target)
         if self.model.head is not None:
-            problem = self.objective.problem(row.source, row.target)
+            problem = self.objective.blocker(row.source, row.target)
             if problem:
                 raise DataError(
                     f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
@@ -196,20 +204,21 @@ class Reading:
             row = self.objective(row.source, row.target, np.random.default_rng(0))
         if self.codec.second_source is not None:
             row = row._replace(second_source=self.codec.encode_second_source(example))
-            self._fits(
+            self._check_length(
                 "second source",
                 row.second_source,
                 self.model.max_second_source_positions,
-                self.max_second_source_positions,
+                self.max_second_source_length,
                 example,
             )
-        self._fits("source", row.source, self.model.max_source_positions, self.longest, example)
-        longest = self.longest_target(self.counted(len(row.source)) if self.model.is_decoder_only else 0)
-        self._fits("target", row.target, longest, longest, example)
+        self._check_length("source", row.source, self.model.max_source_positions, self.max_source_length, example)
+        states = self.count_length_units(len(row.source)) if self.model.is_decoder_only else 0
+        max_target = self.max_target_length(states)
+        self._check_length("target", row.target, max_target, max_target, example)
         return row
 
-    def _fits(self, side: str, read: Source, end: int | None, longest: int | None, example: Example) -> None:
-        """Refuse a side of a pair beyond what is read of it, where positions have an end or the pair a bound."""
+    def _check_length(self, side: str, read: Source, end: int | None, longest: int | None, example: Example) -> None:
+        """Raise DataError if `read` exceeds `longest`, provided that the model has a limit `end` or is `bounded`."""
         if longest is not None and len(read) > longest and (end is not None or self.bounded):
             what = "tokens" if isinstance(read, list) else "positions"
             text = (
@@ -218,33 +227,34 @@ class Reading:
             raise DataError(text, example.file or None, example.line or None)
 
 
-def blank(example: Example) -> bool:
-    """Whether there is nothing to read."""
+def is_blank(example: Example) -> bool:
+    """Whether an example's first source is blank and has no file content."""
     return not example.source.strip() and example.content is None
 
 
-def shortened(ids: Source, longest: int) -> Source:
-    """The beginning of a source that is too long; a text ends as every text does."""
-    if len(ids) > longest and isinstance(ids, list) and ids[-1] == EOS:
-        return [*ids[: longest - 1], EOS]
-    return ids[:longest]
+def truncate(ids: Source, max_length: int) -> Source:
+    """Return the first `max_length` ids; a list of ids that ended with </s> still does."""
+    if len(ids) > max_length and isinstance(ids, list) and ids[-1] == EOS:
+        return [*ids[: max_length - 1], EOS]
+    return ids[:max_length]
 
 
-def grouped(pieces: Sequence[str], count: int) -> list[str]:
-    """Pieces joined, so many at a time, as one state stands for them."""
+def join_pieces(pieces: Sequence[str], count: int) -> list[str]:
+    """Join every `count` pieces, which share one encoder state."""
     return ["".join(pieces[i : i + count]) for i in range(0, len(pieces), count)]
 
 
-def looking_in(codec: Codec, places: Sequence[str]) -> Codec:
-    """A codec that looks for the files which sources name in these folders and archives first."""
+def with_media_roots(codec: Codec, roots: Sequence[str]) -> Codec:
+    """Return a codec that searches these folders and archives first for media files; UserError for texts."""
 
-    def also(modality: Any) -> Any:
+    def with_roots(modality: Any) -> Any:
+        """Return a modality with the roots before its own search paths; texts stay as they are."""
         if modality is None or isinstance(modality, str):  # a text's
             return modality
-        return replace(modality, files=(*places, *modality.files))
+        return replace(modality, search_paths=(*roots, *modality.search_paths))
 
-    found = replace(codec, modality=also(codec.modality), second_source=also(codec.second_source))
-    if (found.modality, found.second_source) == (codec.modality, codec.second_source):
+    changed = replace(codec, modality=with_roots(codec.modality), second_source=with_roots(codec.second_source))
+    if (changed.modality, changed.second_source) == (codec.modality, codec.second_source):
         raise UserError("the model reads texts, so there are no files to look for; leave --files out")
-    check_places(places)
-    return found
+    check_search_paths(roots)
+    return changed

@@ -1,176 +1,113 @@
-"""Many sources through one pipeline, by as many processes as the machine has cores, in the order of the sources.
+"""Many inputs through one pipeline in several processes, with the results in the order of the inputs.
 
-    sources ─read ahead→ windows ─workers→ results of each ─→ one by one, in order
+    inputs ─cut_windows→ windows ─workers→ results of each ─→ one by one, in order
 
-A window is what is sorted by length and cut into batches together; batches fill better the larger it is (greedy, a
-Transformer of 4 + 4 layers of 128, lines a second on one core: 88 with windows of 64, 146 of 256, 169 of 1,024, 193 of
-2,048). So it has WINDOW sources, but what is left when the input ends, or all of a short one, is shared out evenly, so
-that the workers finish together.
-
-Nothing of a result depends on this but the last bits of its score: not its place, which `first` hands on to what draws,
-nor when an error comes, which is after the results of all sources before it.
+No result depends on the number of processes but for the last bits of its score: sampling is seeded by the input's
+index, and an error of an input comes after the results of all inputs before it.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
 from dragoman.core import processes
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.registry import Part
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import Example
-from dragoman.inference.constraints import Constraints
-from dragoman.inference.pipeline import WINDOW, Pipeline, Prediction
+from dragoman.inference.pipeline import PairLike, Pipeline, Prediction
+from dragoman.inference.windows import Window, cut_windows
 
-Source = TypeVar("Source")
+Input = TypeVar("Input")
 Result = TypeVar("Result")
 
-ENOUGH = 1024  # sources in a window whose batches are nearly full
-LEAST = 64  # sources that are worth a window at all
 
-
-@dataclass(frozen=True)
-class Window(Generic[Source]):
-    """Some sources in a row, and the place of the first of them in the whole input."""
-
-    sources: list[Source]
-    first: int
-    last: bool = False  # nothing comes after it
-
-    def __str__(self) -> str:
-        return f"lines {self.first + 1:,} to {self.first + len(self.sources):,}"
-
-
-def stream(
+def predict_stream(
     pipeline: Pipeline,
     sources: Iterable[str | Example],
+    options: GenerationOptions | None = None,
     *,
     workers: int | None = None,
-    beam: int | None = None,
-    nbest: int = 1,
-    search: Part | None = None,
     attention: bool = False,
-    constraints: Constraints | None = None,
     trace: bool = False,
 ) -> Generator[Prediction, None, None]:
-    """What Pipeline.stream gives, by `workers` processes; 1 is this process itself, None as many as pay."""
-    count = how_many(pipeline, workers)
+    """Yield predictions in order, computed in `workers` processes; 1 is this process, None as many as pay."""
+    request = pipeline.request(options, attention=attention, trace=trace)
 
-    def answer(window: Window[str | Example]) -> Iterator[Prediction]:
-        return pipeline.stream(
-            window.sources,
-            beam=beam,
-            nbest=nbest,
-            search=search,
-            attention=attention,
-            constraints=constraints,
-            trace=trace,
-            first=window.first,
+    def predict(window: Window[str | Example]) -> Iterator[Prediction]:
+        """Predict for one window of sources."""
+        return pipeline.predict_window(
+            Window([(source, None) for source in window.inputs], window.first_index), request
         )
 
-    return in_order(pipeline, answer, sources, count)
+    return map_windows(pipeline, predict, sources, count_workers(pipeline, workers))
 
 
-def token_scores(
-    pipeline: Pipeline,
-    pairs: Iterable[tuple[str, str] | Example | str],
-    *,
-    workers: int | None = None,
-    skip: bool = False,
+def score_stream(
+    pipeline: Pipeline, pairs: Iterable[PairLike], *, workers: int | None = None, skip: bool = False
 ) -> Generator[list[float], None, None]:
-    """What Pipeline.stream_scores gives, by `workers` processes."""
+    """Yield the token scores of each pair in order, computed in `workers` processes; `skip` as in stream_scores."""
 
-    def answer(window: Window[tuple[str, str] | Example | str]) -> Iterator[list[float]]:
-        return pipeline.stream_scores(window.sources, skip)
+    def score(window: Window[PairLike]) -> Iterator[list[float]]:
+        """Score one window of pairs."""
+        return pipeline.score_window(window, skip)
 
-    return in_order(pipeline, answer, pairs, how_many(pipeline, workers))
+    return map_windows(pipeline, score, pairs, count_workers(pipeline, workers))
 
 
-def how_many(pipeline: Pipeline, asked: int | None) -> int:
-    """The processes to use: as asked, else as the config has it, else one for each thread that torch would take.
+def count_workers(pipeline: Pipeline, requested: int | None) -> int:
+    """Return the number of processes: as requested, else the config's, else torch's number of threads; 1 on a GPU.
 
-    A GPU is filled by one process. A program with threads of its own is not forked without being asked: what a thread
-    has locked stays locked in a fork.
+    One process fills a GPU. A program with threads of its own is not forked unless it asks for it: a lock that a thread
+    holds stays locked in a fork.
     """
     on_cpu = pipeline.device.type == "cpu"
-    if asked is not None:
-        if asked < 1:
-            raise UserError(f"workers is {asked}; it must be at least 1, which is one process")
-        if asked > 1 and not on_cpu:
-            raise UserError(f"workers is {asked}, and the model is on {pipeline.device}; several share a CPU alone")
-        return asked
-    if not on_cpu or not processes.possible() or threading.active_count() > 1:
+    if requested is not None:
+        if requested < 1:
+            raise UserError(f"workers is {requested}; it must be at least 1, which is one process")
+        if requested > 1 and not on_cpu:
+            raise UserError(f"workers is {requested}, and the model is on {pipeline.device}; only a CPU has several")
+        return requested
+    if not on_cpu or not processes.can_fork() or threading.active_count() > 1:
         return 1
     return pipeline.config.runtime.workers or torch.get_num_threads()
 
 
-def in_order(
-    pipeline: Pipeline, answer: Callable[[Window[Source]], Iterator[Result]], sources: Iterable[Source], count: int
+def map_windows(
+    pipeline: Pipeline, function: Callable[[Window[Input]], Iterator[Result]], inputs: Iterable[Input], workers: int
 ) -> Generator[Result, None, None]:
-    """The results of every window, one by one; in this process where there is one worker, or one window."""
+    """Yield the results of a function of each window of inputs, in order; without forking for one worker or window."""
 
-    def whole(window: Window[Source]) -> tuple[list[Result], DataError | None]:
+    def collect(window: Window[Input]) -> tuple[list[Result], DataError | None]:
+        """Return the results of a window, and the DataError that ended it, if any."""
         results: list[Result] = []
         try:
-            for result in answer(window):
-                results.append(result)  # noqa: PERF402 - what was found before an error is kept
-        except DataError as error:  # of a source, after what was found of those before it
+            for result in function(window):
+                results.append(result)  # noqa: PERF402 - results before an error are kept
+        except DataError as error:  # of an input, after the results of those before it
             return results, error
         return results, None
 
-    windows = cut(sources, count)
+    windows = cut_windows(inputs, workers, pipeline.window_size)
     for first in windows:
-        if count == 1 or first.last:
-            yield from answer(first)
+        if workers == 1 or first.is_last:
+            yield from function(first)
             continue
-        prepare(pipeline)
-        with closing(processes.ordered(whole, itertools.chain([first], windows), count, str)) as found:
-            for results, error in found:
+        warm_up(pipeline)
+        with closing(processes.map_in_order(collect, itertools.chain([first], windows), workers, str)) as collected:
+            for results, error in collected:
                 yield from results
                 if error is not None:
                     raise error
 
 
-def prepare(pipeline: Pipeline) -> None:
-    """Make what a pipeline makes on first use, so that its workers share it: weights, packed for its engine."""
+def warm_up(pipeline: Pipeline) -> None:
+    """Build what a pipeline builds on first use (packed weights), so that forked workers share it."""
     pipeline.model.eval()
-    getattr(pipeline.reading, "objective")  # noqa: B009 - made when it is looked at
-    getattr(pipeline.engine, "model", None)  # a CPU's engine packs its weights when they are looked at
-
-
-def cut(sources: Iterable[Source], count: int) -> Iterator[Window[Source]]:
-    """Windows of the sources for `count` workers. An error of the sources comes after the windows before it."""
-    ahead: deque[Source] = deque()
-    iterator: Iterator[Any] = iter(sources)
-    error: Exception | None = None
-    first, size = 0, WINDOW
-    while True:
-        try:
-            ahead.extend(itertools.islice(iterator, count * WINDOW - len(ahead)))
-        except Exception as found:  # what was read before it is in `ahead`
-            error, iterator = found, iter(())
-        if not ahead:
-            break
-        ended = len(ahead) < count * WINDOW
-        if ended and size == WINDOW:
-            size = share(len(ahead), count)
-        window = [ahead.popleft() for _ in range(min(size, len(ahead)))]
-        yield Window(window, first, ended and not ahead)
-        first += len(window)
-    if error is not None:
-        raise error
-
-
-def share(left: int, count: int) -> int:
-    """The size of even windows for what is left: two for each worker, but one where two would be small."""
-    if count == 1 or left < 2 * LEAST:
-        return WINDOW
-    return max(-(-left // (2 * count)), min(ENOUGH, -(-left // count)), LEAST)
+    getattr(pipeline.input_processor, "objective")  # noqa: B009 - built on access
+    getattr(pipeline.engine, "transformer", None)  # a CPU engine packs its weights on access

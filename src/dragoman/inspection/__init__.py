@@ -1,3 +1,1 @@
-"""What a model looked at, made visible: heat maps in the terminal, pictures in files."""
-
-MAX_POSITIONS = 256  # in the view of positions: 65,536 numbers to send and to draw; the server knows it without torch
+"""Inspection: views compute plain data about a model; terminal, image files, pages and notebooks show it."""

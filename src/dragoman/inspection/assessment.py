@@ -1,4 +1,4 @@
-"""How good models are on a file of pairs: scores with intervals, perplexity, speed, and one model against another."""
+"""Evaluation of models on pairs: metrics with confidence intervals, perplexity, speed, and paired tests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from dragoman.core.errors import DataError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.evaluation.by_length import Bucket, by_length
 from dragoman.evaluation.metrics import Metric, metrics
-from dragoman.evaluation.significance import Paired, format_score, interval, paired
+from dragoman.evaluation.significance import PairedResult, bootstrap_interval, format_score, paired_bootstrap
 from dragoman.inference import parallel
 from dragoman.inference.pipeline import Pipeline, Prediction
-from dragoman.inspection.length_units import TOKENS, pieces_of, unit_of
+from dragoman.inspection.length_units import TOKENS, length_pieces, length_unit
 
 
 @dataclass
-class Score:
-    """A metric on a set of pairs: its value, its 95 % interval, and what it was computed from."""
+class MetricScore:
+    """The value of a metric on a set of pairs, its 95 % interval, and the statistics it was computed from."""
 
     name: str
     metric: Metric
@@ -33,24 +33,25 @@ class Score:
     high: float
 
     def __str__(self) -> str:
+        """The metric's label, value and interval as one line."""
         return format_score(self.metric.label, self.value, self.low, self.high)
 
 
 @dataclass
 class Assessment:
-    """One model on one set of pairs."""
+    """The predictions and scores of one model on one set of pairs."""
 
     examples: list[Example]
     predictions: list[Prediction]
-    scores: dict[str, Score]
+    scores: dict[str, MetricScore]
     perplexity: float
-    seconds: float  # spent on decoding
-    unscored: int = 0  # pairs that the perplexity leaves out: the model's positions do not reach so far
-    unit: str = TOKENS  # that lengths are counted in (sources.py); '' where they say nothing
-    pieces: list[Sequence[str]] = field(default_factory=list)  # of each source, as many as it is long
+    seconds: float  # of decoding
+    unscored: int = 0  # pairs without perplexity: they are longer than the model reads
+    length_unit: str = TOKENS  # of source lengths (length_units.py); '' where sources have none
+    length_pieces: list[Sequence[str]] = field(default_factory=list)  # of each source, one for each unit of its length
 
     def as_json(self) -> dict[str, Any]:
-        """One object with every metric, its signature, the number of pairs and the decoding rate."""
+        """Return one JSON object with every metric, its signature, the number of pairs and the decoding speed."""
         tokens = sum(len(prediction.tokens) for prediction in self.predictions)
         scores = {
             name: {
@@ -82,41 +83,39 @@ def assess(
     beam: int | None = None,
     workers: int | None = 1,
 ) -> Assessment:
-    """Decode, score and measure; every metric there is where none is named."""
+    """Decode the sources, compute the metrics (default: all) and the perplexity, and measure the decoding speed."""
     examples = [example for example in examples if example.target is not None]
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target")
-    began = time.perf_counter()
-    predictions = list(parallel.stream(pipeline, examples, workers=workers, beam=beam))
-    seconds = time.perf_counter() - began
+    pipeline.resolve_options(beam=beam)  # a beam below 1 raises UserError
+    options = None if beam is None else GenerationOptions(beam=beam)
+    start = time.perf_counter()
+    predictions = list(parallel.predict_stream(pipeline, examples, options, workers=workers))
+    seconds = time.perf_counter() - start
     parts = [Part(name) if isinstance(name, str) else name for name in names or metrics.names]
     references = [example.accepted for example in examples]
     texts = [prediction.text for prediction in predictions]
-    scores = {part.name: measure(part, texts, references) for part in parts}
-    surprise, unscored = perplexity(pipeline, examples, workers)
-    pieces = [pieces_of(pipeline, *each) for each in zip(examples, predictions, strict=True)]
-    return Assessment(examples, predictions, scores, surprise, max(seconds, 1e-9), unscored, unit_of(pipeline), pieces)
+    scores = {part.name: score_metric(part, texts, references) for part in parts}
+    perplexity, unscored = compute_perplexity(pipeline, examples, workers)
+    pieces = [length_pieces(pipeline, *each) for each in zip(examples, predictions, strict=True)]
+    unit = length_unit(pipeline)
+    return Assessment(examples, predictions, scores, perplexity, max(seconds, 1e-9), unscored, unit, pieces)
 
 
-def measure(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def score_metric(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> MetricScore:
+    """Compute a metric of texts with its bootstrap interval; each text may have several references."""
     metric = metrics.build(part)
     stats = metric.statistics(texts, references)
-    return Score(part.name, metric, stats, float(metric.score(stats.sum(0))), *interval(metric, stats))
+    return MetricScore(part.name, metric, stats, float(metric.score(stats.sum(0))), *bootstrap_interval(metric, stats))
 
 
-def perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> tuple[float, int]:
-    """e to the mean negative log-probability of a target token, </s> included, and how many pairs have none."""
-    log_probs = list(parallel.token_scores(pipeline, examples, workers=workers, skip=True))
+def compute_perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> tuple[float, int]:
+    """Return the perplexity per target token, </s> included, and the number of pairs left out as too long."""
+    log_probs = list(parallel.score_stream(pipeline, examples, workers=workers, skip=True))
     tokens, unscored = sum(map(len, log_probs)), sum(not row for row in log_probs)
     return (math.exp(min(-sum(map(sum, log_probs)) / tokens, 700.0)) if tokens else math.nan), unscored
 
 
-def against(first: Score, other: Score) -> Paired:
-    """What the other model gains over the first on the same pairs, tested by paired bootstrap."""
-    return paired(other.metric, other.stats, first.stats)
-
-
-def lengths(assessment: Assessment, name: str, edges: Sequence[int] | None = None) -> list[Bucket]:
-    """A metric by the length of the source in its unit, </s> not counted."""
-    score = assessment.scores[name]
-    return by_length(score.metric, score.stats, list(map(len, assessment.pieces)), edges=edges)
+def compare_scores(first: MetricScore, other: MetricScore) -> PairedResult:
+    """Test by paired bootstrap how much `other` gains over `first` on the same pairs."""
+    return paired_bootstrap(other.metric, other.stats, first.stats)

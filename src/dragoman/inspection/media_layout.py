@@ -1,13 +1,13 @@
-"""From a word's weights to places on a picture of its source, which medium.py describes.
+"""Lay a word's attention weights out over the preview of its source (media_preview.py).
 
-    image, clip   weights (S,) → a grid over each picture, (n, rows, columns)
-    sound         weights (S,) → the span of time around the largest, while they are at least half of it
+    image, video   weights (S,) → a grid over each picture, (n, rows, columns)
+    audio          weights (S,) → the span of time around the largest weight in which weights are at least half of it
 
-Weights are drawn as shares of the word's largest one: spread over 64 cells, the absolute ones would all be faint.
+Weights are drawn relative to the word's largest weight: spread over 64 cells, the absolute ones would all be faint.
 
-What was not looked at lies under a gray veil, the thicker the less it was, and the strongest cell has a bright edge.
+A gray veil covers the picture, thickest where the weight is 0, and the cell of the largest weight has a bright edge.
 The gray is between dark and light and has no color: a white veil hid nothing of a light picture, a black one would hide
-nothing of a dark one, and a colorful thing stood out whether it was looked at or not.
+nothing of a dark one, and colorful things stood out whatever their weight.
 """
 
 from __future__ import annotations
@@ -19,99 +19,100 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dragoman.text.vocabulary import MARK
+from dragoman.text.vocabulary import SPACE_MARKER
 
-HALF = 0.5
-VEIL, THICKEST = "#6b7280", 0.82  # over what was not looked at; static/medium.js has the same
-SIGNAL, AROUND = "#ff2d95", "#ffffff"  # of the strongest cell: a color that few pictures have, within a light line
+SPAN_THRESHOLD = 0.5  # of the largest weight
+VEIL, VEIL_OPACITY = "#6b7280", 0.82  # where the weight is 0; static/media_preview.js has the same
+EDGE, EDGE_OUTLINE = "#ff2d95", "#ffffff"  # of the strongest cell: a color that few pictures have, in a light line
 
 Array = NDArray[np.float64]
-Modality = Mapping[str, Any]
+MediaPreview = Mapping[str, Any]
 
 
-def pictures(medium: Modality) -> list[str]:
-    """The data URLs of an image, a sound, or the frames of a clip."""
-    return list(medium["frames"]) if medium["kind"] == "clip" else [medium["src"]]
+def picture_urls(preview: MediaPreview) -> list[str]:
+    """Return the data URLs of a preview: one of an image or a spectrogram, or each frame's of a video."""
+    return list(preview["frames"]) if preview["kind"] == "video" else [preview["src"]]
 
 
-def states(medium: Modality) -> slice:
-    """Which of a source's states lie on the picture."""
-    if medium["kind"] == "image":
-        count = medium["rows"] * medium["columns"]
-    elif medium["kind"] == "sound":
-        count = medium["count"]
+def state_range(preview: MediaPreview) -> slice:
+    """Return the slice of the source's states that the preview shows."""
+    if preview["kind"] == "image":
+        count = preview["rows"] * preview["columns"]
+    elif preview["kind"] == "audio":
+        count = preview["count"]
     else:
-        count = len(medium["frames"]) * medium["per_frame"]
-    return slice(medium["first"], medium["first"] + count)
+        count = len(preview["frames"]) * preview["per_frame"]
+    return slice(preview["first"], preview["first"] + count)
 
 
-def grids(medium: Modality, weights: ArrayLike) -> Array:
-    """A word's weights over an image or the frames of a clip, (n, rows, columns), from 0 to 1."""
-    a = scaled(np.asarray(weights, dtype=float)[states(medium)])
-    if medium["kind"] == "image":
-        return a.reshape(1, medium["rows"], medium["columns"])
-    side = math.isqrt(medium["per_frame"])
-    return a.reshape(len(medium["frames"]), side, side)
+def other_states(preview: MediaPreview, count: int) -> list[int]:
+    """Return the indices among `count` states that the preview does not show: those of the other source."""
+    own = state_range(preview)
+    return [j for j in range(count) if not own.start <= j < own.stop]
 
 
-def scaled(weights: ArrayLike) -> Array:
-    """Shares of the largest."""
+def grid_weights(preview: MediaPreview, weights: ArrayLike) -> Array:
+    """Arrange a word's weights as grids (n, rows, columns) over an image or a video's frames, the largest being 1."""
+    a = scale_to_peak(np.asarray(weights, dtype=float)[state_range(preview)])
+    if preview["kind"] == "image":
+        return a.reshape(1, preview["rows"], preview["columns"])
+    side = math.isqrt(preview["per_frame"])
+    return a.reshape(len(preview["frames"]), side, side)
+
+
+def scale_to_peak(weights: ArrayLike) -> Array:
+    """Divide weights by the largest, if that is above 0; NaN counts as 0."""
     known: Array = np.nan_to_num(np.asarray(weights, dtype=float))
     peak = float(known.max(initial=0.0))
     return known / peak if peak > 0 else known
 
 
-def strongest(a: Array) -> tuple[int, int, int] | None:
-    """The cell (frame, row, column) of such grids that was looked at most; None where all were alike."""
+def strongest_cell(a: Array) -> tuple[int, int, int] | None:
+    """Return (frame, row, column) of the largest weight in a grid; None where all weights are equal."""
     if a.min() == a.max():
         return None
     frame, row, column = (int(i) for i in np.unravel_index(int(a.argmax()), a.shape))
     return frame, row, column
 
 
-def titles(medium: Modality, target: Sequence[str], weights: ArrayLike) -> list[str]:
-    """Each word without the mark of the space before it; where its attention may lie elsewhere, with its share here."""
-    words = [word.removeprefix(MARK) or word for word in target]
+def word_titles(preview: MediaPreview, target: Sequence[str], weights: ArrayLike) -> list[str]:
+    """Return each word without its space marker; with two sources, also the fraction of its weight on the preview."""
+    words = [word.removeprefix(SPACE_MARKER) or word for word in target]
     a = np.asarray(weights, dtype=float)  # (T, S)
-    if not len(a) or not outside(medium, a.shape[1]):
+    if not len(a) or not other_states(preview, a.shape[1]):
         return words
-    shares = a[:, states(medium)].sum(1) / a.sum(1).clip(min=1e-30)  # weights sum to 1, norms of gradients do not
-    return [f"{word} {share:.0%}" for word, share in zip(words, shares, strict=True)]
+    fractions = a[:, state_range(preview)].sum(1) / a.sum(1).clip(min=1e-30)  # gradient norms do not sum to 1
+    return [f"{word} {fraction:.0%}" for word, fraction in zip(words, fractions, strict=True)]
 
 
-def outside(medium: Modality, count: int) -> list[int]:
-    """Which of so many states are another source's."""
-    inside = states(medium)
-    return [j for j in range(count) if not inside.start <= j < inside.stop]
-
-
-def spoken(medium: Modality, weights: ArrayLike) -> str:
-    """Where a word looked, in words."""
-    if medium["kind"] == "sound":
-        start, end = span(medium, weights)
-        if medium["seconds"] is None:
+def describe_peak(preview: MediaPreview, weights: ArrayLike) -> str:
+    """Say in words where a word's largest weight lies: row and column, frame, or time."""
+    if preview["kind"] == "audio":
+        start, end = peak_span(preview, weights)
+        if preview["seconds"] is None:
             return f"looks mostly from {start:.0%} to {end:.0%}"
-        return f"looks mostly from {start * medium['seconds']:.2f} s to {end * medium['seconds']:.2f} s"
-    a = grids(medium, weights)
+        return f"looks mostly from {start * preview['seconds']:.2f} s to {end * preview['seconds']:.2f} s"
+    a = grid_weights(preview, weights)
     frame, row, column = (int(i) + 1 for i in np.unravel_index(int(a.argmax()), a.shape))
-    place = f"row {row}, column {column}" if a[0].size > 1 else ""
-    shown = f"frame {frame}" if medium["kind"] == "clip" else ""
-    return f"looks mostly at {', '.join(part for part in (shown, place) if part)}"
+    parts = [f"frame {frame}"] if preview["kind"] == "video" else []
+    if a[0].size > 1:
+        parts.append(f"row {row}, column {column}")
+    return f"looks mostly at {', '.join(parts)}"
 
 
-def span(medium: Modality, weights: ArrayLike) -> tuple[float, float]:
-    """From where to where a word looked at a sound, as shares of its length."""
-    a = scaled(np.asarray(weights, dtype=float)[states(medium)])
+def peak_span(preview: MediaPreview, weights: ArrayLike) -> tuple[float, float]:
+    """Return start and end of the span around the largest weight of an audio source, as fractions of its length."""
+    a = scale_to_peak(np.asarray(weights, dtype=float)[state_range(preview)])
     low = high = int(a.argmax())
-    while low > 0 and a[low - 1] >= HALF:
+    while low > 0 and a[low - 1] >= SPAN_THRESHOLD:
         low -= 1
-    while high + 1 < len(a) and a[high + 1] >= HALF:
+    while high + 1 < len(a) and a[high + 1] >= SPAN_THRESHOLD:
         high += 1
-    return medium["spans"][low][0], medium["spans"][high][1]
+    return preview["spans"][low][0], preview["spans"][high][1]
 
 
-def ticks(seconds: float) -> list[float]:
-    """Round times for the axis of a sound, three to six of them."""
+def time_ticks(seconds: float) -> list[float]:
+    """Return round times from 0 on for an axis of this many seconds, at most six steps."""
     rough = seconds / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))

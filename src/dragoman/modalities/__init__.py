@@ -1,6 +1,6 @@
-"""Sources that are files: images, sounds and arrays, read as numbers at positions.
+"""Sources that are files: images, audio, video and feature arrays, read as numbers at positions.
 
-    name ─found in a folder or an archive→ bytes ─image.py, clips.py, audio.py, arrays.py→ (S, F) numbers
+    name ─found in a folder or an archive→ bytes ─image.py, audio.py, video.py, features.py→ (S, F) numbers
 
-A frontend (nn/frontends) turns the numbers into vectors, and says by its options how they are read.
+A frontend (nn/frontends) turns the numbers into vectors. Its options say how the files are read.
 """

@@ -1,13 +1,13 @@
-"""The bytes behind a name: a file, or a member of a .zip, .tar or .npz archive, which is never unpacked.
+"""Read the file that a source names: a plain file, or a member of a .zip, .tar or .npz archive that stays packed.
 
-A .tar may be compressed by gzip, bzip2 or xz. The endings of names say what is an archive, in upper or lower case.
+A .tar may be compressed with gzip, bzip2 or xz. The suffix of a name, in any case, decides what is an archive.
 
-    photo.jpg                 beside the file that names it, from here, or in one of the places given
-    photos.zip/a/photo.jpg    a member of an archive, wherever archives may stand
+    photo.jpg                 beside the file that names it, in the working folder, or below one of the search paths
+    photos.zip/a/photo.jpg    a member of an archive in any of these
 
-Places are folders and archives; they are looked through in their order. An archive stays open, with the list of its
-members, for as long as its process; a fork opens it anew, since two processes would move each other's place in it.
-An example may bring the bytes themselves instead; then no file is looked for.
+Search paths are folders and archives, tried in order. A process keeps an archive open together with
+its list of members. A forked process opens it again, because both would share one file position. An
+example may carry the bytes of its source; then no file is read.
 """
 
 from __future__ import annotations
@@ -15,72 +15,80 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 
-ARCHIVES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-LARGEST = 1 << 30  # bytes of one source: what claims more is no image and no clip
+ARCHIVE_SUFFIXES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+MAX_SOURCE_BYTES = 1 << 30  # a larger file is neither an image nor a clip
 
 
 class Archive(Protocol):
-    """The members of an archive by name."""
+    """An open archive: the names of its members, and their bytes."""
 
-    members: dict[str, Any]
+    @property
+    def members(self) -> Collection[str]:
+        """The names of all files in the archive."""
+        ...
 
-    def read(self, name: str) -> bytes | None: ...
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a member, or None if there is no such member."""
+        ...
 
     def __hash__(self) -> int: ...
 
 
-class Zip:
-    """A .zip, or an .npz, which is one."""
+class ZipArchive:
+    """A .zip archive, or an .npz, which is one."""
 
     def __init__(self, path: Path | IO[bytes]) -> None:
         self.file = zipfile.ZipFile(path)
         self.members = {info.filename: info for info in self.file.infolist() if not info.is_dir()}
 
     def read(self, name: str) -> bytes | None:
+        """The bytes of a member, whose .npy suffix may be left out; None if there is none, ValueError if too large."""
         info = self.members.get(name) or self.members.get(f"{name}.npy")
         if info is None:
             return None
-        if info.file_size > LARGEST:
-            raise ValueError(f"'{name}' has {info.file_size:,} bytes, more than a source may have")
+        if info.file_size > MAX_SOURCE_BYTES:
+            raise ValueError(f"'{name}' has {info.file_size:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
         return self.file.read(info)
 
 
-class Tar:
-    """A .tar; a compressed one is read from its beginning for each step back, so a plain one is better."""
+class TarArchive:
+    """A .tar archive. Use an uncompressed one: a compressed one is read from its start for every step backwards."""
 
     def __init__(self, path: Path) -> None:
         self.file = tarfile.open(path)  # noqa: SIM115 - open as long as the process
         self.members = {info.name.removeprefix("./"): info for info in self.file if info.isfile()}
 
     def read(self, name: str) -> bytes | None:
+        """The bytes of a member; None if there is none, ValueError if it is too large."""
         info = self.members.get(name)
         if info is None:
             return None
-        if info.size > LARGEST:
-            raise ValueError(f"'{name}' has {info.size:,} bytes, more than a source may have")
+        if info.size > MAX_SOURCE_BYTES:
+            raise ValueError(f"'{name}' has {info.size:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
         content = self.file.extractfile(info)
         return content.read() if content is not None else None
 
 
 @lru_cache(maxsize=64)
-def _opened(path: Path, process: int, changed: int) -> Archive:
-    """An archive, once for each process, and again after it changed."""
-    return Zip(path) if path.suffix.lower() in (".zip", ".npz") else Tar(path)
+def _open_cached(path: Path, process: int, modified: int) -> Archive:
+    """Open an archive, cached by path, process and modification time."""
+    return ZipArchive(path) if path.suffix.lower() in (".zip", ".npz") else TarArchive(path)
 
 
-def archive(path: Path) -> Archive:
+def open_archive(path: Path) -> Archive:
+    """Open an archive, or take it from the cache; DataError if it is damaged."""
     try:
-        return _opened(path, os.getpid(), path.stat().st_mtime_ns)
-    except Exception as error:  # a damaged one makes their readers raise whatever they stumble over (zlib.error, …)
-        if isinstance(error, OSError) and error.strerror:  # of the disk, not of what is on it
+        return _open_cached(path, os.getpid(), path.stat().st_mtime_ns)
+    except Exception as error:  # damaged archives raise all kinds of errors (zlib.error, …)
+        if isinstance(error, OSError) and error.strerror:  # from the disk, not from the format
             raise DataError(f"the archive cannot be opened ({error.strerror})", path) from None
         reason = str(error)
         if isinstance(error, tarfile.ReadError) and "\n" in reason:  # a line for each compression that was tried
@@ -88,34 +96,37 @@ def archive(path: Path) -> Archive:
         raise DataError(f"the archive cannot be opened ({reason}); make or copy it anew", path) from None
 
 
-def called_archive(name: str) -> bool:
-    return name.lower().endswith(ARCHIVES)
+def has_archive_suffix(name: str) -> bool:
+    """Whether a file name ends like an archive."""
+    return name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def is_archive(path: Path) -> bool:
-    return called_archive(path.name) and path.is_file()
+    """Whether a path is an existing file with the suffix of an archive."""
+    return has_archive_suffix(path.name) and path.is_file()
 
 
-def check_places(places: Sequence[str]) -> None:
-    """Refuse places in which no file could be found: what is not there, and files that are no archives."""
-    for place in map(Path, places):
-        if not place.exists():
-            raise DataError("there is no such folder or archive to look for files in", place)
-        if not place.is_dir() and not is_archive(place):
-            raise DataError(f"neither a folder nor an archive to look for files in ({', '.join(ARCHIVES)})", place)
+def check_search_paths(search_paths: Sequence[str]) -> None:
+    """Raise DataError for a search path that is missing, or is neither a folder nor an archive."""
+    for path in map(Path, search_paths):
+        if not path.exists():
+            raise DataError("there is no such folder or archive to look for files in", path)
+        if not path.is_dir() and not is_archive(path):
+            suffixes = ", ".join(ARCHIVE_SUFFIXES)
+            raise DataError(f"neither a folder nor an archive to look for files in ({suffixes})", path)
 
 
-def content(example: Example, places: Sequence[str] = ()) -> bytes:
-    """The bytes that the source of an example brings or names, or an error that says where it was looked for."""
+def read_content(example: Example, search_paths: Sequence[str] = ()) -> bytes:
+    """The bytes of an example's source: its own, or those of the file it names; DataError lists where it searched."""
     if example.content is not None:
         return example.content
-    name, looked = example.source.strip(), where(example, places)
+    name, roots = example.source.strip(), candidate_roots(example, search_paths)
     try:
-        for place in looked:
-            found = _looked_up(name, place)
-            if found is not None:
-                return found
-        if any((place / name).is_dir() for place in looked if name):
+        for root in roots:
+            content = _read_from(name, root)
+            if content is not None:
+                return content
+        if any((root / name).is_dir() for root in roots if name):
             raise DataError(
                 f"'{name}' is a folder, not a file; name the files in it, on the command line as {name.rstrip('/')}/*",
                 example.file or None,
@@ -123,67 +134,67 @@ def content(example: Example, places: Sequence[str] = ()) -> bytes:
             )
     except DataError:
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # damaged archives raise all kinds of errors
         raise DataError(f"'{name}' cannot be read ({error})", example.file or None, example.line or None) from None
-    said = ", ".join(f"'{place}'" for place in looked)
+    searched = ", ".join(f"'{root}'" for root in roots)
     raise DataError(
-        f"there is no file '{name}' (looked in {said}); data.files, or --files, names more places",
+        f"there is no file '{name}' (searched in {searched}); add folders or archives with data.files or --files",
         example.file or None,
         example.line or None,
     )
 
 
-def where(example: Example, places: Sequence[str]) -> list[Path]:
-    """The folders and archives in which the source of an example is looked for."""
-    return list(dict.fromkeys([*map(Path, beside(example)), Path(), *map(Path, places)]))
+def candidate_roots(example: Example, search_paths: Sequence[str]) -> list[Path]:
+    """The folders and archives that may hold the source of an example, in the order of the search."""
+    return list(dict.fromkeys([*map(Path, example_folders(example)), Path(), *map(Path, search_paths)]))
 
 
-def beside(example: Example) -> list[str]:
-    """The folder of the file that an example is from, if it is from one."""
+def example_folders(example: Example) -> list[str]:
+    """The folder of the file that an example was read from; [] if it was not read from a file."""
     return [os.path.dirname(example.file) or "."] if example.file and example.file != "-" else []
 
 
-def inside_of(name: str, place: Path) -> tuple[Archive, str] | None:
-    """The archive that a place is, or that a part of the name is, and the name in it."""
-    found = (place, name) if is_archive(place) else split(name, place)
-    return None if found is None else (archive(found[0]), found[1])
+def locate_member(name: str, root: Path) -> tuple[Archive, str] | None:
+    """The archive that holds a name, which is the root itself or part of the name, and the member's name in it."""
+    location = (root, name) if is_archive(root) else split_archive_path(name, root)
+    return None if location is None else (open_archive(location[0]), location[1])
 
 
-def split(name: str, place: str | Path) -> tuple[Path, str] | None:
-    """The archive that a part of a name is, and its member that the rest names: photos.zip/a/photo.jpg."""
-    if not any(ending in name.lower() for ending in ARCHIVES):
+def split_archive_path(name: str, root: str | Path) -> tuple[Path, str] | None:
+    """Split photos.zip/a/photo.jpg below a root into archive and member; None if no part is an archive."""
+    if not any(suffix in name.lower() for suffix in ARCHIVE_SUFFIXES):
         return None
     parts = PurePosixPath(name).parts
     for i in range(1, len(parts)):
-        outer = Path(place, *parts[:i])
-        if is_archive(outer):
-            return outer, "/".join(parts[i:])
+        archive = Path(root, *parts[:i])
+        if is_archive(archive):
+            return archive, "/".join(parts[i:])
     return None
 
 
-def behind(example: Example, places: Sequence[str] = ()) -> list[str]:
-    """The files whose bytes decide what the source of an example is: the one it names, or all in the folder it names.
+def source_files(example: Example, search_paths: Sequence[str] = ()) -> list[str]:
+    """The files whose bytes decide what a source contains: the named file, or all files of the named folder.
 
-    Of a member it is the archive, where the name says so; archives among the places are not looked into.
+    For a member it is the archive, if the name contains one. Archives among the search paths are not opened.
     """
     name = example.source.strip()
-    for place in [*beside(example), "", *places] if name else ():
-        path = os.path.join(place, name)  # as text: a corpus may name 100,000 files, and Path took three times as long
+    for root in [*example_folders(example), "", *search_paths] if name else ():
+        path = os.path.join(root, name)  # strings: for the 100,000 files of a corpus, Path took three times as long
         if os.path.isfile(path):
             return [path]
         if os.path.isdir(path):
             return sorted(entry.path for entry in os.scandir(path) if entry.is_file())
-        if inner := split(name, place):
-            return [str(inner[0])]
+        if location := split_archive_path(name, root):
+            return [str(location[0])]
     return []
 
 
-def _looked_up(name: str, place: Path) -> bytes | None:
-    """The bytes of a name in a folder or an archive; None: it is not there."""
-    path = place / name
-    if path.is_file() and not is_archive(place):
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, more than a source may have")
+def _read_from(name: str, root: Path) -> bytes | None:
+    """The bytes of a named file below a folder or archive; None if it is not there, ValueError if too large."""
+    path = root / name
+    if path.is_file() and not is_archive(root):
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
         return path.read_bytes()
-    found = inside_of(name, place)
-    return None if found is None else found[0].read(found[1])
+    member = locate_member(name, root)
+    return None if member is None else member[0].read(member[1])

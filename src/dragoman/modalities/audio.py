@@ -1,13 +1,13 @@
-"""Sound as frames: the energy in F bands of the mel scale, every 10 ms.
+"""Audio as log-mel frames: the energy in F bands of the mel scale, every 10 ms.
 
-    file ─soundfile→ samples ─mean of the channels, soxr→ `rate` ─kaldi-native-fbank→ (S, F) ─normalized→ float16
+    file ─soundfile→ samples ─mean of the channels, soxr→ `rate` ─kaldi-native-fbank→ (S, F) ─normalize→ float16
 
-A frame covers 25 ms; frame j begins at j · 10 ms. Any form that libsndfile reads will do: wav, flac, ogg, opus, mp3.
-With `features: torch` the energies are computed by mel.py, on the GPU where there is one: the same to 1e-4, where
-kaldi-native-fbank is not to be had.
+A frame covers 25 ms; frame j begins at j · 10 ms. Every format of libsndfile is read: wav, flac,
+ogg, opus, mp3. With `features: torch`, log_mel.py computes the energies, on a GPU if there is one.
+They agree with kaldi-native-fbank's to 1e-4, and that package is not needed then.
 
-`augment` plays the frames faster or slower, in time and along the bands as a resampled waveform would (what was at the
-frequency f comes to be at f · speed), and hides bands and spans of them (frames.py).
+`augment` changes the speed of the frames, in time and along the bands as in a resampled waveform
+(frequency f becomes f · speed), and masks bands and spans of time (frame_transforms.py).
 """
 
 from __future__ import annotations
@@ -17,145 +17,162 @@ import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dragoman.core.errors import DataError, MissingExtra
 from dragoman.core.types import Example
-from dragoman.modalities.archives import content
-from dragoman.modalities.frame_transforms import Looks, between, faster, normalized
+from dragoman.modalities.archives import read_content
+from dragoman.modalities.frame_transforms import (
+    FrameAugmentation,
+    change_speed,
+    interpolate_rows,
+    normalize_utterance,
+)
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from numpy.typing import NDArray
 
-LONGEST = 3600  # seconds that are decoded: a small file may claim to be a long one
-LOUDEST = 2.0**32  # of samples that should be from −1 to 1: the energies of 1e30 are no numbers any more
-UNKNOWN = 1  # libsndfile's code for bytes that it does not know
-SHIFT = 0.01  # seconds from frame to frame
+    Samples = NDArray[np.float32]  # (N,) from −1 to 1
+    Frames = NDArray[np.float16]  # (S, F)
+
+MAX_SECONDS = 3600  # that are decoded: a small file may claim to be a long one
+MAX_AMPLITUDE = 2.0**32  # samples should be from −1 to 1: the energies of 1e30 are not finite
+UNRECOGNIZED_FORMAT = 1  # libsndfile's error code
+FRAME_SHIFT = 0.01  # seconds from frame to frame
 
 
 @dataclass(frozen=True)
 class AudioModality:
-    """Log-mel frames of sound files."""
+    """Audio files, read as log-mel frames."""
 
-    rate: int = 16_000  # samples a second; what has another rate is resampled
+    rate: int = 16_000  # samples a second; audio of another rate is resampled
     bins: int = 80
     normalize: bool = True
     features: Literal["kaldi", "torch"] = "kaldi"
-    augments: bool = field(default=True, repr=False)
-    looks: Looks = field(default=Looks(), repr=False)
-    files: Sequence[str] = field(default=(), repr=False)
+    has_augmentation: bool = field(default=True, repr=False)
+    augmentation: FrameAugmentation = field(default=FrameAugmentation(), repr=False)
+    search_paths: Sequence[str] = field(default=(), repr=False)
 
-    kind, dtype = "sound", "<f2"
+    kind, dtype = "audio", "<f2"
 
     @property
     def width(self) -> int:
+        """F, the number of mel bins."""
         return self.bins
 
-    def read(self, example: Example) -> NDArray[Any]:
-        """(S, F)"""
+    def read(self, example: Example) -> Frames:
+        """The (S, F) log-mel frames of the audio file that an example names; DataError if it cannot be read."""
         try:
-            samples = waveform(content(example, self.files), self.rate)
+            samples = decode_waveform(read_content(example, self.search_paths), self.rate)
         except ValueError as error:
             raise DataError(
-                f"'{example.source}' is not a sound that can be read ({error})",
+                f"'{example.source}' is not audio that can be read ({error})",
                 example.file or None,
                 example.line or None,
             ) from None
-        return self.frames(samples)
+        return self.compute_frames(samples)
 
-    def frames(self, samples: NDArray[Any]) -> NDArray[Any]:
-        """Samples from −1 to 1 → frames; what is shorter than a frame is filled up with silence."""
+    def compute_frames(self, samples: Samples) -> Frames:
+        """Samples from −1 to 1 → (S, F) log-mel frames, normalized; less than one frame is padded with silence."""
         samples = np.pad(samples, (0, max(0, self.rate * 25 // 1000 - len(samples))))
-        energies = _kaldi if self.features == "kaldi" else _torch
-        x = energies(samples, self.rate, self.bins)
-        return (normalized(x) if self.normalize else x).astype(np.float16)
+        log_mel = _kaldi_log_mel if self.features == "kaldi" else _torch_log_mel
+        x = log_mel(samples, self.rate, self.bins)
+        return (normalize_utterance(x) if self.normalize else x).astype(np.float16)
 
-    def blank(self) -> NDArray[Any]:
+    def blank(self) -> Frames:
+        """One frame of zeros, (1, F)."""
         return np.zeros((1, self.bins), np.float16)
 
-    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """Another look at (S, F) frames."""
-        speed = self.looks.speed(rng)
+    def augment(self, x: Frames, rng: np.random.Generator) -> Frames:
+        """A random variant of (S, F) frames: other speed, masked bands and spans."""
+        frames: NDArray[np.floating] = x
+        speed = self.augmentation.sample_speed(rng)
         if speed != 1.0:
-            x = faster(x.astype(np.float32), speed)
-            x = between(x.T, _moved_bands(self.rate, self.bins, speed)).T
-        return self.looks.masked(x, rng).astype(np.float16)
-
-    def state(self) -> dict[str, bytes]:
-        return {}
+            frames = change_speed(x.astype(np.float32), speed)
+            frames = interpolate_rows(frames.T, _warped_band_positions(self.rate, self.bins, speed)).T
+        return self.augmentation.apply_masks(frames, rng).astype(np.float16)
 
 
-def waveform(data: bytes, rate: int) -> NDArray[Any]:
-    """The bytes of a file → samples (N,) from −1 to 1; ValueError where they are none."""
-    library = soundfile()
+def decode_waveform(data: bytes, rate: int) -> Samples:
+    """The bytes of an audio file → samples (N,) from −1 to 1 at `rate`; ValueError if they cannot be decoded."""
+    library = import_soundfile()
     try:
         with library.SoundFile(io.BytesIO(data)) as file:
-            found = int(file.samplerate)
-            if file.frames > LONGEST * found:
-                raise ValueError(f"it lasts {file.frames // found:,} seconds, more than {LONGEST:,}; cut it")
-            samples = file.read(dtype="float32", always_2d=True).mean(1)
+            source_rate = int(file.samplerate)
+            if file.frames > MAX_SECONDS * source_rate:
+                raise ValueError(
+                    f"it lasts {file.frames // source_rate:,} seconds; the limit is {MAX_SECONDS:,}; cut it"
+                )
+            samples: Samples = file.read(dtype="float32", always_2d=True).mean(1)
     except (library.SoundFileError, RuntimeError) as error:
-        if getattr(error, "code", None) == UNKNOWN:
+        if getattr(error, "code", None) == UNRECOGNIZED_FORMAT:
             raise ValueError("it is no wav, flac, ogg, opus or mp3; convert it to one, say with ffmpeg") from None
-        reason = getattr(error, "error_string", str(error))  # all of its text would name an object of Python's
+        reason = getattr(error, "error_string", str(error))  # str(error) would show a Python object
         raise ValueError(f"it is damaged: {reason.strip().rstrip('.')}; copy or make it anew") from None
     if not len(samples):
-        raise ValueError("it holds no sample")
-    if not np.abs(samples).max() <= LOUDEST:  # nor is what is no number
-        raise ValueError("it holds samples that are no numbers, or far too large")
-    return samples if found == rate else _resampled(samples, found, rate)
+        raise ValueError("it contains no samples")
+    if not np.abs(samples).max() <= MAX_AMPLITUDE:  # false for NaN, too
+        raise ValueError("it contains samples that are not numbers, or far too large")
+    return samples if source_rate == rate else _resample(samples, source_rate, rate)
 
 
-def _resampled(samples: NDArray[Any], found: int, rate: int) -> NDArray[Any]:
+def _resample(samples: Samples, source_rate: int, rate: int) -> Samples:
+    """The samples at another rate, by soxr; MissingExtra if it is not installed."""
     try:
         import soxr
     except ImportError:
-        raise MissingExtra("soxr", "audio", f"sound of {found:,} samples a second, not {rate:,},") from None
-    resampled: NDArray[Any] = soxr.resample(samples, found, rate)
+        purpose = f"resampling audio from {source_rate:,} to {rate:,} samples a second"
+        raise MissingExtra("soxr", "audio", purpose) from None
+    resampled: Samples = soxr.resample(samples, source_rate, rate)
     return resampled
 
 
-def _kaldi(samples: NDArray[Any], rate: int, bins: int) -> NDArray[Any]:
+def _kaldi_log_mel(samples: Samples, rate: int, bins: int) -> NDArray[np.float32]:
+    """Samples → (S, F) log-mel energies by kaldi-native-fbank; MissingExtra if it is not installed."""
     try:
         import kaldi_native_fbank as kaldi
     except ImportError:
-        raise MissingExtra("kaldi-native-fbank", "audio", "reading sound") from None
+        raise MissingExtra("kaldi-native-fbank", "audio", "reading audio") from None
     options = kaldi.FbankOptions()
     options.frame_opts.samp_freq, options.mel_opts.num_bins = rate, bins
-    options.frame_opts.dither = 0.0  # the same sound is the same numbers
-    found = kaldi.OnlineFbank(options)
-    found.accept_waveform(rate, samples)
-    found.input_finished()
-    return np.stack([found.get_frame(i) for i in range(found.num_frames_ready)])
+    options.frame_opts.dither = 0.0  # the same samples always give the same frames
+    fbank = kaldi.OnlineFbank(options)
+    fbank.accept_waveform(rate, samples)
+    fbank.input_finished()
+    return np.stack([fbank.get_frame(i) for i in range(fbank.num_frames_ready)])
 
 
-def _torch(samples: NDArray[Any], rate: int, bins: int) -> NDArray[Any]:
+def _torch_log_mel(samples: Samples, rate: int, bins: int) -> NDArray[np.float32]:
+    """Samples → (S, F) log-mel energies by torch, on a GPU if there is one and this is the main process."""
     import torch
 
     from dragoman.modalities.log_mel import log_mel
 
-    forked = multiprocessing.parent_process() is not None  # such a process cannot begin to use a GPU
+    forked = multiprocessing.parent_process() is not None  # a child process must not initialize CUDA
     device = "cuda" if torch.cuda.is_available() and not forked else "cpu"
-    energies: NDArray[Any] = log_mel(torch.from_numpy(samples).to(device), rate, bins).cpu().numpy()
+    energies: NDArray[np.float32] = log_mel(torch.from_numpy(samples).to(device), rate, bins).cpu().numpy()
     return energies
 
 
-def soundfile() -> Any:
-    """The library that reads sounds, or which package to install."""
+def import_soundfile() -> ModuleType:
+    """The soundfile library; MissingExtra if it is not installed."""
     try:
         import soundfile as library
     except (ImportError, OSError):  # OSError: the package without libsndfile
-        raise MissingExtra("soundfile", "audio", "reading sound") from None
-    return library
+        raise MissingExtra("soundfile", "audio", "reading audio") from None
+    module: ModuleType = library
+    return module
 
 
 @lru_cache(maxsize=32)
-def _moved_bands(rate: int, bins: int, speed: float) -> NDArray[np.float64]:
-    """From which place among the bands each one's energy comes, played at another speed."""
-    from dragoman.modalities.log_mel import centers, hertz, mel
+def _warped_band_positions(rate: int, bins: int, speed: float) -> NDArray[np.float64]:
+    """(F,): the fractional band from which each band takes its energy at another speed."""
+    from dragoman.modalities.log_mel import hertz_to_mel, mel_band_edges, mel_to_hertz
 
-    edges = centers(rate, bins)
-    before = mel(hertz(edges[1:-1]) / speed)
+    edges = mel_band_edges(rate, bins)
+    before = hertz_to_mel(mel_to_hertz(edges[1:-1]) / speed)
     return np.asarray(np.clip((before - edges[1]) / (edges[1] - edges[0]), 0, bins - 1))

@@ -1,13 +1,13 @@
-"""Features that somebody else computed: arrays of (S, F) numbers by name.
+"""Precomputed features: (S, F) arrays, named by the sources.
 
-    clips.npz/utterance-7      a member of an .npz, an array for each source; or a file of its own, utterance-7.npy
-    clips.npz/7                row 7 of an .npz with all frames end to end: `feats` (frames, F) and `offsets`, where
-                               row i is feats[offsets[i] : offsets[i + 1]]
+    clips.npz/utterance-7      a member of an .npz, one array per source; or a file of its own, utterance-7.npy
+    clips.npz/7                row 7 of an .npz with all frames end to end: `feats` (frames, F) and `offsets`; row i is
+                               feats[offsets[i] : offsets[i + 1]]
 
-    numbers ─with their slopes (`deltas`)→ ─normalized by utterance→ float16
+    numbers ─append deltas→ ─normalize per utterance→ float16
 
-`augment` plays the frames faster or slower and hides spans of time, and bands where that is asked for (frames.py): of
-cepstra, unlike of energies, neighbors have little in common.
+`augment` changes the speed and masks spans of time; it masks bands only on request
+(frame_transforms.py): neighboring cepstral coefficients, unlike energies, have little in common.
 """
 
 from __future__ import annotations
@@ -22,115 +22,121 @@ import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
-from dragoman.modalities.archives import Archive, content, inside_of, where
-from dragoman.modalities.frame_transforms import Looks, faster, normalized, with_deltas
+from dragoman.modalities.archives import Archive, candidate_roots, locate_member, read_content
+from dragoman.modalities.frame_transforms import FrameAugmentation, append_deltas, change_speed, normalize_utterance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FRAMES, OFFSETS = "feats", "offsets"  # the members of an .npz with all frames end to end
+    Frames = NDArray[np.float16]  # (S, F)
+    AnyArray = NDArray[Any]  # as a file has it, before its shape and type are checked
+    Table = tuple[AnyArray, NDArray[np.integer]]  # all frames end to end, and the offsets of the rows
+
+FRAMES_MEMBER, OFFSETS_MEMBER = "feats", "offsets"  # the members of an .npz with all frames end to end
 
 
 @dataclass(frozen=True)
 class FeatureModality:
-    """Arrays of frames, read from files."""
+    """Arrays of feature frames, read from files."""
 
     numbers: int = 13  # of each frame, as the files have them
-    deltas: int = 0  # how often slopes are taken
+    deltas: int = 0  # order of the deltas that are appended
     normalize: bool = True
-    augments: bool = field(default=True, repr=False)
-    looks: Looks = field(default=Looks(band_masks=0), repr=False)
-    files: Sequence[str] = field(default=(), repr=False)
+    has_augmentation: bool = field(default=True, repr=False)
+    augmentation: FrameAugmentation = field(default=FrameAugmentation(band_masks=0), repr=False)
+    search_paths: Sequence[str] = field(default=(), repr=False)
 
-    kind, dtype = "frames", "<f2"
+    kind, dtype = "features", "<f2"
 
     @property
     def width(self) -> int:
+        """F: the numbers of a frame and their deltas."""
         return self.numbers * (1 + self.deltas)
 
-    def read(self, example: Example) -> NDArray[Any]:
-        """(S, F)"""
-        x = self._found(example)
+    def read(self, example: Example) -> Frames:
+        """The (S, F) frames of the array that an example names, with deltas, normalized; DataError if unfit."""
+        x = self._load_array(example)
         if x.ndim != 2 or not len(x) or x.dtype.kind not in "fiu" or not np.isfinite(x).all():
-            raise wrong(example, f"is {x.dtype} of shape {x.shape}, not one or more frames of finite numbers")
+            raise source_error(example, f"is {x.dtype} of shape {x.shape}, not one or more frames of finite numbers")
         if x.shape[1] != self.numbers:
-            raise wrong(
+            raise source_error(
                 example, f"has {x.shape[1]} numbers in a frame, not {self.numbers}; set model.frontend.numbers to that"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            x = with_deltas(x, self.deltas)
-        if not np.isfinite(x).all():  # in float64 they were
-            raise wrong(example, "has numbers beyond those of float32; scale them down")
-        if not self.normalize and np.abs(x).max() > np.finfo(np.float16).max:
-            raise wrong(example, "has numbers too large to keep; set model.frontend.normalize to true")
-        return (normalized(x) if self.normalize else x).astype(np.float16)
+            frames = append_deltas(x, self.deltas)
+        if not np.isfinite(frames).all():  # finite in float64 only
+            raise source_error(example, "has numbers beyond those of float32; scale them down")
+        if not self.normalize and np.abs(frames).max() > np.finfo(np.float16).max:
+            raise source_error(example, "has numbers too large for float16; set model.frontend.normalize to true")
+        return (normalize_utterance(frames) if self.normalize else frames).astype(np.float16)
 
-    def _found(self, example: Example) -> NDArray[Any]:
-        table, _, row = example.source.strip().rpartition("/")
+    def _load_array(self, example: Example) -> AnyArray:
+        """The array that an example names: a row of an .npz with all frames, else a member or file of its own."""
+        table_name, _, row = example.source.strip().rpartition("/")
         if row.isdecimal() and example.content is None:
-            for place in where(example, self.files):
-                found = inside_of(f"{table}/{FRAMES}" if table else FRAMES, place)
-                frames = None if found is None else _rows(*found, example)
-                if frames is not None:
-                    return _row(frames, int(row), example)
-        return opened(content(example, self.files), example)
+            for root in candidate_roots(example, self.search_paths):
+                member = locate_member(f"{table_name}/{FRAMES_MEMBER}" if table_name else FRAMES_MEMBER, root)
+                table = None if member is None else _read_table(*member, example)
+                if table is not None:
+                    return _table_row(table, int(row), example)
+        return parse_array(read_content(example, self.search_paths), example)
 
-    def blank(self) -> NDArray[Any]:
+    def blank(self) -> Frames:
+        """One frame of zeros, (1, F)."""
         return np.zeros((1, self.width), np.float16)
 
-    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """Another look at (S, F) frames."""
-        speed = self.looks.speed(rng)
+    def augment(self, x: Frames, rng: np.random.Generator) -> Frames:
+        """A random variant of (S, F) frames: other speed, masked spans and bands."""
+        frames: NDArray[np.floating] = x
+        speed = self.augmentation.sample_speed(rng)
         if speed != 1.0:
-            x = faster(x.astype(np.float32), speed)
-        return self.looks.masked(x, rng).astype(np.float16)
-
-    def state(self) -> dict[str, bytes]:
-        return {}
+            frames = change_speed(x.astype(np.float32), speed)
+        return self.augmentation.apply_masks(frames, rng).astype(np.float16)
 
 
-def wrong(example: Example, what: str) -> DataError:
-    return DataError(f"'{example.source}' {what}", example.file or None, example.line or None)
+def source_error(example: Example, problem: str) -> DataError:
+    """A DataError about the file that an example names: `file:line: 'name' problem`."""
+    return DataError(f"'{example.source}' {problem}", example.file or None, example.line or None)
 
 
-def opened(data: bytes, example: Example) -> NDArray[Any]:
-    """An array from the bytes of an .npy file."""
+def parse_array(data: bytes, example: Example) -> AnyArray:
+    """The array in the bytes of an .npy file; DataError names the example."""
     try:
-        return array_of(data)
+        return load_npy(data)
     except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
-        raise wrong(example, f"is not an array that can be read ({error})") from None
+        raise source_error(example, f"is not an array that can be read ({error})") from None
 
 
-def array_of(data: bytes) -> NDArray[Any]:
-    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+def load_npy(data: bytes) -> AnyArray:
+    """The array in the bytes of an .npy file, without pickles."""
+    array: AnyArray = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     return array
 
 
-Table = tuple["NDArray[Any]", "NDArray[Any]"]
-
-
-def _rows(archive: Archive, name: str, example: Example) -> Table | None:
+def _read_table(archive: Archive, name: str, example: Example) -> Table | None:
+    """The frames and offsets of an .npz with all sources, None for any other; DataError if it is damaged."""
     try:
-        return _table(archive, name, name.removesuffix(FRAMES) + OFFSETS)
-    except Exception as error:  # a damaged archive makes its reader raise whatever it stumbles over
-        raise wrong(example, f"cannot be read ({error})") from None
+        return _load_table(archive, name, name.removesuffix(FRAMES_MEMBER) + OFFSETS_MEMBER)
+    except Exception as error:  # damaged archives raise all kinds of errors
+        raise source_error(example, f"cannot be read ({error})") from None
 
 
-@lru_cache(maxsize=8)  # read once, not for each of its rows; an archive that changed is another one
-def _table(archive: Archive, frames_in: str, offsets_in: str) -> Table | None:
-    """The frames and offsets of an .npz that holds all sources end to end; None: it is another kind of file."""
-    feats, offsets = archive.read(frames_in), archive.read(offsets_in)
-    if feats is None or offsets is None:
+@lru_cache(maxsize=8)  # read once, not for each row; a modified archive is another object
+def _load_table(archive: Archive, frames_name: str, offsets_name: str) -> Table | None:
+    """The frames and offsets of an .npz that holds all sources end to end; None for any other .npz."""
+    frames_data, offsets_data = archive.read(frames_name), archive.read(offsets_name)
+    if frames_data is None or offsets_data is None:
         return None
-    frames, places = array_of(feats), array_of(offsets)
-    rising = places.ndim == 1 and len(places) > 1 and places.dtype.kind in "iu" and bool((np.diff(places) >= 0).all())
-    if not rising or places[0] < 0 or places[-1] > len(frames):
-        raise ValueError(f"'{offsets_in}' does not say where the rows of {len(frames):,} frames begin")
-    return frames, places
+    frames, offsets = load_npy(frames_data), load_npy(offsets_data)
+    is_integer = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
+    if not is_integer or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(frames):
+        raise ValueError(f"'{offsets_name}' does not say where the rows of {len(frames):,} frames begin")
+    return frames, offsets
 
 
-def _row(table: Table, row: int, example: Example) -> NDArray[Any]:
-    frames, places = table
-    if row + 1 >= len(places):
-        raise wrong(example, f"is not there: the file has {len(places) - 1:,} rows, counted from 0")
-    return frames[places[row] : places[row + 1]]
+def _table_row(table: Table, row: int, example: Example) -> AnyArray:
+    """The frames of a row of a table; DataError if there is no such row."""
+    frames, offsets = table
+    if row + 1 >= len(offsets):
+        raise source_error(example, f"is not there: the file has {len(offsets) - 1:,} rows, counted from 0")
+    return frames[offsets[row] : offsets[row + 1]]

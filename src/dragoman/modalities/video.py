@@ -1,14 +1,15 @@
-"""A clip as its frames: (n, H · W · 3) bytes, one position for each frame.
+"""Video clips as frames: (n, H · W · 3) bytes, one position per frame.
 
     clips/7             a folder of images, or one inside an archive: clips.zip/7
-    7.zip, 7.npz        an archive of images, or of (H, W, 3) arrays, or of one folder of them
+    7.zip, 7.npz        an archive of images or (H, W, 3) arrays, at its top or in a single folder
     clips.npz/7, 7.npy  one array, (n, H, W, 3) bytes; gray without the 3
-    7.gif, 7.png        a picture that moves, or one that does not: a clip of one frame
+    7.gif, 7.png        an animated image; a still image is a clip of one frame
 
-Frames come in the order of their names, numbers by value (9.png before 10.png). Of a longer clip than `frames` so many
-are taken, evenly spaced from the first to the last. `augment` looks at all frames of a clip in the same way (image.py).
+Frames are sorted by name, numbers by value (9.png before 10.png). A clip longer than `frames` is
+reduced to that many frames, evenly spaced from the first to the last. `augment` changes all frames
+of a clip in the same way (image.py).
 
-Where the bytes of a file are given in place of its name, they say themselves which of the last three forms they have.
+If an example carries the bytes of its source, their first bytes tell which of the last three forms they have.
 """
 
 from __future__ import annotations
@@ -20,197 +21,215 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dragoman.core.types import Example
-from dragoman.modalities.archives import Archive, Zip, archive, content, inside_of, is_archive, where
-from dragoman.modalities.features import opened, wrong
-from dragoman.modalities.image import FORMATS, PIXELS, ImageModality, pillow, upright
+from dragoman.modalities.archives import (
+    Archive,
+    ZipArchive,
+    candidate_roots,
+    is_archive,
+    locate_member,
+    open_archive,
+    read_content,
+)
+from dragoman.modalities.features import parse_array, source_error
+from dragoman.modalities.image import IMAGE_FORMATS, MAX_PIXELS, ImageModality, import_pillow, to_rgb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
-IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
-MEMBERS = 100_000  # of an archive that is given as bytes
-INFLATED = 1 << 28  # bytes of what is read from such an archive: a small one may claim to hold a lot
-MOVING = 4 * PIXELS  # the most that is decoded of a picture that moves
-ARRAY, ARCHIVE = b"\x93NUMPY", b"PK\x03\x04"  # how the files begin
+    Pixels = NDArray[np.uint8]
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+MAX_MEMBERS = 100_000  # of an archive that comes as bytes
+MAX_UNZIPPED_BYTES = 1 << 28  # read from such an archive: a small one may claim to hold a lot
+MAX_ANIMATION_PIXELS = 4 * MAX_PIXELS  # of all frames of an animated image
+NPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"  # first bytes of the files
 
 
 @dataclass(frozen=True)
 class VideoModality:
-    """Clips whose frames have one size, read from files."""
+    """Video clips, read as frames of one size."""
 
     size: int = 64
     frames: int = 16  # at most
     crop: bool = True
-    augments: bool = field(default=True, repr=False)
+    has_augmentation: bool = field(default=True, repr=False)
     flip: bool = field(default=False, repr=False)
-    files: Sequence[str] = field(default=(), repr=False)
+    search_paths: Sequence[str] = field(default=(), repr=False)
 
-    kind, dtype = "clip", "|u1"
+    kind, dtype = "video", "|u1"
 
     @property
     def width(self) -> int:
+        """F: three numbers for each pixel of a frame."""
         return 3 * self.size**2
 
     @property
     def image(self) -> ImageModality:
-        """What reads a single frame."""
-        return ImageModality(self.size, self.crop, self.augments, self.flip, self.files)
+        """The reader of a single frame."""
+        return ImageModality(self.size, self.crop, self.has_augmentation, self.flip, self.search_paths)
 
-    def read(self, example: Example) -> NDArray[Any]:
-        """(n, H · W · 3)"""
-        names = listed(example, self.files) if example.content is None else None
+    def read(self, example: Example) -> Pixels:
+        """The (n, H · W · 3) frames of the clip that an example names, at most `frames`; DataError if unfit."""
+        names = list_frames(example, self.search_paths) if example.content is None else None
         if names is not None:
-            frames = self._members([inside(example, name) for name in names], example)
+            frames = self._read_members([member_example(example, name) for name in names], example)
         else:
-            data = content(example, self.files)
-            if data.startswith(ARCHIVE):
-                frames = self._members(unpacked(data, self.frames, example), example)
+            data = read_content(example, self.search_paths)
+            if data.startswith(ZIP_MAGIC):
+                frames = self._read_members(unzip_frames(data, self.frames, example), example)
+            elif data.startswith(NPY_MAGIC):
+                frames = self._read_array(data, example)
             else:
-                frames = self._array(data, example) if data.startswith(ARRAY) else self._moving(data, example)
+                frames = self._read_animation(data, example)
         return np.stack(frames).reshape(len(frames), -1)
 
-    def _members(self, members: Sequence[Example], example: Example) -> list[NDArray[Any]]:
-        """The frames of a folder or archive, one for each of its files; a single array may hold all of them."""
+    def _read_members(self, members: Sequence[Example], example: Example) -> list[Pixels]:
+        """Frames of a folder or archive, evenly spaced, one per file; a single array may hold all of them."""
         if not members:
-            raise wrong(example, "has no frames in it (no images and no arrays)")
-        if len(members) == 1 and is_array(members[0].source):
-            return self._array(content(members[0], self.files), members[0])
-        return [self._frame(members[i]) for i in spread(len(members), self.frames)]
+            raise source_error(example, "has no frames in it (no images and no arrays)")
+        if len(members) == 1 and has_npy_suffix(members[0].source):
+            return self._read_array(read_content(members[0], self.search_paths), members[0])
+        return [self._read_frame(members[i]) for i in evenly_spaced(len(members), self.frames)]
 
-    def _frame(self, example: Example) -> NDArray[Any]:
-        """(H, W · 3)"""
-        if not is_array(example.source):
+    def _read_frame(self, example: Example) -> Pixels:
+        """The (H, W · 3) pixels of one frame, an image or array file."""
+        if not has_npy_suffix(example.source):
             return self.image.read(example)
-        return self._picture(opened(content(example, self.files), example), example)
+        return self._resize_array(parse_array(read_content(example, self.search_paths), example), example)
 
-    def _array(self, data: bytes, example: Example) -> list[NDArray[Any]]:
-        """The frames of one array; a single picture is a clip of one."""
-        array = opened(data, example)
+    def _read_array(self, data: bytes, example: Example) -> list[Pixels]:
+        """The frames of one array, evenly spaced; a single image is a clip of one frame."""
+        array = parse_array(data, example)
         array = array[None] if array.ndim == 3 and array.shape[-1] == 3 else array
         if array.ndim not in (3, 4) or not len(array):
-            raise wrong(example, f"is of shape {array.shape}, not (frames, height, width, 3)")
-        return [self._picture(array[i], example) for i in spread(len(array), self.frames)]
+            raise source_error(example, f"is of shape {array.shape}, not (frames, height, width, 3)")
+        return [self._resize_array(array[i], example) for i in evenly_spaced(len(array), self.frames)]
 
-    def _picture(self, array: NDArray[Any], example: Example) -> NDArray[Any]:
+    def _resize_array(self, array: Pixels, example: Example) -> Pixels:
+        """(h, w, 3) or gray (h, w) bytes → (H, W · 3) at the size; DataError for others"""
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] != 3):
-            raise wrong(example, f"has frames of {array.dtype} and shape {array.shape}, not (height, width, 3) bytes")
+            raise source_error(
+                example, f"has frames of {array.dtype} and shape {array.shape}, not (height, width, 3) bytes"
+            )
         if not array.size:
-            raise wrong(example, "has frames without a pixel")
-        return self.image.pixels(pillow().Image.fromarray(array).convert("RGB"))
+            raise source_error(example, "has frames without a pixel")
+        image: Image = import_pillow().Image.fromarray(array)
+        return self.image.resize(image.convert("RGB"))
 
-    def _moving(self, data: bytes, example: Example) -> list[NDArray[Any]]:
-        """The frames of a picture that moves (GIF, WebP, PNG); another one is a clip of one."""
-        pil = pillow()
+    def _read_animation(self, data: bytes, example: Example) -> list[Pixels]:
+        """Frames of an animated image (GIF, WebP, PNG), evenly spaced; a still image is one frame."""
+        pil = import_pillow()
         try:
-            with pil.Image.open(io.BytesIO(data), formats=FORMATS) as file:
+            with pil.Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
                 count = int(getattr(file, "n_frames", 1))
-                if file.width * file.height * count > MOVING:  # all of them are decoded on the way to the last
+                if file.width * file.height * count > MAX_ANIMATION_PIXELS:  # seeking decodes every frame before
                     raise ValueError(f"it has {count:,} × {file.width:,} × {file.height:,} pixels, too many")
                 frames = []
-                for i in spread(count, self.frames):
+                for i in evenly_spaced(count, self.frames):
                     file.seek(i)
-                    frames.append(self.image.pixels(upright(file)))
+                    frames.append(self.image.resize(to_rgb(file)))
                 return frames
-        except Exception as error:  # damaged files make Pillow raise whatever its readers stumble over
-            unknown = isinstance(error, pil.UnidentifiedImageError)  # whose text names an object of Python's
+        except Exception as error:  # damaged files make Pillow raise all kinds of errors
+            is_unknown = isinstance(error, pil.UnidentifiedImageError)  # its text shows a Python object
             remedy = "; put those of a video into a folder, say with `ffmpeg -i VIDEO FOLDER/%04d.png`"
-            reason = remedy if unknown else f" ({error})"
-            raise wrong(example, f"is no folder, archive, array or picture of frames{reason}") from None
+            reason = remedy if is_unknown else f" ({error})"
+            raise source_error(example, f"is no folder, archive, array or image of frames{reason}") from None
 
-    def blank(self) -> NDArray[Any]:
+    def blank(self) -> Pixels:
+        """One black frame, (1, H · W · 3)."""
         return np.zeros((1, self.width), np.uint8)
 
-    def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """Another look at (n, H · W · 3) pixels, the same crop and light in every frame."""
+    def augment(self, x: Pixels, rng: np.random.Generator) -> Pixels:
+        """A random variant of (n, H · W · 3) pixels, with the same crop and light in every frame."""
         seed, image = int(rng.integers(2**63)), self.image
         frames = x.reshape(len(x), self.size, 3 * self.size)
-        looks = [image.augment(frame, np.random.default_rng(seed)) for frame in frames]
-        return np.stack(looks).reshape(x.shape)
-
-    def state(self) -> dict[str, bytes]:
-        return {}
+        augmented = [image.augment(frame, np.random.default_rng(seed)) for frame in frames]
+        return np.stack(augmented).reshape(x.shape)
 
 
-def inside(example: Example, name: str) -> Example:
+def member_example(example: Example, name: str) -> Example:
+    """The same example with a file inside the folder or archive that it names as its source."""
     return replace(example, source=f"{example.source.strip().rstrip('/')}/{name}")
 
 
-def unpacked(data: bytes, most: int, example: Example) -> list[Example]:
-    """The frames in the bytes of a .zip or .npz, `most` of them: what is not looked at is not inflated."""
+def unzip_frames(data: bytes, max_frames: int, example: Example) -> list[Example]:
+    """At most max_frames frames in the bytes of a .zip or .npz, as examples; the other members stay packed."""
     try:
-        found = Zip(io.BytesIO(data))
-        if len(found.members) > MEMBERS:
-            raise ValueError(f"it has {len(found.members):,} members, more than {MEMBERS:,}")
-        names = frames_of(one_clip(grouped(found.members)))
-        names = [names[i] for i in spread(len(names), most)] if names else []
-        if sum(found.members[name].file_size for name in names) > INFLATED:
-            raise ValueError(f"its frames have more than {INFLATED:,} bytes")
-        return [replace(inside(example, name), content=found.read(name)) for name in names]
-    except Exception as error:  # a damaged one makes its reader raise whatever it stumbles over
-        raise wrong(example, f"is not an archive that can be read ({error})") from None
+        archive = ZipArchive(io.BytesIO(data))
+        if len(archive.members) > MAX_MEMBERS:
+            raise ValueError(f"it has {len(archive.members):,} members; the limit is {MAX_MEMBERS:,}")
+        names = select_frame_names(single_clip_frames(group_by_folder(archive.members)))
+        names = [names[i] for i in evenly_spaced(len(names), max_frames)] if names else []
+        if sum(archive.members[name].file_size for name in names) > MAX_UNZIPPED_BYTES:
+            raise ValueError(f"its frames have more than {MAX_UNZIPPED_BYTES:,} bytes")
+        return [replace(member_example(example, name), content=archive.read(name)) for name in names]
+    except Exception as error:  # damaged archives raise all kinds of errors
+        raise source_error(example, f"is not an archive that can be read ({error})") from None
 
 
-def spread(count: int, most: int) -> list[int]:
-    """All of `count` places, or `most` of them, evenly spaced from the first to the last."""
-    places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
-    return places
+def evenly_spaced(count: int, max_count: int) -> list[int]:
+    """All indices below `count`, or max_count of them, evenly spaced from the first to the last."""
+    indices: list[int] = np.linspace(0, count - 1, min(count, max_count)).round().astype(int).tolist()
+    return indices
 
 
 # -- which frames there are --------------------------------------------------------------------------------------------
 
 
-def listed(example: Example, places: Sequence[str] = ()) -> list[str] | None:
-    """The names of the frames in the folder or archive that a source names; None where it is neither."""
+def list_frames(example: Example, search_paths: Sequence[str] = ()) -> list[str] | None:
+    """The names of the frames in the folder or archive that a source names; None if it is neither."""
     name = example.source.strip().rstrip("/")
     try:
-        for place in where(example, places):
-            found = _names(name, place)
-            if found is not None:
-                return frames_of(found)
-    except OSError as error:  # a name too long for one, a folder that may not be looked into
-        raise wrong(example, f"cannot be looked for ({error.strerror})") from None
+        for root in candidate_roots(example, search_paths):
+            members = _list_members(name, root)
+            if members is not None:
+                return select_frame_names(members)
+    except OSError as error:  # a name that is too long, a folder without permission
+        raise source_error(example, f"cannot be looked for ({error.strerror})") from None
     return None
 
 
-def frames_of(names: Iterable[str]) -> list[str]:
-    """Those that are frames, in order; what begins with a dot is hidden (some systems leave such files everywhere)."""
-    seen = (name for name in names if not PurePosixPath(name).name.startswith("."))
-    return sorted((name for name in seen if name.lower().endswith((*IMAGES, ".npy"))), key=by_number)
+def select_frame_names(names: Iterable[str]) -> list[str]:
+    """The names of images and arrays, numbers sorted by value; hidden files are left out."""
+    visible = (name for name in names if not PurePosixPath(name).name.startswith("."))
+    return sorted((name for name in visible if name.lower().endswith((*IMAGE_SUFFIXES, ".npy"))), key=natural_sort_key)
 
 
-def is_array(name: str) -> bool:
-    """In any case, as for images: what is called .NPY would be decoded as one, past the bounds of a server's images."""
+def has_npy_suffix(name: str) -> bool:
+    """Whether a name ends with .npy, in upper or lower case: .NPY must not pass a server's limits as an image."""
     return name.lower().endswith(".npy")
 
 
-def by_number(name: str) -> list[tuple[float, str]]:
-    """Names by the numbers in them: 9.png comes before 10.png, and both before a.png."""
+def natural_sort_key(name: str) -> list[tuple[float, str]]:
+    """Sort names by the numbers in them: 9.png comes before 10.png, and both before a.png."""
     return [(int(part), "") if part.isdecimal() else (math.inf, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _names(name: str, place: Path) -> list[str] | None:
-    """What is in a folder or archive of that name at a place; None: there is none."""
-    path = place / name
+def _list_members(name: str, root: Path) -> list[str] | None:
+    """The files in the folder or archive of that name below a root; None if there is none."""
+    path = root / name
     if is_archive(path):
-        return one_clip(_folders(archive(path)))
+        return single_clip_frames(_members_by_folder(open_archive(path)))
     if path.is_dir():
         return [file.name for file in path.iterdir() if file.is_file()]
-    found = inside_of(name, place)
-    return None if found is None else _folders(found[0]).get(found[1])
+    member = locate_member(name, root)
+    return None if member is None else _members_by_folder(member[0]).get(member[1])
 
 
-@lru_cache(maxsize=8)  # a look through all members for each of its clips would take long
-def _folders(found: Archive) -> dict[str, list[str]]:
-    return grouped(found.members)
+@lru_cache(maxsize=8)  # listing all members for each clip would take long
+def _members_by_folder(archive: Archive) -> dict[str, list[str]]:
+    """Folder → names of its files, of an archive; cached."""
+    return group_by_folder(archive.members)
 
 
-def grouped(members: Iterable[str]) -> dict[str, list[str]]:
-    """The files of each folder in an archive."""
+def group_by_folder(members: Iterable[str]) -> dict[str, list[str]]:
+    """Member names of an archive → folder: names of its files."""
     folders: dict[str, list[str]] = {}
     for member in members:
         folder, _, name = member.rpartition("/")
@@ -218,9 +237,9 @@ def grouped(members: Iterable[str]) -> dict[str, list[str]]:
     return folders
 
 
-def one_clip(folders: dict[str, list[str]]) -> list[str]:
-    """The frames of an archive that is one clip: those at its top, or in the one folder that has any."""
-    frames = {folder: names for folder, every in folders.items() if (names := frames_of(every))}
+def single_clip_frames(folders: dict[str, list[str]]) -> list[str]:
+    """The frames of an archive that is one clip: those at its top, or in the only folder with frames."""
+    frames = {folder: selected for folder, names in folders.items() if (selected := select_frame_names(names))}
     if len(frames) == 1 and "" not in frames:
         ((folder, names),) = frames.items()
         return [f"{folder}/{name}" for name in names]

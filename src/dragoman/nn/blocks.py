@@ -1,16 +1,16 @@
-"""The Transformer block that encoder, decoder and language model share, and the stack of them.
+"""The Transformer block of encoder, decoder and language model, and the stack of blocks.
 
-    pre    x ← x + f(norm(x))          post   x ← norm(x + f(x))
+    pre-norm    x ← x + f(norm(x))          post-norm   x ← norm(x + f(x))
 
-for f in turn: a mixer (self-attention, mostly), cross-attention (where there is a memory to look at), feed-forward. All
-positions at once (`forward`), or one position more for each hypothesis (`step`), with the past kept in a cache.
+for each sub-layer f in turn: a token mixer (usually self-attention), cross-attention (if there is a memory), and
+feed-forward. All positions at once (`forward`), or one more for each hypothesis (`step`), with the past in a cache.
 
 B sentences, K hypotheses, T target and S source positions, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Memory
-from dragoman.nn.attention import Heads, MultiHead, Places
+from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig
 from dragoman.nn.kernels.dropout import Dropout
-from dragoman.nn.layers import Activation, FeedForward, linear, norms
-from dragoman.nn.positions import Inside, positions
-from dragoman.nn.token_mixers import Mixing, mixers
+from dragoman.nn.layers import Activation, FeedForward, NormLayer, linear, norms
+from dragoman.nn.positions import HeadSpec, PositionScheme, positions
+from dragoman.nn.token_mixers import MixerConfig, mixers
 
 KeysValues = tuple[Tensor, Tensor]
 
 
-class Style(NamedTuple):
-    """The options that every block of a stack has in common."""
+class BlockConfig(NamedTuple):
+    """The options that all blocks of a stack share."""
 
-    heads: Heads
+    heads: MultiHeadConfig
     feedforward: int
     activation: Activation
     norm: Part
@@ -44,78 +44,93 @@ class Style(NamedTuple):
 
 @dataclass
 class BlockState:
-    """What the mixer keeps of the past, and the projected memory, (B, 1, G, S, ·) each."""
+    """The state of the token mixer, and the projected keys and values of the memory, (B, 1, G, S, ·) each."""
 
     past: Any
     cross: KeysValues | None
 
 
-class Block(nn.Module):
-    """A mixer, cross-attention if d_memory is given, feed-forward; a residual around each."""
+class TransformerBlock(nn.Module):
+    """A token mixer, cross-attention if d_memory is given, and feed-forward, each with a residual connection."""
 
-    def __init__(self, d: int, d_memory: int | None, style: Style) -> None:
+    def __init__(self, d: int, d_memory: int | None, config: BlockConfig) -> None:
         super().__init__()
-        self.pre = style.norm_order == "pre"
-        self.mixer: Any = mixers.build(
-            style.mixer, d, Mixing(style.heads, style.feedforward, style.dropout, style.causal)
-        )
-        self.mixer_norm = norms.build(style.norm, d)
-        self.cross_attention = MultiHead(d, d_memory, style.heads) if d_memory is not None else None
-        self.cross_norm = norms.build(style.norm, d) if d_memory is not None else None
-        self.feedforward = FeedForward(d, style.feedforward, style.activation, style.dropout, style.heads.bias)
-        self.feedforward_norm = norms.build(style.norm, d)
-        self.dropout = Dropout(style.dropout)
+        self.is_pre_norm = config.norm_order == "pre"
+        mixer_config = MixerConfig(config.heads, config.feedforward, config.dropout, config.causal)
+        self.mixer: Any = mixers.build(config.mixer, d, mixer_config)
+        self.mixer_norm = norms.build(config.norm, d)
+        self.cross_attention = MultiHeadAttention(d, d_memory, config.heads) if d_memory is not None else None
+        self.cross_norm = norms.build(config.norm, d) if d_memory is not None else None
+        self.feedforward = FeedForward(d, config.feedforward, config.activation, config.dropout, config.heads.bias)
+        self.feedforward_norm = norms.build(config.norm, d)
+        self.dropout = Dropout(config.dropout)
 
-    def residual(self, x: Tensor, norm: Any, real: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.pre:
-            return x + self.dropout(f(norm(x, real)))  # type: ignore[no-any-return]
-        return norm(x + self.dropout(f(x)), real)  # type: ignore[no-any-return]
+    def sublayer(self, x: Tensor, norm: NormLayer, real: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """x + f(norm(x)), or post-norm norm(x + f(x)), with dropout on f; real (B, T) is false at padding."""
+        if self.is_pre_norm:
+            return x + self.dropout(f(norm(x, real)))
+        return norm(x + self.dropout(f(x)), real)
 
     def forward(
-        self, x: Tensor, places: Places, position: Any, memory: Memory | None = None, across: Places | None = None
+        self,
+        x: Tensor,
+        mask: AttentionMask,
+        position: PositionScheme,
+        memory: Memory | None = None,
+        cross_mask: AttentionMask | None = None,
     ) -> Tensor:
-        """x (B, T, D) with its places, and the memory with the places of a look across."""
-        x = self.residual(x, self.mixer_norm, places.real, lambda x: self.mixer(x, places, position))
-        if self.cross_attention is not None and memory is not None and across is not None:
-            x = self.cross(x, self.cross_attention.keys_values(memory.states, values=memory.values), across)
-        return self.residual(x, self.feedforward_norm, places.real, self.feedforward)
+        """x (B, T, D) → (B, T, D); `mask` is that of the mixer, `cross_mask` that of the attention to the memory."""
+        x = self.sublayer(x, self.mixer_norm, mask.real, lambda x: self.mixer(x, mask, position))
+        if self.cross_attention is not None and memory is not None and cross_mask is not None:
+            k, v = self.cross_attention.project_keys_values(memory.states, values=memory.values)
+            x = self.attend_to_memory(x, (k, v), cross_mask)
+        return self.sublayer(x, self.feedforward_norm, mask.real, self.feedforward)
 
-    def cross(self, x: Tensor, memory: KeysValues, across: Places) -> Tensor:
+    def attend_to_memory(self, x: Tensor, memory: KeysValues, mask: AttentionMask) -> Tensor:
+        """Cross-attention with residual and norm: x (B, T, D) attends to keys and values (B, G, S, ·)."""
         assert self.cross_attention is not None
+        assert self.cross_norm is not None
         attention, (k, v) = self.cross_attention, memory
-        return self.residual(x, self.cross_norm, None, lambda x: attention(x, k, v, across))
+        return self.sublayer(x, self.cross_norm, None, lambda x: attention(x, k, v, mask))
 
     def start(
-        self, x: Tensor, lengths: Tensor, memory: Memory | None, hypotheses: int, capacity: int, position: Any
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        memory: Memory | None,
+        hypotheses: int,
+        capacity: int,
+        position: PositionScheme,
     ) -> BlockState:
-        """The past of the block, x (B, S, D) with `lengths` real, and the memory, projected once per sentence."""
-        before = self.mixer_norm(x) if self.pre else x
+        """The mixer's state after a prefix x (B, S, D) of `lengths` positions, and the memory's keys and values."""
+        before = self.mixer_norm(x) if self.is_pre_norm else x
         past, cross = self.mixer.start(before, lengths, hypotheses, capacity, position), None
         if self.cross_attention is not None and memory is not None:
-            k, v = self.cross_attention.keys_values(memory.states, values=memory.values)
+            k, v = self.cross_attention.project_keys_values(memory.states, values=memory.values)
             cross = k[:, None], v[:, None]
         return BlockState(past, cross)
 
     def step(
-        self, x: Tensor, state: BlockState, t: Tensor, position: Any, across: Places | None
+        self, x: Tensor, state: BlockState, t: Tensor, position: PositionScheme, cross_mask: AttentionMask | None
     ) -> tuple[Tensor, BlockState]:
-        """One position for each hypothesis, x (B, K, D) at t (B, 1)."""
+        """The block for one position of each hypothesis, x (B, K, D) at t (B, 1) → (B, K, D), and its next state."""
         past = state.past
 
         def mix(x: Tensor) -> Tensor:
             nonlocal past
+            y: Tensor
             y, past = self.mixer.step(x, past, t, position)
-            return y  # type: ignore[no-any-return]
+            return y
 
-        x = self.residual(x, self.mixer_norm, None, mix)
-        if state.cross is not None and across is not None:
+        x = self.sublayer(x, self.mixer_norm, None, mix)
+        if state.cross is not None and cross_mask is not None:
             # The hypotheses of a sentence are the queries of one call: they share the sentence's keys and values.
-            x = self.cross(x, (state.cross[0][:, 0], state.cross[1][:, 0]), across)
-        return self.residual(x, self.feedforward_norm, None, self.feedforward), BlockState(past, state.cross)
+            x = self.attend_to_memory(x, (state.cross[0][:, 0], state.cross[1][:, 0]), cross_mask)
+        return self.sublayer(x, self.feedforward_norm, None, self.feedforward), BlockState(past, state.cross)
 
 
-class Stack(nn.Module):
-    """Blocks with what stands around them: the way in, positions, dropout, norms at the beginning and the end."""
+class TransformerStack(nn.Module):
+    """Input projection, positions and dropout, then the blocks, then a final norm (pre-norm only)."""
 
     def __init__(
         self,
@@ -123,96 +138,108 @@ class Stack(nn.Module):
         d: int,
         d_memory: int | None,
         layers: int,
-        style: Style,
+        config: BlockConfig,
         position: Part,
         layer_drop: float,
         embedding_norm: bool,
         shared: bool,
     ) -> None:
         super().__init__()
-        if style.causal and norms[style.norm.name].mixes:  # type: ignore[attr-defined]
+        if config.causal and norms[config.norm.name].uses_batch_statistics:  # type: ignore[attr-defined]
             raise PartError(
-                f"norm '{style.norm.name}' mixes positions in training, so a decoder would see the future; "
+                f"norm '{config.norm.name}' averages over positions in training, so a decoder would see the future; "
                 "use 'layer' or 'rms'"
             )
-        H, d_k, d_v = style.heads.heads, style.heads.key_width, style.heads.value_width
-        heads = mixers[style.mixer.name].has_heads  # type: ignore[attr-defined]
-        inside = Inside(H, d_k or d // H, style.causal) if heads else None
-        self.inward = linear(d_in, d) if d != d_in else nn.Identity()
-        different = 1 if shared else layers
-        own = different if positions[position.name].each_layer else 1  # type: ignore[attr-defined]
-        self.positions = nn.ModuleList([positions.build(position, d, inside) for _ in range(own)])  # type: ignore[misc]
-        if self.inside(0).sees_weights and (d_k or d // H) != (d_v or d // H):
+        H, d_k, d_v = config.heads.heads, config.heads.key_width, config.heads.value_width
+        has_heads = mixers[config.mixer.name].has_heads  # type: ignore[attr-defined]
+        heads = HeadSpec(H, d_k or d // H, config.causal) if has_heads else None
+        self.input_proj = linear(d_in, d) if d != d_in else nn.Identity()
+        distinct = 1 if shared else layers
+        schemes = distinct if positions[position.name].per_layer else 1  # type: ignore[attr-defined]
+        self.positions = nn.ModuleList([positions.build(position, d, heads) for _ in range(schemes)])  # type: ignore[misc]
+        if self.position_scheme(0).needs_weights and (d_k or d // H) != (d_v or d // H):
             raise PartError(
-                f"'{position.name}' positions add vectors of one width to keys and to values, but keys are "
-                f"{d_k or d // H} and values {d_v or d // H} wide; make key_width and value_width equal"
+                f"'{position.name}' positions need keys and values of the same width, but keys are {d_k or d // H} and "
+                f"values {d_v or d // H} wide; make key_width and value_width equal"
             )
-        self.embedding_norm = norms.build(style.norm, d) if embedding_norm else None
-        self.dropout, self.layer_drop = Dropout(style.dropout), layer_drop
-        # Shared, it is one block again and again (Dehghani et al. 2019, without their halting).
-        blocks = [Block(d, d_memory, style) for _ in range(different)]
-        self.blocks = nn.ModuleList(blocks * (layers // different))
-        self.norm = norms.build(style.norm, d) if style.norm_order == "pre" else None
+        self.embedding_norm = norms.build(config.norm, d) if embedding_norm else None
+        self.dropout, self.layer_drop = Dropout(config.dropout), layer_drop
+        # Shared, the same block runs again and again (Dehghani et al. 2019, without their halting).
+        blocks = [TransformerBlock(d, d_memory, config) for _ in range(distinct)]
+        self.blocks = nn.ModuleList(blocks * (layers // distinct))
+        self.norm = norms.build(config.norm, d) if config.norm_order == "pre" else None
 
-    def inside(self, layer: int) -> Any:
-        """The position scheme that acts inside the attention of a layer."""
-        return self.positions[layer % len(self.positions)]
+    def position_scheme(self, layer: int) -> PositionScheme:
+        """The position scheme of a layer; all layers share one unless the scheme has parameters per layer."""
+        return self.positions[layer % len(self.positions)]  # type: ignore[return-value]
+
+    def layers(self) -> Iterator[tuple[TransformerBlock, PositionScheme]]:
+        """The blocks from bottom to top, each with its position scheme."""
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, TransformerBlock)
+            yield block, self.position_scheme(i)
 
     @property
-    def length(self) -> int | None:
-        """The longest sequence its positions allow."""
-        return self.inside(0).length  # type: ignore[no-any-return]
+    def max_positions(self) -> int | None:
+        """The longest sequence that the positions allow; None: no limit."""
+        return self.position_scheme(0).max_positions
 
-    def embed(self, x: Tensor, t: Tensor, real: Tensor | None) -> Tensor:
-        x = self.inside(0)(self.inward(x), t)
+    def embed_inputs(self, x: Tensor, t: Tensor, real: Tensor | None) -> Tensor:
+        """The first block's inputs (B, T, D): x (B, T, D_in) projected, with positions t, norm and dropout."""
+        x = self.position_scheme(0)(self.input_proj(x), t)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x, real)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return self.dropout(x)
 
-    def forward(self, x: Tensor, places: Places, memory: Memory | None = None, across: Places | None = None) -> Tensor:
-        x = self.embed(x, places.t, places.real)
-        for i, block in enumerate(self.blocks):
-            if not self.drops():
-                x = block(x, places, self.inside(i), memory, across)
-        return x if self.norm is None else self.norm(x, places.real)
+    def forward(
+        self,
+        x: Tensor,
+        mask: AttentionMask,
+        memory: Memory | None = None,
+        cross_mask: AttentionMask | None = None,
+    ) -> Tensor:
+        """Embed the inputs, run the blocks (less those that layer drop skips), norm: x (B, T, D_in) → (B, T, D)."""
+        x = self.embed_inputs(x, mask.t, mask.real)
+        for block, position in self.layers():
+            if not self.draw_layer_drop():
+                x = block(x, mask, position, memory, cross_mask)
+        return x if self.norm is None else self.norm(x, mask.real)
 
-    def packs(self) -> str | None:
-        """Why rows that lie end to end cannot run through it; None: they can."""
-        if self.layer_drop > 0:
-            return "layer_drop chooses other layers at every step"
-        for i, module in enumerate(self.blocks):
-            block: Any = module
-            if block.mixer_norm.mixes:
-                return "a batch norm needs to know the padding"
-            why = block.mixer.packs(self.inside(i))
-            if why is None and block.cross_attention is not None:
-                why = block.cross_attention.packs(None)
-            if why is not None:
-                return why  # type: ignore[no-any-return]
-        return None
-
-    def drops(self) -> bool:
-        """Whether to leave out a layer of this pass (Fan et al. 2020)."""
+    def draw_layer_drop(self) -> bool:
+        """Whether to skip the next layer in this pass: true with probability `layer_drop` (Fan et al. 2020)."""
         return self.training and self.layer_drop > 0 and bool(torch.rand(()) < self.layer_drop)
 
+    def packing_blocker(self) -> str | None:
+        """Why this stack cannot run over packed rows; None: it can."""
+        if self.layer_drop > 0:
+            return "layer_drop skips other layers at every step"
+        for block, position in self.layers():
+            if block.mixer_norm.uses_batch_statistics:
+                return "a batch norm needs to know the padding"
+            reason: str | None = block.mixer.packing_blocker(position)
+            if reason is None and block.cross_attention is not None:
+                reason = block.cross_attention.packing_blocker(None)
+            if reason is not None:
+                return reason
+        return None
+
     def start(
-        self, x: Tensor, places: Places, lengths: Tensor, memory: Memory | None, hypotheses: int, capacity: int
+        self, x: Tensor, mask: AttentionMask, lengths: Tensor, memory: Memory | None, hypotheses: int, capacity: int
     ) -> list[BlockState]:
-        """The states of all blocks after a beginning x (B, S, D_in) of which `lengths` are real; S may be 0."""
-        x, states = self.embed(x, places.t, None), []
-        for i, module in enumerate(self.blocks):
-            block: Any = module
-            states.append(block.start(x, lengths, memory, hypotheses, capacity, self.inside(i)))
+        """The states of all blocks after a prefix x (B, S, D_in) of `lengths` real positions; S may be 0."""
+        x, states = self.embed_inputs(x, mask.t, None), []
+        for i, (block, position) in enumerate(self.layers()):
+            states.append(block.start(x, lengths, memory, hypotheses, capacity, position))
             if x.shape[1] and i + 1 < len(self.blocks):
-                x = block(x, places, self.inside(i))
+                x = block(x, mask, position)
         return states
 
     def step(
-        self, x: Tensor, states: list[BlockState], t: Tensor, across: Places | None
+        self, x: Tensor, states: list[BlockState], t: Tensor, cross_mask: AttentionMask | None
     ) -> tuple[Tensor, list[BlockState]]:
-        """x (B, K, D_in) at t (B, 1)."""
-        x, after = self.embed(x, t, None), []
-        for i, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
-            x, state = block.step(x, state, t, self.inside(i), across)  # type: ignore[operator]
-            after.append(state)
-        return x if self.norm is None else self.norm(x, None), after
+        """All blocks for one position of each hypothesis, x (B, K, D_in) at t (B, 1) → (B, K, D), and new states."""
+        x, new_states = self.embed_inputs(x, t, None), []
+        for (block, position), state in zip(self.layers(), states, strict=True):
+            x, new_state = block.step(x, state, t, position, cross_mask)
+            new_states.append(new_state)
+        return x if self.norm is None else self.norm(x, None), new_states

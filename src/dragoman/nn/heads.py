@@ -1,10 +1,10 @@
-"""What an encoder alone can answer: one label for the whole source, or one for each of its positions.
+"""Heads on an encoder: one label for the whole source, or one for each of its positions.
 
     classifier   p(y | x) = softmax(W f(pool(h_1 … h_S)))
-    tagger       p(y_j | x) = softmax(W f(h_j))            also the masked language model: y_j is the word behind a mask
+    tagger       p(y_j | x) = softmax(W f(h_j))            also the masked language model: y_j is the masked token
 
-A head maps a Memory to hidden vectors; the model's output layer maps those to labels. No search is needed: `choose`
-takes the most probable label wherever one is asked for.
+A head maps a Memory to hidden vectors; the model's output layer maps those to labels. No search is needed:
+`predict_labels` takes the most probable label at each position.
 
 B sentences, S source positions, D width, V labels.
 """
@@ -12,7 +12,7 @@ B sentences, S source positions, D width, V labels.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,23 @@ from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 
 
-class Head(Protocol):
-    """Memory → hidden vectors (B, N, D), and which labels of a batch (B, N) belong to them."""
+class PredictionHead(Protocol):
+    """Memory → hidden vectors (B, N, D) of width `d`, one for each label."""
 
     d: int
 
     def __call__(self, memory: Memory) -> Output: ...
 
-    def gold(self, batch: Batch) -> Tensor: ...
+    def gold_labels(self, batch: Batch) -> Tensor:
+        """The labels of a batch that belong to the hidden vectors, (B, N); <pad>: none."""
+        ...
 
-    def choose(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]: ...
+    def predict_labels(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
+        """The `count` best predictions for each source, from log p (B, N, V) and the source lengths (B,)."""
+        ...
 
 
-heads: Registry[Head] = Registry("head")
+heads: Registry[PredictionHead] = Registry("head")
 
 
 @heads.register("classifier")
@@ -57,12 +61,13 @@ class Classifier(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, memory: Memory) -> Output:
-        pooled, a = self.pooled(memory)
+        """tanh(W pool(h)), or pool(h) without `hidden`, with dropout: (B, 1, D), and attention pooling's weights."""
+        pooled, a = self.pool_states(memory)
         o = pooled if self.W is None else torch.tanh(self.W(self.dropout(pooled)))
         return Output(self.dropout(o)[:, None], None if a is None else a[:, None])
 
-    def pooled(self, memory: Memory) -> tuple[Tensor, Tensor | None]:
-        """(B, D), and the weights (B, S) where a query chose what to look at."""
+    def pool_states(self, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """One vector per source, (B, D), and the weights (B, S) of attention pooling."""
         h, mask = memory.states, memory.mask
         if self.pool == "first":
             return h[:, 0], None
@@ -70,16 +75,17 @@ class Classifier(nn.Module):
             return Segments(memory.lengths).mean(h), None
         if self.query is None:
             return memory.summary, None
-        # An outside query over a set of any size gives one vector of fixed size.
+        # Attention pooling: one trained query attends to all states.
         a = (h @ self.query * self.d**-0.5).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
         return (a[:, None] @ h)[:, 0], a
 
-    def gold(self, batch: Batch) -> Tensor:
+    def gold_labels(self, batch: Batch) -> Tensor:
+        """The label of each source, (B, 1): the first token of its target after <s>."""
         return batch.target[:, 1:2]
 
-    def choose(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
-        """The `count` most probable labels of each sentence, log_p (B, 1, V)."""
-        labels = without_specials(log_p)[:, 0]
+    def predict_labels(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
+        """The `count` best labels of each source as one-token hypotheses, log_p (B, 1, V); `lengths` is ignored."""
+        labels = mask_special_tokens(log_p)[:, 0]
         best, ids = labels.topk(min(count, labels.shape[-1] - len(SPECIALS)), -1)
         return [
             [Hypothesis([i], [p], p, "eos") for i, p in zip(row_ids, row, strict=True)]
@@ -89,28 +95,31 @@ class Classifier(nn.Module):
 
 @heads.register("tagger")
 class Tagger(nn.Module):
-    """One label for each position: f = h_j, or norm(gelu(W h_j)) as BERT's masked language model has it."""
+    """One label for each position: f = h_j, or norm(gelu(W h_j)) as in BERT's masked language model."""
 
     def __init__(self, d: int, *, hidden: bool = False, dropout: UnitInterval = 0.1) -> None:
         super().__init__()
         self.d = d
-        self.transform: Any = nn.Sequential(linear(d, d), nn.GELU(), nn.LayerNorm(d)) if hidden else nn.Identity()
+        self.transform = nn.Sequential(linear(d, d), nn.GELU(), nn.LayerNorm(d)) if hidden else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def forward(self, memory: Memory) -> Output:
+        """The states, or norm(gelu(W h)) with `hidden`, with dropout: one vector per position, (B, S, D)."""
         return Output(self.dropout(self.transform(memory.states)))
 
-    def gold(self, batch: Batch) -> Tensor:
+    def gold_labels(self, batch: Batch) -> Tensor:
+        """The label of each source position, (B, S); all <pad> where the batch has no labels."""
         return batch.token_labels if batch.token_labels is not None else torch.zeros_like(batch.source)
 
-    def choose(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
-        """The most probable label of every position but the source's </s>, log_p (B, S, V)."""
-        best, ids = without_specials(log_p).max(-1)
+    def predict_labels(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
+        """One hypothesis per source: the best label at each position but the last, log_p (B, S, V); ignores `count`."""
+        best, ids = mask_special_tokens(log_p).max(-1)
         rows = zip(ids.tolist(), best.double().tolist(), lengths.tolist(), strict=True)
         return [[Hypothesis(i[: n - 1], p[: n - 1], sum(p[: n - 1]), "eos")] for i, p, n in rows]
 
 
-def without_specials(log_p: Tensor) -> Tensor:
+def mask_special_tokens(log_p: Tensor) -> Tensor:
+    """A copy of log p with −∞ for the special tokens, which are no labels."""
     log_p = log_p.clone()
     log_p[..., : len(SPECIALS)] = -math.inf
     return log_p

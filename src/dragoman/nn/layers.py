@@ -5,13 +5,14 @@
     rms     a x / √(mean x² + ε)         over the width of each vector
     feed    W₂ f(W₁ x + b₁) + b₂         gated: W₂ (f(W₁ x + b₁) ⊙ (W₃ x + b₃)) + b₂
 
-B batch, T length, D width; x (…, D), real (B, T): true where a position is no padding.
+B batch, T length, D width; x (…, D), real (B, T): false at padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +23,29 @@ from dragoman.nn.kernels.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu"]
 
-# A norm is called as norm(x, real); `mixes` says whether, in training, a position's result depends on other positions.
-norms: Registry[nn.Module] = Registry("norm")
+
+class NormLayer(Protocol):
+    """x (…, D) → the same normalized; real (B, T) is false at padding."""
+
+    uses_batch_statistics: bool  # in training a position's output depends on other positions
+
+    def __call__(self, x: Tensor, real: Tensor | None = None) -> Tensor: ...
+
+
+norms: Registry[Any] = Registry("norm")  # of NormLayer; Any, since engines also read the fields of those they know
 
 
 @norms.register("layer")
 class LayerNorm(nn.LayerNorm):
     """a (x − μ) / √(σ² + ε) + b over the width, population σ."""
 
-    mixes = False
+    uses_batch_statistics = False
 
     def __init__(self, d: int, *, eps: float = 1e-5) -> None:
         super().__init__(d, eps=eps)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """a (x − μ) / √(σ² + ε) + b over the width of x (…, D); `real` is ignored."""
         return super().forward(x)
 
 
@@ -43,12 +53,13 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """a x / √(mean x² + ε) over the width."""
 
-    mixes = False
+    uses_batch_statistics = False
 
     def __init__(self, d: int, *, eps: float = 1e-6) -> None:
         super().__init__(d, eps=eps)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """a x / √(mean x² + ε) over the width of x (…, D); `real` is ignored."""
         return super().forward(x)
 
 
@@ -56,11 +67,11 @@ class RMSNorm(nn.RMSNorm):
 class BatchNorm(nn.Module):
     """a (x − μ) / √(σ² + ε) + b, each feature over the real positions of a batch; running averages in evaluation.
 
-    A batch is normalized with its population variance; the running variance averages the unbiased one (n/(n−1) times
-    as large), which is the better guess at data not in the batch. Both as in torch.
+    As in torch, a batch is normalized with its population variance, and the running variance averages the unbiased one,
+    which is n/(n−1) times as large.
     """
 
-    mixes = True
+    uses_batch_statistics = True
     momentum = 0.1  # the weight of the newest batch in the running averages
 
     def __init__(self, d: int, *, eps: float = 1e-5) -> None:
@@ -73,50 +84,54 @@ class BatchNorm(nn.Module):
         self.running_var: Tensor
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        mean, var = self.statistics(x, real) if self.training else (self.running_mean, self.running_var)
+        """a (x − μ) / √(σ² + ε) + b: the batch's μ, σ² in training (updates the running ones), else running ones."""
+        mean, var = self.batch_statistics(x, real) if self.training else (self.running_mean, self.running_var)
         return ((x - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias).to(x.dtype)
 
-    def statistics(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """μ and σ² of this batch, (D,) each; the running averages move toward them."""
-        # Sums under a mask rather than x[real], whose size a GPU would have to be waited for.
-        out = x.new_zeros(x.shape[:-1], dtype=torch.bool)[..., None] if real is None else ~real[..., None]  # (…, 1)
-        others = tuple(range(x.dim() - 1))
-        n = (~out).sum()
-        mean = x.to(self.running_mean.dtype).masked_fill(out, 0.0).sum(others) / n.clamp(min=1)
-        var = (x - mean).square().masked_fill(out, 0.0).sum(others) / n.clamp(min=1)
+    def batch_statistics(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """μ and σ² of this batch, (D,) each; updates the running averages."""
+        # Masked sums rather than x[real], whose size would need a synchronization with the GPU.
+        padding = x.new_zeros(x.shape[:-1], dtype=torch.bool)[..., None] if real is None else ~real[..., None]  # (…, 1)
+        dims = tuple(range(x.dim() - 1))
+        n = (~padding).sum()
+        mean = x.to(self.running_mean.dtype).masked_fill(padding, 0.0).sum(dims) / n.clamp(min=1)
+        var = (x - mean).square().masked_fill(padding, 0.0).sum(dims) / n.clamp(min=1)
         with torch.no_grad():
-            weight = self.momentum * (n > 0).to(mean.dtype)  # a batch without positions says nothing
+            weight = self.momentum * (n > 0).to(mean.dtype)  # a batch without real positions changes nothing
             self.running_mean.lerp_(mean, weight)
             self.running_var.lerp_(var * n / (n - 1).clamp(min=1), weight)
         return mean, var
 
 
 class FeedForward(nn.Module):
-    """W₂ f(W₁ x + b₁) + b₂, the same at every position; with swiglu and geglu, W₃ x + b₃ is a gate on f."""
+    """W₂ f(W₁ x + b₁) + b₂, the same at every position; with swiglu and geglu, f is multiplied by W₃ x + b₃."""
 
     def __init__(self, d: int, inner: int, activation: Activation, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.W1, self.W2 = linear(d, inner, bias), linear(inner, d, bias)
         self.W3 = linear(d, inner, bias) if activation in ("swiglu", "geglu") else None
-        self.f: Any = {
+        functions: dict[Activation, Callable[[Tensor], Tensor]] = {
             "relu": F.relu,
             "gelu": F.gelu,
             "gelu_tanh": partial(F.gelu, approximate="tanh"),
             "swish": F.silu,
             "swiglu": F.silu,
             "geglu": F.gelu,
-        }[activation]
+        }
+        self.f = functions[activation]
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """W₂ f(W₁ x), or W₂ (f(W₁ x) ⊙ W₃ x), with biases and dropout before W₂: x (…, D) → (…, D)."""
         h = self.f(self.W1(x))  # (B, T, inner)
         if self.W3 is not None:
             h = h * self.W3(x)
-        return self.W2(self.dropout(h))  # type: ignore[no-any-return]
+        y: Tensor = self.W2(self.dropout(h))
+        return y
 
 
 def linear(d_in: int, d_out: int, bias: bool = True) -> nn.Linear:
-    """W x + b with Glorot's W and b = 0, as the Transformer paper's code began."""
+    """W x + b, initialized with Glorot's W and b = 0, as in the Transformer paper's code."""
     layer = nn.Linear(d_in, d_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:

@@ -1,10 +1,10 @@
-"""Two sources as one: the second is read by parts of its own, and its states stand behind those of the first.
+"""Two sources in one memory: the second has its own frontend and encoder, and its states follow those of the first.
 
     h = h¹_1 … h¹_n, A h²_1 … A h²_m          summary = W [summary¹; summary²]
 
-Attention then chooses among the states of both, and no decoder or head knows that there were two. A row's states stand
-without a gap, whatever was padded; where h² begins is kept. There is an A only where the widths of h¹ and h² differ. A
-decoder that begins with the encoder's last state (bridge: copy) begins with the first one's.
+Attention then chooses among the states of both, and decoders and heads need not know of the second. There is no padding
+between the two in a row; the memory keeps where h² starts. A exists only where the widths of h¹ and h² differ. With
+bridge: copy a decoder starts from the final state of the first encoder.
 
 B sentences, n and m positions of the two sources, D width of h¹.
 """
@@ -21,20 +21,20 @@ from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
 from dragoman.nn.layers import linear
-from dragoman.nn.prefix import joined
+from dragoman.nn.prefix import append_after_lengths
 
 
-class Second(Options):
-    """What reads the second source."""
+class SecondSourceConfig(Options):
+    """The frontend and the encoder of the second source."""
 
     frontend: Annotated[Part, frontends] = Part("tokens")
     encoder: Annotated[Part, encoders] = Part("transformer")
 
 
 class SecondSource(nn.Module):
-    """A second source, read and put behind the first."""
+    """Encodes the second source and appends its states to those of the first."""
 
-    def __init__(self, size: int, width: int, d: int, parts: Second) -> None:
+    def __init__(self, size: int, width: int, d: int, parts: SecondSourceConfig) -> None:
         super().__init__()
         self.frontend: Any = frontends.build(parts.frontend, size, width)
         self.encoder: Any = encoders.build(parts.encoder, self.frontend.d)
@@ -42,28 +42,28 @@ class SecondSource(nn.Module):
         self.W = linear(d + self.encoder.d, d)
 
     @property
-    def length(self) -> int | None:
-        """The longest source its positions allow."""
-        return getattr(self.encoder, "length", None)
+    def max_positions(self) -> int | None:
+        """The longest second source that the encoder's positions allow; None: no limit."""
+        return getattr(self.encoder, "max_positions", None)
 
     @property
     def stride(self) -> int:
-        """How many of the vectors it reads the encoder makes one state of."""
+        """How many input vectors the encoder turns into one state."""
         return int(getattr(self.encoder, "stride", 1))
 
-    def labels(self, length: int) -> list[str]:
-        """What to call the states made of so many positions, where they are no text."""
-        every: list[str] = self.frontend.labels(length)
-        return every[:: self.stride]
+    def position_labels(self, length: int) -> list[str]:
+        """Labels of the states of a second source of `length` positions that is no text."""
+        labels: list[str] = self.frontend.position_labels(length)
+        return labels[:: self.stride]
 
     def forward(self, first: Memory, source: Tensor, lengths: Tensor) -> Memory:
-        """The memory of both sources."""
-        second: Memory = self.encoder(*self.frontend.read(source, Segments(lengths)))
+        """Encode the second source, and append its states to those of the first: the memory of both."""
+        second: Memory = self.encoder(*self.frontend.embed_source(source, Segments(lengths)))
         values = None
         if first.values is not None or second.values is not None:
-            values = self._behind(first, averaged(first), averaged(second))
+            values = self._append(first, attention_values(first), attention_values(second))
         return Memory(
-            self._behind(first, first.states, second.states),
+            self._append(first, first.states, second.states),
             first.lengths + second.lengths,
             self.W(torch.cat([first.summary, second.summary], -1)),
             first.final,
@@ -71,11 +71,11 @@ class SecondSource(nn.Module):
             second_source_start=first.lengths,
         )
 
-    def _behind(self, first: Memory, h: Tensor, other: Tensor) -> Tensor:
-        """(B, n, D) and (B, m, D²) → (B, n + m, D), no padding between the two."""
-        return joined(h, first.lengths, other if self.A is None else self.A(other))
+    def _append(self, first: Memory, h: Tensor, other: Tensor) -> Tensor:
+        """h (B, n, D) and A other, (B, m, D) → (B, n + m, D), without padding between the two."""
+        return append_after_lengths(h, first.lengths, other if self.A is None else self.A(other))
 
 
-def averaged(memory: Memory) -> Tensor:
-    """What attention averages."""
+def attention_values(memory: Memory) -> Tensor:
+    """The vectors that attention averages, (B, S, D): the memory's values, or its states where it has none."""
     return memory.states if memory.values is None else memory.values

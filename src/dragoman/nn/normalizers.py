@@ -1,15 +1,15 @@
-"""From scores to weights: how much of its attention a query gives to each key.
+"""From attention scores to attention weights: how much each query attends to each key.
 
     softmax    a_j = exp(e_j) / Σ_i exp(e_i)
     sparsemax  a = [e − τ]₊              entmax15  a = [e/2 − τ]₊²        τ such that Σ_j a_j = 1
-    hard       a = one key, drawn from softmax(e)
+    hard       a = one key, sampled from softmax(e)
     local_m    softmax over |s − p| ≤ D with p = t
     local_p    the same with p = S sigmoid(vᵀ tanh(W q)), times exp(−(s − p)² / 2σ²), σ = D/2
 
-e (…, T, S) holds scores of T queries for S keys; `mask` broadcasts to it, true where a query may look; t the places of
-the queries and lengths the number of real keys, both broadcast to (…, T). What may not be seen weighs 0; a query that
-may see nothing gets zeros. Extras: "choice" (…, T), the log-probability of what was drawn; "penalty" (…, T), to be
-added to the loss.
+e (…, T, S) are the scores of T queries for S keys. `mask` broadcasts to it, true where a query may attend; t are the
+positions of the queries and lengths the number of real keys, both broadcast to (…, T). Masked keys get weight 0; a
+query whose keys are all masked gets zeros. Extras: "choice" (…, T), the log-probability of the sampled key; "penalty"
+(…, T), a term for the loss.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from torch import Tensor, nn
 
 from dragoman.core.registry import PositiveFloat, PositiveInt, Registry, UnitInterval
 from dragoman.nn.layers import linear
+from dragoman.nn.losses import at_least_float32
 
 Extras = dict[str, Tensor]
 
 
 class Normalizer(Protocol):
-    """Scores → weights; `samples`: it draws in training; `ordered`: the places of the keys matter."""
+    """Scores e (…, T, S) → weights (…, T, S), and extras for the loss."""
 
-    samples: bool
-    ordered: bool
+    is_stochastic: bool  # samples in training
+    depends_on_positions: bool  # of the keys
 
     def __call__(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
@@ -46,9 +47,9 @@ normalizers: Registry[Normalizer] = Registry("normalizer")
 
 @normalizers.register("softmax")
 class Softmax(nn.Module):
-    """a = softmax(e): every key a query may see gets something."""
+    """a = softmax(e): every key that is not masked gets some weight."""
 
-    samples = ordered = False
+    is_stochastic = depends_on_positions = False
 
     def __init__(self, d_q: int) -> None:
         super().__init__()
@@ -56,14 +57,15 @@ class Softmax(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        return like(e, softmax(e, mask)), {}
+        """a = softmax(e) over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
+        return match_dtype(e, masked_softmax(e, mask)), {}
 
 
 @normalizers.register("sparsemax")
 class Sparsemax(nn.Module):
     """a = [e − τ]₊, the point of the simplex nearest to e: most keys get exactly 0 (Martins and Astudillo 2016)."""
 
-    samples = ordered = False
+    is_stochastic = depends_on_positions = False
 
     def __init__(self, d_q: int) -> None:
         super().__init__()
@@ -71,14 +73,15 @@ class Sparsemax(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        return like(e, masked(_Sparsemax.apply, e, mask)), {}
+        """a = [e − τ]₊ over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
+        return match_dtype(e, normalize_masked(_Sparsemax.apply, e, mask)), {}
 
 
 @normalizers.register("entmax15")
 class Entmax15(nn.Module):
     """a = [e/2 − τ]₊², halfway between softmax and sparsemax: far keys get exactly 0 (Peters et al. 2019)."""
 
-    samples = ordered = False
+    is_stochastic = depends_on_positions = False
 
     def __init__(self, d_q: int) -> None:
         super().__init__()
@@ -86,41 +89,40 @@ class Entmax15(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        return like(e, masked(_Entmax15.apply, e, mask)), {}
+        """a = [e/2 − τ]₊² over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
+        return match_dtype(e, normalize_masked(_Entmax15.apply, e, mask)), {}
 
 
-def softmax(e: Tensor, mask: Tensor | None) -> Tensor:
-    return masked(lambda x: x.softmax(-1), e, mask)
+def masked_softmax(e: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(e) over the keys that are not masked, in float32 at least; 0 elsewhere."""
+    return normalize_masked(lambda x: x.softmax(-1), e, mask)
 
 
-def masked(rule: Callable[[Tensor], Tensor], e: Tensor, mask: Tensor | None) -> Tensor:
-    """The rule over the keys a query may see, in float32 at least; 0 elsewhere."""
-    x = wide(e)
+def normalize_masked(normalize: Callable[[Tensor], Tensor], e: Tensor, mask: Tensor | None) -> Tensor:
+    """`normalize` over the keys that are not masked, in float32 at least; 0 elsewhere."""
+    x = at_least_float32(e)
     if not x.numel():
         return x  # no queries or no keys
     if mask is None:
-        return rule(x)
+        return normalize(x)
     # The lowest finite number rather than −∞: its weight is the same 0, and a row without keys stays free of NaN.
-    return rule(x.masked_fill(~mask, torch.finfo(x.dtype).min)).masked_fill(~mask, 0.0)
+    return normalize(x.masked_fill(~mask, torch.finfo(x.dtype).min)).masked_fill(~mask, 0.0)
 
 
-def wide(x: Tensor) -> Tensor:
-    return x.float() if x.element_size() < 4 else x
-
-
-def like(e: Tensor, a: Tensor) -> Tensor:
-    """Weights in the type of the scores; autocast keeps float32, as it does for torch's own softmax."""
+def match_dtype(e: Tensor, a: Tensor) -> Tensor:
+    """Weights a in the dtype of the scores e; autocast keeps float32, as it does for torch's own softmax."""
     return a if torch.is_autocast_enabled(e.device.type) else a.to(e.dtype)
 
 
 class _Sparsemax(torch.autograd.Function):
-    """With e sorted downwards, the first k keys are seen: k is the last with 1 + k e_k > Σ_{j≤k} e_j."""
+    """With e sorted in descending order, the first k keys get weight: k is the last with 1 + k e_k > Σ_{j≤k} e_j."""
 
     @staticmethod
     def forward(ctx: Any, e: Tensor) -> Tensor:
-        x, down, k = _sorted(e)
-        sums = down.cumsum(-1)
-        size = _size(1 + k * down > sums)
+        """a = [e − τ]₊ over the last dimension, with τ such that a sums to 1."""
+        x, descending, k = _sort_scores(e)
+        sums = descending.cumsum(-1)
+        size = _support_size(1 + k * descending > sums)
         tau = (sums.gather(-1, size - 1) - 1) / size
         a = (x - tau).clamp(min=0)
         ctx.save_for_backward(a)
@@ -128,8 +130,8 @@ class _Sparsemax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """da/de = diag(r) − r rᵀ / Σr with r = 1 for the keys seen, else 0."""
-        return _backward(grads[0], (ctx.saved_tensors[0] > 0).to(grads[0].dtype))
+        """da/de = diag(r) − r rᵀ / Σr with r = 1 for the keys with weight, else 0."""
+        return _sparse_backward(grads[0], (ctx.saved_tensors[0] > 0).to(grads[0].dtype))
 
 
 class _Entmax15(torch.autograd.Function):
@@ -137,10 +139,11 @@ class _Entmax15(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, e: Tensor) -> Tensor:
-        x, down, k = _sorted(e / 2)
-        mean, square = down.cumsum(-1) / k, down.square().cumsum(-1) / k
+        """a = [e/2 − τ]₊² over the last dimension, with τ such that a sums to 1."""
+        x, descending, k = _sort_scores(e / 2)
+        mean, square = descending.cumsum(-1) / k, descending.square().cumsum(-1) / k
         tau = mean - (1 / k - (square - mean.square())).clamp(min=0).sqrt()
-        size = _size((tau <= down) & (down > -1))  # rounding alone may let in keys at −1
+        size = _support_size((tau <= descending) & (descending > -1))  # rounding alone may let in keys at −1
         a = (x - tau.gather(-1, size - 1)).clamp(min=0).square()
         ctx.save_for_backward(a)
         return a
@@ -148,23 +151,24 @@ class _Entmax15(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         """da/de = diag(r) − r rᵀ / Σr with r = √a."""
-        return _backward(grads[0], ctx.saved_tensors[0].sqrt())
+        return _sparse_backward(grads[0], ctx.saved_tensors[0].sqrt())
 
 
-def _sorted(e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """e with its maximum moved to 0; the same downwards, nothing below −1, where no key is seen; the numbers 1 … S."""
-    down = e.sort(-1, descending=True).values
-    top = down[..., :1]
+def _sort_scores(e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """e − max e; the same sorted in descending order and clipped at −1, where keys get no weight; the numbers 1 … S."""
+    descending = e.sort(-1, descending=True).values
+    top = descending[..., :1]
     k = torch.arange(1, e.shape[-1] + 1, dtype=e.dtype, device=e.device)
-    return e - top, (down - top).clamp(min=-1), k
+    return e - top, (descending - top).clamp(min=-1), k
 
 
-def _size(seen: Tensor) -> Tensor:
-    """How many keys are seen: the best one always, so that scores that are no numbers give weights that are none."""
-    return seen.sum(-1, keepdim=True).clamp(min=1)
+def _support_size(has_weight: Tensor) -> Tensor:
+    """The number of keys with weight, (…, 1), at least 1, so that NaN scores give NaN weights."""
+    return has_weight.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _backward(grad: Tensor, r: Tensor) -> Tensor:
+def _sparse_backward(grad: Tensor, r: Tensor) -> Tensor:
+    """(diag(r) − r rᵀ / Σr) grad over the last dimension: the gradient of sparsemax and entmax15"""
     return r * (grad - (grad * r).sum(-1, keepdim=True) / r.sum(-1, keepdim=True))
 
 
@@ -172,18 +176,17 @@ def _backward(grad: Tensor, r: Tensor) -> Tensor:
 
 
 @normalizers.register("hard")
-class Hard(nn.Module):
-    """a = one key: drawn from softmax(e) in training, the best one in evaluation (Xu et al. 2015).
+class HardAttention(nn.Module):
+    """a = one key: sampled from softmax(e) in training, the argmax in evaluation (Xu et al. 2015).
 
-    A draw has no gradient. Instead it leaves "choice", `reward` × log p(the key drawn), which the model's loss
-    multiplies by the advantage: its own value less a moving baseline, held constant. The gradient of that product is,
-    on average, that of the expected loss (the score-function estimator), and the baseline makes it less noisy. Of what
-    comes n steps after it, a draw is credited with `discount`ⁿ: 1 is exact, less is less noisy. The "penalty"
-    −`entropy` × H(softmax(e)) keeps the draws diverse. A `soft` share of the looks in training is at softmax(e) itself,
-    as the paper's is at half of the pictures: through it all that is looked at learns, not only the key drawn.
+    A sample has no gradient. Instead the extra "choice", `reward` × log p(sampled key), is multiplied by an advantage
+    in the model's loss (REINFORCE, see losses.py). A sample is credited with `discount`ⁿ of the reward n steps later:
+    1 is unbiased, less is less noisy. The "penalty" −`entropy` × H(softmax(e)) keeps the samples diverse. With
+    probability `soft` a step in training attends with softmax(e) itself, as the paper does for half of the images, so
+    that all keys get a gradient.
     """
 
-    samples, ordered = True, False
+    is_stochastic, depends_on_positions = True, False
 
     def __init__(
         self,
@@ -200,24 +203,25 @@ class Hard(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        p = softmax(e, mask)
+        """One key per query, (…, T, S): sampled in training, with extras, else argmax; q, t and lengths are ignored."""
+        p = masked_softmax(e, mask)
         if not self.training:
-            return like(e, one_hot(p.argmax(-1), p, mask)), {}
-        # A race of exponential clocks: key j wins with probability p_j, and a row without keys is no special case.
-        drawn = (p / torch.empty_like(p).exponential_()).argmax(-1)
-        log_p = masked(lambda x: x.log_softmax(-1), e, mask)
-        a, choice = one_hot(drawn, p, mask), self.reward * log_p.gather(-1, drawn[..., None])[..., 0]
+            return match_dtype(e, one_hot(p.argmax(-1), p, mask)), {}
+        # The argmax of p_j / Exp(1) is key j with probability p_j; a row without keys is no special case.
+        key = (p / torch.empty_like(p).exponential_()).argmax(-1)
+        log_p = normalize_masked(lambda x: x.log_softmax(-1), e, mask)
+        a, choice = one_hot(key, p, mask), self.reward * log_p.gather(-1, key[..., None])[..., 0]
         if self.soft:
-            softly = torch.rand_like(choice) < self.soft
-            a, choice = torch.where(softly[..., None], p, a), choice.masked_fill(softly, 0.0)  # nothing was drawn
+            is_soft = torch.rand_like(choice) < self.soft
+            a, choice = torch.where(is_soft[..., None], p, a), choice.masked_fill(is_soft, 0.0)  # nothing was sampled
         extras = {"choice": choice}
         if self.entropy:
             extras["penalty"] = self.entropy * (p * log_p).sum(-1)
-        return like(e, a), extras
+        return match_dtype(e, a), extras
 
 
 def one_hot(key: Tensor, p: Tensor, mask: Tensor | None) -> Tensor:
-    """1 for the key, 0 for the others: (…, T) → (…, T, S); still 0 for one that may not be seen."""
+    """Weight 1 for the key and 0 for the others, in the shape of p: (…, T) → (…, T, S); 0 for a masked key."""
     a = nn.functional.one_hot(key, p.shape[-1]).to(p.dtype)
     return a if mask is None else a.masked_fill(~mask, 0.0)
 
@@ -227,9 +231,9 @@ def one_hot(key: Tensor, p: Tensor, mask: Tensor | None) -> Tensor:
 
 @normalizers.register("local_m")
 class LocalMonotonic(nn.Module):
-    """softmax over the keys at most `window` from the query's own place (Luong et al. 2015, local-m)."""
+    """softmax over the keys at most `window` from the query's own position (Luong et al. 2015, local-m)."""
 
-    samples, ordered = False, True
+    is_stochastic, depends_on_positions = False, True
 
     def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
         super().__init__()
@@ -238,19 +242,20 @@ class LocalMonotonic(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
+        """softmax over the keys at most `window` from t (None: 0, 1, …), (…, T, S), no extras; q is ignored."""
         p = torch.arange(e.shape[-2], device=e.device) if t is None else t
-        return like(e, softmax(e, near(p, self.window, visible(e, mask, lengths)))), {}
+        return match_dtype(e, masked_softmax(e, window_mask(p, self.window, real_keys(e, mask, lengths)))), {}
 
 
 @normalizers.register("local_p")
 class LocalPredictive(nn.Module):
-    """softmax over the keys at most `window` from a place p predicted from q, less the farther (Luong's local-p).
+    """softmax over the keys at most `window` from a position p predicted from q (Luong et al. 2015, local-p).
 
     p = S sigmoid(vᵀ tanh(W q)) with S the number of real keys. The weights are multiplied by a Gaussian around p with
-    σ = window / 2, through which p learns; they then sum to less than 1, as in the paper.
+    σ = window / 2, which gives p a gradient; they then sum to less than 1, as in the paper.
     """
 
-    samples, ordered = False, True
+    is_stochastic, depends_on_positions = False, True
 
     def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
         super().__init__()
@@ -260,31 +265,32 @@ class LocalPredictive(nn.Module):
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        real = visible(e, mask, lengths)
-        share = torch.sigmoid(wide(self.v(torch.tanh(self.W(q)))[..., 0]))  # (..., T)
-        p = share * (last(real) + 1 if lengths is None else lengths)
+        """softmax over the keys near p = S sigmoid(vᵀ tanh(W q)), times a Gaussian, no extras; t is ignored."""
+        real = real_keys(e, mask, lengths)
+        fraction = torch.sigmoid(at_least_float32(self.v(torch.tanh(self.W(q)))[..., 0]))  # (..., T)
+        p = fraction * (last_key(real) + 1 if lengths is None else lengths)
         s = torch.arange(e.shape[-1], device=e.device)
-        bell = torch.exp(-((s - p[..., None]) ** 2) / (2 * (self.window / 2) ** 2))  # (..., T, S)
-        return like(e, softmax(e, near(p, self.window, real)) * bell), {}
+        gaussian = torch.exp(-((s - p[..., None]) ** 2) / (2 * (self.window / 2) ** 2))  # (..., T, S)
+        return match_dtype(e, masked_softmax(e, window_mask(p, self.window, real)) * gaussian), {}
 
 
-def visible(e: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor:
-    """What a query may see, as a mask that broadcasts to e: the mask, else the real keys, else everything."""
+def real_keys(e: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """The keys each query may attend to, as a mask that broadcasts to e: `mask`, else the first `lengths`, else all."""
     if mask is not None:
         return mask
     s = torch.arange(e.shape[-1], device=e.device)
     return s < (e.shape[-1] if lengths is None else lengths[..., None])
 
 
-def last(mask: Tensor) -> Tensor:
-    """The place of the last key each query may see; −1 where there is none."""
+def last_key(mask: Tensor) -> Tensor:
+    """The position of the last key each query may attend to; −1 where there is none."""
     s = torch.arange(mask.shape[-1], device=mask.device)
     return nn.functional.pad(torch.where(mask, s, -1), (1, 0), value=-1).amax(-1)
 
 
-def near(p: Tensor, window: int, real: Tensor) -> Tensor:
-    """Those of the real keys at most `window` from p; around the last one where p is too far from all of them."""
+def window_mask(p: Tensor, window: int, real: Tensor) -> Tensor:
+    """The real keys at most `window` from p; where there are none, those around the last real key."""
     s = torch.arange(real.shape[-1], device=real.device)
-    inside = real & ((s - p[..., None]).abs() <= window)
-    around_last = real & ((s - last(real)[..., None]).abs() <= window)
-    return torch.where(inside.any(-1, keepdim=True), inside, around_last)
+    near = real & ((s - p[..., None]).abs() <= window)
+    around_last = real & ((s - last_key(real)[..., None]).abs() <= window)
+    return torch.where(near.any(-1, keepdim=True), near, around_last)

@@ -1,10 +1,10 @@
-"""Say a word of the vocabulary, or point at a word of the source (pointer-generator, See et al. 2017).
+"""Pointer-generator: generate a word of the vocabulary, or copy a word of the source (See et al. 2017).
 
     a = softmax(score(o_t, h))     c = Σ_j a_j h_j     g = σ(w [o_t; c; y_{t-1}])
 
     p(w) = g softmax(logits)_w + (1 − g) Σ_{j: x_j = w} a_j
 
-The pointer has an attention of its own, so that it works with every decoder, whatever that attends to or not.
+The pointer has an attention of its own, so that it works with every decoder, also those without attention.
 
 B sentences, T target positions (or K hypotheses), S source positions, V vocabulary.
 """
@@ -24,8 +24,8 @@ from dragoman.nn.layers import linear
 
 
 @dataclass
-class Pointable:
-    """The source as a pointer sees it; every tensor leads with (sentence, 1)."""
+class PointerSource:
+    """The prepared source of a pointer; every tensor starts with the dimensions (sentence, 1)."""
 
     keys: Tensor  # (B, 1, S, ·)
     values: Tensor  # (B, 1, S, D_memory)
@@ -39,21 +39,22 @@ class Pointer(nn.Module):
     def __init__(self, d: int, d_in: int, d_memory: int, score: Part) -> None:
         super().__init__()
         self.attention = Attention(d, d_memory, score, Part("softmax"))
-        if self.attention.remembers:
+        if self.attention.uses_past_weights:
             raise PartError(
-                f"pointer: a '{score.name}' score remembers earlier steps, which a pointer does not; use 'general'"
+                f"pointer: score '{score.name}' needs the weights of earlier steps, which it lacks; use 'general'"
             )
         self.gate = linear(d + d_memory + d_in, 1)
 
-    def start(self, memory: Memory) -> Pointable:
+    def prepare_source(self, memory: Memory) -> PointerSource:
+        """The keys, values and token ids of the source, computed once per sentence."""
         assert memory.source is not None
-        keys = self.attention.prepare(memory.states)
-        return Pointable(keys[:, None], memory.states[:, None], memory.mask[:, None], memory.source[:, None])
+        keys = self.attention.prepare_keys(memory.states)
+        return PointerSource(keys[:, None], memory.states[:, None], memory.mask[:, None], memory.source[:, None])
 
-    def forward(self, logits: Tensor, o: Tensor, y: Tensor, source: Pointable) -> tuple[Tensor, Tensor]:
-        """logits (B, T, V), o (B, T, D), y (B, T, D_in) → log p (B, T, V) and the weights a (B, T, S)."""
+    def forward(self, logits: Tensor, o: Tensor, y: Tensor, source: PointerSource) -> tuple[Tensor, Tensor]:
+        """logits (B, T, V), o (B, T, D), y (B, T, D_in) → log p with copied words (B, T, V), and a (B, T, S)."""
         c, a, _, _ = self.attention(o, source.keys[:, 0], source.values[:, 0], source.mask)
         g = torch.sigmoid(self.gate(torch.cat([o, c, y], -1)).float())  # (B, T, 1)
-        said = g * logits.float().softmax(-1)
-        p = said.scatter_add(-1, source.ids.expand(-1, o.shape[1], -1), (1 - g) * a.float())
+        p = g * logits.float().softmax(-1)  # (B, T, V)
+        p = p.scatter_add(-1, source.ids.expand(-1, o.shape[1], -1), (1 - g) * a.float())
         return p.clamp_min(torch.finfo(p.dtype).tiny).log(), a

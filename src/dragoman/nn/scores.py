@@ -1,4 +1,4 @@
-"""How well each key answers each query: one number e for every pair.
+"""How well each key matches each query: one score e for every pair.
 
     dot        q·k                   scaled     q·k / √d             general    qᵀ W k
     concat     vᵀ tanh(W [q; k])     additive   vᵀ tanh(W₁ q + W₂ k)
@@ -6,11 +6,12 @@
     coverage   vᵀ tanh(W₁ q + W₂ k_j + w cov_j), cov = Σ α          Tu et al. 2016, See et al. 2017
 
 B batch, T queries, S keys, D width. Scores work on any leading dimensions: (B, T, D_q) × (B, S, D_k) → (B, T, S), or
-the same with heads in between. `prepare` does once per source what a score needs of its keys; the result lives in the
-caller's state, never on `self`. W and W₂ carry a bias where tanh follows. The last two scores want to know what was
-looked at before, α: the caller keeps their memo, (B, T, S) like the weights and zeros at first (or None: nothing yet),
-and after each step asks `remember(memo, a)` for the next one, and `penalty(memo, a)` for what the weights add to the
-loss (None: nothing).
+the same with heads in between. `prepare_keys` computes once per source what depends on the keys alone; the caller keeps
+the result in its state. W and W₂ have a bias where tanh follows.
+
+The last two scores use α, the attention weights of earlier steps. The caller keeps them as `past_weights` (B, T, S),
+zeros at first (None: no earlier step). After each step `update_past_weights` gives the next ones, and `penalty` a term
+for the loss.
 """
 
 from __future__ import annotations
@@ -23,44 +24,56 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import PositiveInt, Registry
-from dragoman.nn.kernels.additive import additive_score, pairs
+from dragoman.nn.kernels.additive import additive_score, pairwise_sum
 from dragoman.nn.layers import linear
 
 
-class Score(Protocol):
-    """How well each key answers each query; `remembers` says whether it wants a memo."""
+class ScoreFunction(Protocol):
+    """How well each key matches each query: q (…, T, D_q) and prepared keys (…, S, ·) → e (…, T, S)."""
 
-    remembers: bool
+    uses_past_weights: bool  # only then are the last two methods called
 
-    def prepare(self, k: Tensor) -> Tensor: ...
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """What depends on the keys alone, computed once per source: (…, S, D_k) → (…, S, ·)."""
+        ...
 
-    def __call__(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor: ...
+    def __call__(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor: ...
+
+    def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
+        """The past weights after a step with weights a, (…, T, S) each."""
+        ...
+
+    def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
+        """What weights a add to the loss, (…, T), given the weights before them; None: nothing."""
+        ...
 
 
-scores: Registry[Score] = Registry("score")
+scores: Registry[ScoreFunction] = Registry("score")
 
 
 @scores.register("dot")
-class Dot(nn.Module):
-    """e = q·k; queries and keys of one width."""
+class DotScore(nn.Module):
+    """e = q·k; queries and keys have the same width."""
 
-    remembers = False
+    uses_past_weights = False
     scale = 1.0
 
     def __init__(self, d_q: int, d_k: int) -> None:
         super().__init__()
         if d_q != d_k:
-            raise PartError(f"a dot score needs queries and keys of one width, not {d_q} and {d_k}; use 'general'")
+            raise PartError(f"a dot score needs queries and keys of the same width, not {d_q} and {d_k}; use 'general'")
 
-    def prepare(self, k: Tensor) -> Tensor:
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """The keys (…, S, D_k) as they are."""
         return k
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = q·k, times 1/√d in the scaled class: q (…, T, D), keys (…, S, D) → (…, T, S); past_weights is ignored."""
         return q @ keys.transpose(-1, -2) * self.scale
 
 
 @scores.register("scaled_dot")
-class ScaledDot(Dot):
+class ScaledDotScore(DotScore):
     """e = q·k / √d, so that its variance does not grow with the width."""
 
     def __init__(self, d_q: int, d_k: int) -> None:
@@ -68,37 +81,40 @@ class ScaledDot(Dot):
         self.scale = d_k**-0.5
 
 
-def fused_scale(score: Score) -> float | None:
-    """s of a score that is s q·k and nothing else, as the fused kernels compute it; None: it has to be evaluated.
+def fused_scale(score: ScoreFunction) -> float | None:
+    """The s of a score that is exactly s q·k, which fused kernels compute; None: any other score.
 
-    Only our own two are known to be that: a score of somebody else's may have a `scale` that means something else, and
-    one that extends ours may compute something else.
+    Only the two classes here are known to be that: a third party's score may use `scale` for something else, and a
+    subclass may compute something else.
     """
-    return score.scale if type(score) in (Dot, ScaledDot) else None  # type: ignore[attr-defined]
+    return score.scale if isinstance(score, DotScore) and type(score) in (DotScore, ScaledDotScore) else None
 
 
 @scores.register("general")
-class General(nn.Module):
+class GeneralScore(nn.Module):
     """e = qᵀ W k; widths may differ."""
 
-    remembers = False
+    uses_past_weights = False
 
     def __init__(self, d_q: int, d_k: int) -> None:
         super().__init__()
         self.W = linear(d_k, d_q, bias=False)
 
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W(k)  # type: ignore[no-any-return]
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """W k: (…, S, D_k) → (…, S, D_q)"""
+        keys: Tensor = self.W(k)
+        return keys
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = q · (W k), q (…, T, D_q), keys = W k (…, S, D_q) → (…, T, S); past_weights is ignored."""
         return q @ keys.transpose(-1, -2)
 
 
 @scores.register("concat")
-class Concat(nn.Module):
-    """e = vᵀ tanh(W [q; k]); widths may differ, `width` is that of the product (default: the keys')."""
+class ConcatScore(nn.Module):
+    """e = vᵀ tanh(W [q; k]); widths may differ, `width` is the width of W [q; k] (default: the keys')."""
 
-    remembers = False
+    uses_past_weights = False
 
     def __init__(self, d_q: int, d_k: int, *, width: PositiveInt | None = None) -> None:
         super().__init__()
@@ -106,19 +122,20 @@ class Concat(nn.Module):
         self.d_q = d_q
         self.W, self.v = linear(d_q + d_k, width), linear(width, 1, bias=False)
 
-    def prepare(self, k: Tensor) -> Tensor:
-        # W [q; k] = W_q q + W_k k with the columns of W, so no pair is ever written out and keys pass W once.
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """W_k k + b, where W [q; k] = W_q q + W_k k with the columns of W: no pair [q; k] is ever formed."""
         return nn.functional.linear(k, self.W.weight[:, self.d_q :], self.W.bias)
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = vᵀ tanh(W_q q + keys), keys = W_k k + b: q (…, T, D_q) → (…, T, S); past_weights is ignored."""
         return additive_score(nn.functional.linear(q, self.W.weight[:, : self.d_q]), keys, self.v.weight[0])
 
 
 @scores.register("additive")
-class Additive(nn.Module):
-    """e = vᵀ tanh(W₁ q + W₂ k); widths may differ, `width` is that of the sum (default: the keys')."""
+class AdditiveScore(nn.Module):
+    """e = vᵀ tanh(W₁ q + W₂ k); widths may differ, `width` is the width of the sum (default: the keys')."""
 
-    remembers = False
+    uses_past_weights = False
 
     def __init__(self, d_q: int, d_k: int, *, width: PositiveInt | None = None) -> None:
         super().__init__()
@@ -126,22 +143,25 @@ class Additive(nn.Module):
         self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
         self.v = linear(width, 1, bias=False)
 
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W2(k)  # type: ignore[no-any-return]
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
+        keys: Tensor = self.W2(k)
+        return keys
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = vᵀ tanh(W₁ q + keys), keys = W₂ k: q (…, T, D_q) → (…, T, S); past_weights is ignored."""
         return additive_score(self.W1(q), keys, self.v.weight[0])
 
 
 @scores.register("location")
-class Location(nn.Module):
-    """e = vᵀ tanh(W₁ q + W₂ k + U f), f = F * α: additive, and sees where the step before looked.
+class LocationScore(nn.Module):
+    """e = vᵀ tanh(W₁ q + W₂ k + U f), f = F * α: additive, with features of the previous attention weights.
 
-    `filters` kernels F of `kernel` places run over the weights of the last step, or, if `cumulative`, over the sum of
-    all so far. What lies outside the source counts as 0, as do weights on padding: padding changes nothing.
+    F is a convolution with `filters` kernels of width `kernel` over the weights of the previous step, or, if
+    `cumulative`, over the sum of the weights of all earlier steps. Outside of the source weights are 0.
     """
 
-    remembers = True
+    uses_past_weights = True
 
     def __init__(
         self,
@@ -155,62 +175,73 @@ class Location(nn.Module):
     ) -> None:
         super().__init__()
         if kernel % 2 == 0:
-            raise PartError(
-                f"a location score centers its kernel on a key, so kernel must be odd, not {kernel}; use {kernel + 1}"
-            )
+            raise PartError(f"a location score needs an odd kernel, centered on a key, not {kernel}; use {kernel + 1}")
         width = width or d_k
         self.cumulative = cumulative
         self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
         self.F = nn.Conv1d(1, filters, kernel, padding=kernel // 2, bias=False)
         self.U, self.v = linear(filters, width, bias=False), linear(width, 1, bias=False)
 
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W2(k)  # type: ignore[no-any-return]
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
+        keys: Tensor = self.W2(k)
+        return keys
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
-        sums = pairs(self.W1(q), keys)  # (..., T, S, D)
-        if memo is not None:
-            f = self.F(memo.flatten(0, -2)[:, None]).unflatten(0, memo.shape[:-1])  # (..., T, filters, S)
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = vᵀ tanh(W₁ q + keys + U (F * past_weights)), keys = W₂ k; without past_weights, without U: (…, T, S)."""
+        sums = pairwise_sum(self.W1(q), keys)  # (..., T, S, D)
+        if past_weights is not None:
+            f = self.F(past_weights.flatten(0, -2)[:, None]).unflatten(
+                0, past_weights.shape[:-1]
+            )  # (..., T, filters, S)
             sums = sums + self.U(f.transpose(-1, -2))
-        return self.v(torch.tanh(sums))[..., 0]  # type: ignore[no-any-return]
+        e: Tensor = self.v(torch.tanh(sums))[..., 0]
+        return e
 
-    def remember(self, memo: Tensor, a: Tensor) -> Tensor:
-        return memo + a if self.cumulative else a
+    def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
+        """The weights a of this step, or, if `cumulative`, the sum of those of all steps, (…, T, S)."""
+        return past_weights + a if self.cumulative else a
 
-    def penalty(self, memo: Tensor, a: Tensor) -> Tensor | None:
+    def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
+        """None, whatever the arguments: no term for the loss."""
         return None
 
 
 @scores.register("coverage")
-class Coverage(nn.Module):
-    """e = vᵀ tanh(W₁ q + W₂ k + w cov), cov = Σ α: additive, and sees how much each key was looked at so far.
+class CoverageScore(nn.Module):
+    """e = vᵀ tanh(W₁ q + W₂ k + w cov), cov = Σ α: additive, with the total attention each key has had so far.
 
-    With `penalty` λ > 0, looking again costs λ Σ_j min(a_j, cov_j) in the loss.
+    With `penalty` λ > 0, the coverage loss λ Σ_j min(a_j, cov_j) is added to the training loss.
     """
 
-    remembers = True
+    uses_past_weights = True
 
     def __init__(
         self, d_q: int, d_k: int, *, width: PositiveInt | None = None, penalty: Annotated[float, Field(ge=0.0)] = 0.0
     ) -> None:
         super().__init__()
         width = width or d_k
-        self.price = penalty
+        self.penalty_weight = penalty
         self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
         self.w, self.v = linear(1, width, bias=False), linear(width, 1, bias=False)
 
-    def prepare(self, k: Tensor) -> Tensor:
-        return self.W2(k)  # type: ignore[no-any-return]
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
+        keys: Tensor = self.W2(k)
+        return keys
 
-    def forward(self, q: Tensor, keys: Tensor, memo: Tensor | None = None) -> Tensor:
-        sums = pairs(self.W1(q), keys)  # (..., T, S, D)
-        if memo is not None:
-            sums = sums + self.w(memo[..., None])
-        return self.v(torch.tanh(sums))[..., 0]  # type: ignore[no-any-return]
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        """e = vᵀ tanh(W₁ q + keys + w past_weights), keys = W₂ k; without past_weights, without w: (…, T, S)."""
+        sums = pairwise_sum(self.W1(q), keys)  # (..., T, S, D)
+        if past_weights is not None:
+            sums = sums + self.w(past_weights[..., None])
+        e: Tensor = self.v(torch.tanh(sums))[..., 0]
+        return e
 
-    def remember(self, memo: Tensor, a: Tensor) -> Tensor:
-        return memo + a
+    def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
+        """The sum of the weights of all steps so far, (…, T, S)."""
+        return past_weights + a
 
-    def penalty(self, memo: Tensor, a: Tensor) -> Tensor | None:
-        """λ Σ_j min(a_j, cov_j), (…, T), with the memo as it was before weights a."""
-        return self.price * torch.minimum(a, memo).sum(-1) if self.price else None
+    def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
+        """λ Σ_j min(a_j, cov_j), (…, T), where cov is the sum of the weights before a; None if λ = 0."""
+        return self.penalty_weight * torch.minimum(a, past_weights).sum(-1) if self.penalty_weight else None

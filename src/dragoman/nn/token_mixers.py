@@ -1,16 +1,15 @@
-"""How a position of a Transformer block learns of the others: the first sub-layer of every block.
+"""Token mixers: the first sub-layer of a Transformer block, which passes information between positions.
 
-    attention        W_O [head_1; …; head_H], each head a softmax over the positions it may see (Vaswani et al. 2017)
+    attention        W_O [head_1; …; head_H], each head a softmax over the allowed positions (Vaswani et al. 2017)
     parameter_free   y_i = Σ_j softmax_j(x_i·x_j) x_j
     average          g_t = FFN(1/t Σ_{j≤t} x_j)   i, f = σ(W [x_t; g_t])   y_t = i ⊙ x_t + f ⊙ g_t   (Zhang et al. 2018)
     ssru             f_t = σ(W_f x_t + b)   c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ W x_t   y_t = ReLU(c_t)  (Kim et al. 2019)
 
 The last two keep one vector where attention keeps all keys and values, so a decoder's step costs the same at any
-length; they read from left to right and serve decoders only.
+length. They read from left to right, so they work in decoders only.
 
-All positions at once (`forward`), or one more for each hypothesis (`step`). `start` takes what stands before the first
-step, (B, S, D) of which `lengths` are real (S is 0 where nothing does), and makes the state with room for `capacity`
-more positions of K hypotheses each.
+All positions at once (`forward`), or one more for each hypothesis (`step`). `start` builds the state after a prefix
+(B, S, D) of `lengths` real positions (S may be 0), with room for `capacity` more positions of K hypotheses.
 
 B sentences, K hypotheses, H heads, T positions, C capacity, D width.
 """
@@ -25,194 +24,221 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Registry
-from dragoman.nn.attention import Heads, MultiHead, Places, note
+from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig, record
 from dragoman.nn.layers import FeedForward, linear
-from dragoman.nn.normalizers import like, softmax
+from dragoman.nn.normalizers import masked_softmax, match_dtype
+from dragoman.nn.positions import PositionScheme
 
 
-class Mixing(NamedTuple):
-    """What a mixer is built for."""
+class MixerConfig(NamedTuple):
+    """The options of a block that its token mixer uses."""
 
-    heads: Heads
+    heads: MultiHeadConfig
     feedforward: int
     dropout: float
-    causal: bool  # whether positions see only those before them
+    causal: bool  # positions see only earlier positions
 
 
-class Mixer(Protocol):
-    """(B, T, D) → (B, T, D), each position from those it may see."""
+class TokenMixer(Protocol):
+    """(B, T, D) → (B, T, D), each position from the positions that it may see."""
 
-    has_heads: bool  # whether positions can act inside it
-    left_to_right: bool  # whether it can only look back
+    has_heads: bool  # position schemes can act inside it
+    is_left_to_right: bool  # it can only see earlier positions
 
-    def __call__(self, x: Tensor, places: Places, position: Any) -> Tensor: ...
+    def __call__(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor: ...
 
-    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Any: ...
+    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Any:
+        """The state after a prefix x (B, S, D), with room for `capacity` more positions of each hypothesis."""
+        ...
 
-    def step(self, x: Tensor, state: Any, t: Tensor, position: Any) -> tuple[Tensor, Any]: ...  # x (B, K, D), t (B, 1)
+    def step(self, x: Tensor, state: Any, t: Tensor, position: PositionScheme) -> tuple[Tensor, Any]:
+        """One position for each hypothesis, x (B, K, D) at t (B, 1) → (B, K, D), and the next state."""
+        ...
 
-    def packs(self, position: Any) -> str | None: ...  # why it cannot mix rows that lie end to end; None: it can
+    def packing_blocker(self, position: PositionScheme | None) -> str | None:
+        """Why this mixer cannot run over packed rows; None: it can."""
+        ...
 
 
-mixers: Registry[Mixer] = Registry("mixer")
+mixers: Registry[TokenMixer] = Registry("mixer")
 
-ONLY_PADDED = "'{}' mixes only rows with padding"
+NEEDS_PADDING = "mixer '{}' supports only padded rows"
 
 
 @dataclass
-class Cache:
-    """Keys and values of the positions so far, (B, K, G, C, ·) each."""
+class KeyValueCache:
+    """The keys and values of earlier positions, (B, K, G, C, ·) each."""
 
     k: Tensor
     v: Tensor
 
 
-def room(x: Tensor, hypotheses: int, capacity: int) -> Tensor:
-    """(B, …, S, D) → (B, K, …, S + C, D): the same for every hypothesis, and empty places after it."""
+def allocate_cache(x: Tensor, hypotheses: int, capacity: int) -> Tensor:
+    """(B, …, S, D) → (B, K, …, S + C, D): x for every hypothesis, followed by zeros for later positions."""
     longer = nn.functional.pad(x, (0, 0, 0, capacity))
     return longer[:, None].expand(-1, hypotheses, *longer.shape[1:]).contiguous()
 
 
-def write(cache: Tensor, x: Tensor, t: Tensor) -> None:
-    """Put x (B, K, …, 1, D) at place t (B, 1) of a cache (B, K, …, C, D)."""
-    place = t.view(-1, *(1,) * (x.dim() - 1))
-    cache.scatter_(-2, place.expand_as(x), x)
+def write_cache(cache: Tensor, x: Tensor, t: Tensor) -> None:
+    """Write x (B, K, …, 1, D) into a cache (B, K, …, C, D) at position t (B, 1)."""
+    index = t.view(-1, *(1,) * (x.dim() - 1))
+    cache.scatter_(-2, index.expand_as(x), x)
 
 
-def so_far(cache: Tensor, t: Tensor, hypotheses: int) -> Tensor:
-    """(B · K, 1, 1, C): the places up to t."""
+def past_mask(cache: Tensor, t: Tensor, hypotheses: int) -> Tensor:
+    """(B · K, 1, 1, C): true at the positions of a cache up to t (B, 1)."""
     past = torch.arange(cache.shape[-2], device=t.device) <= t  # (B, C)
     return past.repeat_interleave(hypotheses, 0)[:, None, None]
 
 
 @mixers.register("attention")
-class SelfAttention(MultiHead):
-    """W_O [head_1; …; head_H]: every head weighs the positions it may see."""
+class SelfAttention(MultiHeadAttention):
+    """Multi-head self-attention: W_O [head_1; …; head_H]."""
 
-    has_heads, left_to_right = True, False
+    has_heads, is_left_to_right = True, False
 
-    def __init__(self, d: int, mixing: Mixing) -> None:
-        super().__init__(d, d, mixing.heads)
+    def __init__(self, d: int, config: MixerConfig) -> None:
+        super().__init__(d, d, config.heads)
 
-    def forward(self, x: Tensor, places: Places, position: Any) -> Tensor:  # type: ignore[override]
-        k, v = self.keys_values(x, position, places.t)
-        return super().forward(x, k, v, places, position)
+    def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:  # type: ignore[override]
+        """Multi-head attention of x (B, T, D) to itself, as the mask allows → (B, T, D)."""
+        k, v = self.project_keys_values(x, position, mask.t)
+        return super().forward(x, k, v, mask, position)
 
-    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Cache:
-        k, v = self.keys_values(x, position, torch.arange(x.shape[1], device=x.device)[None])
-        return Cache(room(k, hypotheses, capacity), room(v, hypotheses, capacity))
+    def start(
+        self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme
+    ) -> KeyValueCache:
+        """The keys and values of a prefix x (B, S, D), with capacity for later positions; `lengths` is ignored."""
+        k, v = self.project_keys_values(x, position, torch.arange(x.shape[1], device=x.device)[None])
+        return KeyValueCache(allocate_cache(k, hypotheses, capacity), allocate_cache(v, hypotheses, capacity))
 
-    def step(self, x: Tensor, state: Cache, t: Tensor, position: Any) -> tuple[Tensor, Cache]:
+    def step(
+        self, x: Tensor, state: KeyValueCache, t: Tensor, position: PositionScheme
+    ) -> tuple[Tensor, KeyValueCache]:
+        """x (B, K, D) at t (B, 1) attends to the cache and itself; writes its keys and values into the cache."""
         (B, K), rows = x.shape[:2], x.flatten(0, 1)[:, None]  # (B · K, 1, D)
-        place = t.repeat_interleave(K, 0)  # (B · K, 1)
-        k, v = (y.view(B, K, *y.shape[1:]) for y in self.keys_values(rows, position, place))  # (B, K, G, 1, ·)
-        write(state.k, k, t)
-        write(state.v, v, t)
-        places = Places(place, so_far(state.k, t, K), lengths=place[:, None] + 1)
-        y = super().forward(rows, state.k.flatten(0, 1), state.v.flatten(0, 1), places, position)
+        row_t = t.repeat_interleave(K, 0)  # (B · K, 1)
+        k, v = (y.view(B, K, *y.shape[1:]) for y in self.project_keys_values(rows, position, row_t))  # (B, K, G, 1, ·)
+        write_cache(state.k, k, t)
+        write_cache(state.v, v, t)
+        mask = AttentionMask(row_t, past_mask(state.k, t, K), lengths=row_t[:, None] + 1)
+        y = super().forward(rows, state.k.flatten(0, 1), state.v.flatten(0, 1), mask, position)
         return y.view(x.shape), state
 
 
 @mixers.register("parameter_free")
-class ParameterFree(nn.Module):
+class ParameterFreeAttention(nn.Module):
     """y_i = Σ_j softmax_j(x_i·x_j) x_j: attention with nothing to learn."""
 
-    has_heads = left_to_right = False
+    has_heads = is_left_to_right = False
 
-    def __init__(self, d: int, mixing: Mixing, *, scale: bool = False) -> None:
+    def __init__(self, d: int, config: MixerConfig, *, scale: bool = False) -> None:
         super().__init__()
         self.scale = d**-0.5 if scale else 1.0  # x_i·x_j / √D, as Transformers do
 
-    def forward(self, x: Tensor, places: Places, position: Any) -> Tensor:
-        mask = None if places.mask is None else places.mask[:, 0]
-        if places.causal:
+    def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
+        """y_i = Σ_j softmax_j(x_i·x_j) x_j over the allowed positions, (B, T, D); `position` is ignored."""
+        allowed = None if mask.allowed is None else mask.allowed[:, 0]
+        if mask.causal:
             earlier = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-            mask = earlier if mask is None else mask & earlier
-        return self.look(x, x, mask)
+            allowed = earlier if allowed is None else allowed & earlier
+        return self.attend(x, x, allowed)
 
-    def look(self, q: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """q (B, T, D) looks at x (B, S, D); mask broadcasts to (B, T, S)."""
+    def attend(self, q: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q xᵀ) x, recorded: q (B, T, D) attends to x (B, S, D); mask broadcasts to (B, T, S)."""
         e = q @ x.transpose(-1, -2) * self.scale  # (B, T, S)
-        a = like(e, softmax(e, mask))
-        note(self, a[:, None])
+        a = match_dtype(e, masked_softmax(e, mask))
+        record(self, a[:, None])
         return a @ x
 
-    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Tensor:
-        return room(x, hypotheses, capacity)  # (B, K, C, D)
+    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Tensor:
+        """A prefix's vectors with capacity for later ones, (B, K, C, D); ignores `lengths` and `position`."""
+        return allocate_cache(x, hypotheses, capacity)  # (B, K, C, D)
 
-    def step(self, x: Tensor, state: Tensor, t: Tensor, position: Any) -> tuple[Tensor, Tensor]:
-        write(state, x[:, :, None], t)
-        mask = so_far(state, t, x.shape[1])[:, 0]  # (B · K, 1, C)
-        return self.look(x.flatten(0, 1)[:, None], state.flatten(0, 1), mask).view(x.shape), state
+    def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
+        """x (B, K, D) at t (B, 1) attends to the cache and itself; writes x into the cache; `position` is ignored."""
+        write_cache(state, x[:, :, None], t)
+        mask = past_mask(state, t, x.shape[1])[:, 0]  # (B · K, 1, C)
+        return self.attend(x.flatten(0, 1)[:, None], state.flatten(0, 1), mask).view(x.shape), state
 
-    def packs(self, position: Any) -> str | None:
-        return ONLY_PADDED.format("parameter_free")
+    def packing_blocker(self, position: PositionScheme | None) -> str | None:
+        """Always a reason, whatever the positions: it needs padded rows."""
+        return NEEDS_PADDING.format("parameter_free")
 
 
-def only_causal(name: str, mixing: Mixing) -> None:
-    if not mixing.causal:
+def require_causal(name: str, config: MixerConfig) -> None:
+    """Raise PartError if a mixer that reads from left to right is built outside of a decoder."""
+    if not config.causal:
         raise PartError(
-            f"'{name}' reads from left to right, so it serves decoders alone; "
-            "where both sides are seen use mixer 'attention' or 'parameter_free'"
+            f"mixer '{name}' reads from left to right, so it works only in decoders; "
+            "use mixer 'attention' or 'parameter_free'"
         )
 
 
 @mixers.register("average")
-class Average(nn.Module):
+class AverageAttention(nn.Module):
     """g_t = FFN(mean of x_1 … x_t), gated with x_t (average attention, Zhang et al. 2018)."""
 
-    has_heads, left_to_right = False, True
+    has_heads, is_left_to_right = False, True
 
-    def __init__(self, d: int, mixing: Mixing, *, feedforward: bool = True, gate: bool = True) -> None:
+    def __init__(self, d: int, config: MixerConfig, *, feedforward: bool = True, gate: bool = True) -> None:
         super().__init__()
-        only_causal("average", mixing)
-        bias, inner = mixing.heads.bias, mixing.feedforward
-        self.feedforward = FeedForward(d, inner, "relu", mixing.dropout, bias) if feedforward else nn.Identity()
+        require_causal("average", config)
+        bias, inner = config.heads.bias, config.feedforward
+        self.feedforward: nn.Module = (
+            FeedForward(d, inner, "relu", config.dropout, bias) if feedforward else nn.Identity()
+        )
         self.gate = linear(2 * d, 2 * d, bias) if gate else None
 
-    def forward(self, x: Tensor, places: Places, position: Any) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
+        """y_t = i ⊙ x_t + f ⊙ FFN(mean of x_1 … x_t), (B, T, D); `mask` and `position` are ignored."""
         counts = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
-        return self.gated(x, x.cumsum(1) / counts)
+        return self.apply_gate(x, x.cumsum(1) / counts)
 
-    def gated(self, x: Tensor, mean: Tensor) -> Tensor:
-        g = self.feedforward(mean)
+    def apply_gate(self, x: Tensor, mean: Tensor) -> Tensor:
+        """i ⊙ x + f ⊙ g with i, f = σ(W [x; g]) and g = FFN(mean); g itself without a gate."""
+        g: Tensor = self.feedforward(mean)
         if self.gate is None:
-            return g  # type: ignore[no-any-return]
+            return g
         i, f = torch.sigmoid(self.gate(torch.cat([x, g], -1))).chunk(2, -1)
-        return i * x + f * g  # type: ignore[no-any-return]
+        return i * x + f * g
 
-    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Tensor:
+    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Tensor:
+        """The sum of a prefix's real inputs for each hypothesis, (B, K, D); `capacity` and `position` are ignored."""
         real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         total = (x * real[..., None]).sum(1)
         return total[:, None].expand(-1, hypotheses, -1).contiguous()  # (B, K, D): Σ x_j so far
 
-    def step(self, x: Tensor, state: Tensor, t: Tensor, position: Any) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
+        """y_t from the mean of the inputs up to t, (B, K, D), and their sum as next state; ignores `position`."""
         total = state + x
-        return self.gated(x, total / (t + 1)[..., None]), total
+        return self.apply_gate(x, total / (t + 1)[..., None]), total
 
-    def packs(self, position: Any) -> str | None:
-        return ONLY_PADDED.format("average")
+    def packing_blocker(self, position: PositionScheme | None) -> str | None:
+        """Always a reason, whatever the positions: it needs padded rows."""
+        return NEEDS_PADDING.format("average")
 
 
 @mixers.register("ssru")
 class SSRU(nn.Module):
     """c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ W x_t, y_t = ReLU(c_t): the simpler simple recurrent unit (Kim et al. 2019)."""
 
-    has_heads, left_to_right = False, True
+    has_heads, is_left_to_right = False, True
 
-    def __init__(self, d: int, mixing: Mixing) -> None:
+    def __init__(self, d: int, config: MixerConfig) -> None:
         super().__init__()
-        only_causal("ssru", mixing)
-        self.W, self.Wf = linear(d, d, bias=False), linear(d, d, mixing.heads.bias)
+        require_causal("ssru", config)
+        self.W, self.Wf = linear(d, d, bias=False), linear(d, d, config.heads.bias)
 
-    def forward(self, x: Tensor, places: Places, position: Any) -> Tensor:
-        return torch.relu(self.cells(x))
+    def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
+        """y_t = ReLU(c_t), (B, T, D), by a parallel scan; `mask` and `position` are ignored."""
+        return torch.relu(self.scan(x))
 
-    def cells(self, x: Tensor) -> Tensor:
-        """c_1 … c_T, (B, T, D), in log T passes.
+    def scan(self, x: Tensor) -> Tensor:
+        """c_1 … c_T, (B, T, D), by a parallel scan of log T passes.
 
-        After the pass with stride n, c_t is what the last 2n inputs make of it and f_t how much is kept of what was
-        before them; two such spans join to (f_t f_{t−n}, c_t + f_t c_{t−n}).
+        After the pass with stride n, c_t holds the contribution of the last 2n inputs and f_t the factor of everything
+        before them; two such spans combine to (f_t f_{t−n}, c_t + f_t c_{t−n}).
         """
         f = torch.sigmoid(self.Wf(x))
         c: Tensor = (1 - f) * self.W(x)
@@ -223,15 +249,18 @@ class SSRU(nn.Module):
             c, f, stride = c + f * early, f * kept, 2 * stride
         return c
 
-    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: Any) -> Tensor:
-        before = nn.functional.pad(self.cells(x), (0, 0, 1, 0))  # c_0 = 0, c_1, …, c_S
-        c = before.gather(1, lengths[:, None, None].expand(-1, 1, x.shape[-1]))  # (B, 1, D): after the last real one
+    def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Tensor:
+        """c after a prefix's last real position, for each hypothesis, (B, K, D); ignores `capacity` and `position`."""
+        before = nn.functional.pad(self.scan(x), (0, 0, 1, 0))  # c_0 = 0, c_1, …, c_S
+        c = before.gather(1, lengths[:, None, None].expand(-1, 1, x.shape[-1]))  # (B, 1, D)
         return c.expand(-1, hypotheses, -1).contiguous()
 
-    def step(self, x: Tensor, state: Tensor, t: Tensor, position: Any) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
+        """y_t = ReLU(c_t) and c_t from c_{t-1}, (B, K, D) each; `t` and `position` are ignored."""
         f = torch.sigmoid(self.Wf(x))
         c = f * state + (1 - f) * self.W(x)
         return torch.relu(c), c
 
-    def packs(self, position: Any) -> str | None:
-        return ONLY_PADDED.format("ssru")
+    def packing_blocker(self, position: PositionScheme | None) -> str | None:
+        """Always a reason, whatever the positions: it needs padded rows."""
+        return NEEDS_PADDING.format("ssru")

@@ -1,1 +1,1 @@
-"""How weights move: optimizers, and schedules of the learning rate."""
+"""Optimizers, learning rate schedules, and schedules of scheduled sampling."""

@@ -1,6 +1,6 @@
-"""How often the gold token, rather than the model's own, is the next input in training; t counts steps.
+"""Schedules of scheduled sampling: the probability ε that the next decoder input is the gold token; t counts steps.
 
-gold              1                                       teacher forcing
+teacher_forcing   1
 linear            max(floor, 1 − t / steps)               scheduled sampling (Bengio et al. 2015)
 exponential       k^t
 inverse_sigmoid   k / (k + e^(t/k))
@@ -16,51 +16,57 @@ from pydantic import Field
 from dragoman.core.registry import PositiveInt, Registry, UnitInterval
 
 
-class Teacher(Protocol):
-    """The share of gold inputs at a step."""
+class SamplingSchedule(Protocol):
+    """The teacher forcing ratio of each training step."""
 
-    def share(self, t: int) -> float: ...
+    def teacher_forcing_ratio(self, t: int) -> float:
+        """The probability at step t that a decoder input is the gold token."""
+        ...
 
 
-teachers: Registry[Teacher] = Registry("teacher")
+sampling_schedules: Registry[SamplingSchedule] = Registry("sampling schedule")
 
 
-@teachers.register("gold")
-class Gold:
+@sampling_schedules.register("teacher_forcing")
+class TeacherForcing:
     """Teacher forcing: every input is the gold token."""
 
-    def share(self, t: int) -> float:
+    def teacher_forcing_ratio(self, t: int) -> float:
+        """1 at every step t."""
         return 1.0
 
 
-@teachers.register("linear")
-class Linear:
-    """A share of gold inputs that falls in a straight line to `floor`, where it would be 0 after `steps`."""
+@sampling_schedules.register("linear")
+class LinearSampling:
+    """The share of gold inputs falls linearly, by 1 / `steps` a step, and stays at `floor`."""
 
     def __init__(self, *, steps: PositiveInt = 10_000, floor: UnitInterval = 0.0) -> None:
         self.steps, self.floor = steps, floor
 
-    def share(self, t: int) -> float:
+    def teacher_forcing_ratio(self, t: int) -> float:
+        """max(floor, 1 − t / steps)."""
         return max(self.floor, 1.0 - t / self.steps)
 
 
-@teachers.register("exponential")
-class Exponential:
-    """A share of gold inputs of k^t."""
+@sampling_schedules.register("exponential")
+class ExponentialSampling:
+    """The share of gold inputs is k^t."""
 
     def __init__(self, *, k: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999) -> None:
         self.k = k
 
-    def share(self, t: int) -> float:
+    def teacher_forcing_ratio(self, t: int) -> float:
+        """k^t."""
         return float(self.k**t)
 
 
-@teachers.register("inverse_sigmoid")
-class InverseSigmoid:
-    """A share of gold inputs of k / (k + e^(t/k)): long near 1, then a fall, then near 0."""
+@sampling_schedules.register("inverse_sigmoid")
+class InverseSigmoidSampling:
+    """The share of gold inputs is k / (k + e^(t/k)): near 1 for long, then it falls toward 0."""
 
     def __init__(self, *, k: Annotated[float, Field(ge=1.0, le=1e9)] = 1000.0) -> None:
         self.k = k
 
-    def share(self, t: int) -> float:
+    def teacher_forcing_ratio(self, t: int) -> float:
+        """k / (k + e^(t/k))."""
         return self.k / (self.k + math.exp(min(t / self.k, 700.0)))

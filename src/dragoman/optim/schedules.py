@@ -6,27 +6,37 @@ inverse_sqrt   min(t/w, √(w/t))                      (Vaswani et al. 2017, sca
 linear         t/w, then a straight line to `floor` at N
 cosine         t/w, then half a cosine to `floor` at N
 halving        t/w, then × decay after `start` and every `every` steps from there
-plateau        t/w, then × decay whenever the watched metric has not improved for `patience` validations
+plateau        t/w, then × decay whenever `patience` validations in a row have not improved
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 from dragoman.core.registry import NonNegativeInt, PositiveInt, Registry, UnitInterval
 
+ScheduleState = dict[str, float]  # what a checkpoint keeps of a schedule
+
 
 class Schedule(Protocol):
-    """A factor for each step; `observe` hears of every validation (improved or not)."""
+    """The learning rate of every step, as a factor of its peak."""
 
-    def factor(self, t: int) -> float: ...
+    def factor(self, t: int) -> float:
+        """The factor of step t, counted from 1."""
+        ...
 
-    def observe(self, improved: bool) -> None: ...
+    def observe(self, improved: bool) -> None:
+        """Take note of a validation, and whether it was the best so far."""
+        ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> ScheduleState:
+        """What has to be saved to resume."""
+        ...
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def restore(self, state: ScheduleState) -> None:
+        """Continue from a saved state."""
+        ...
 
 
 schedules: Registry[Schedule] = Registry("schedule")
@@ -36,75 +46,81 @@ class Stateless:
     """A schedule that is a function of the step alone."""
 
     def observe(self, improved: bool) -> None:
-        pass
+        """Do nothing: validations change nothing."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ScheduleState:
+        """Empty: nothing has to be saved."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
+    def restore(self, state: ScheduleState) -> None:
+        """Do nothing: there is nothing to restore."""
 
 
-def warm(t: int, warmup: int) -> float:
+def warmup_factor(t: int, warmup: int) -> float:
+    """min(t/w, 1); 1 without a warm-up."""
     return min(t / warmup, 1.0) if warmup else 1.0
 
 
-def share(t: int, warmup: int, steps: int) -> float:
-    """How much of the way from the end of the warm-up to the last step is behind us."""
+def decay_progress(t: int, warmup: int, steps: int) -> float:
+    """How far step t is from the end of the warm-up, 0, to the last step, 1; clipped to 0 … 1."""
     return min(max((t - warmup) / max(steps - warmup, 1), 0.0), 1.0)
 
 
 @schedules.register("constant")
 class Constant(Stateless):
-    """The peak, after a warm-up."""
+    """Constant after a warm-up."""
 
     def __init__(self, steps: int, *, warmup: NonNegativeInt = 0) -> None:
         self.warmup = warmup
 
     def factor(self, t: int) -> float:
-        return warm(t, self.warmup)
+        """min(t/w, 1); 1 without a warm-up."""
+        return warmup_factor(t, self.warmup)
 
 
 @schedules.register("inverse_sqrt")
 class InverseSqrt(Stateless):
-    """Up in a straight line, or at the peak from the start (`flat`), then down with 1/√t."""
+    """Linear warm-up, or the peak from the start (`flat`), then decay with 1/√t."""
 
     def __init__(self, steps: int, *, warmup: PositiveInt = 4000, flat: bool = False) -> None:
         self.warmup, self.flat = warmup, flat
 
     def factor(self, t: int) -> float:
+        """min(t/w, √(w/t)), or min(1, √(w/t)) where flat."""
         return min(1.0 if self.flat else t / self.warmup, math.sqrt(self.warmup / t))
 
 
 @schedules.register("linear")
 class Linear(Stateless):
-    """Up, then down in a straight line to `floor` at the last step."""
+    """Linear warm-up, then linear decay to `floor` at the last step."""
 
     def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
         self.steps, self.warmup, self.floor = steps, warmup, floor
 
     def factor(self, t: int) -> float:
-        down = 1.0 - (1.0 - self.floor) * share(t, self.warmup, self.steps)
-        return warm(t, self.warmup) * down
+        """t/w, then a straight line down to `floor` at the last step."""
+        down = 1.0 - (1.0 - self.floor) * decay_progress(t, self.warmup, self.steps)
+        return warmup_factor(t, self.warmup) * down
 
 
 @schedules.register("cosine")
 class Cosine(Stateless):
-    """Up, then down on half a cosine to `floor` at the last step."""
+    """Linear warm-up, then half a cosine down to `floor` at the last step."""
 
     def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
         self.steps, self.warmup, self.floor = steps, warmup, floor
 
     def factor(self, t: int) -> float:
-        wave = (1.0 + math.cos(math.pi * share(t, self.warmup, self.steps))) / 2
-        return warm(t, self.warmup) * (self.floor + (1.0 - self.floor) * wave)
+        """t/w, then half a cosine down to `floor` at the last step."""
+        wave = (1.0 + math.cos(math.pi * decay_progress(t, self.warmup, self.steps))) / 2
+        return warmup_factor(t, self.warmup) * (self.floor + (1.0 - self.floor) * wave)
 
 
 @schedules.register("halving")
 class Halving(Stateless):
     """The peak until step `start`, then × decay there and every `every` steps (Sutskever 2014, Luong 2015).
 
-    Where they are not given, as Sutskever has them: after 5 of 7.5 epochs, every half epoch.
+    The defaults are Sutskever's: after 5 of 7.5 epochs, every half epoch.
     """
 
     def __init__(
@@ -121,30 +137,35 @@ class Halving(Stateless):
         self.every = every or max(steps // 15, 1)
 
     def factor(self, t: int) -> float:
+        """min(t/w, 1), times decay once for each `every` steps begun after `start`."""
         times = math.ceil(max(t - self.start, 0) / self.every)
-        return warm(t, self.warmup) * self.decay**times
+        return warmup_factor(t, self.warmup) * self.decay**times
 
 
 @schedules.register("plateau")
 class Plateau:
-    """The peak until validations stop improving, then × decay each time they do."""
+    """The peak, multiplied by decay after every `patience` validations without improvement."""
 
     def __init__(
         self, steps: int, *, warmup: NonNegativeInt = 0, decay: UnitInterval = 0.5, patience: PositiveInt = 2
     ) -> None:
         self.warmup, self.decay, self.patience = warmup, decay, patience
-        self.level, self.waited = 1.0, 0
+        self.level, self.bad_validations = 1.0, 0
 
     def factor(self, t: int) -> float:
-        return warm(t, self.warmup) * self.level
+        """min(t/w, 1), times the level that validations have brought it to."""
+        return warmup_factor(t, self.warmup) * self.level
 
     def observe(self, improved: bool) -> None:
-        self.waited = 0 if improved else self.waited + 1
-        if self.waited >= self.patience:
-            self.level, self.waited = self.level * self.decay, 0
+        """Lower the level after `patience` validations in a row without improvement."""
+        self.bad_validations = 0 if improved else self.bad_validations + 1
+        if self.bad_validations >= self.patience:
+            self.level, self.bad_validations = self.level * self.decay, 0
 
-    def state(self) -> dict[str, Any]:
-        return {"level": self.level, "waited": self.waited}
+    def state(self) -> ScheduleState:
+        """The level, and the validations since the last improvement."""
+        return {"level": self.level, "bad_validations": self.bad_validations}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.level, self.waited = float(state["level"]), int(state["waited"])
+    def restore(self, state: ScheduleState) -> None:
+        """Continue with a saved level and count."""
+        self.level, self.bad_validations = float(state["level"]), int(state["bad_validations"])

@@ -1,8 +1,8 @@
-"""What prepared data was made of, written beside it, so that a set that was mended, or another one, is noticed.
+"""Record which files prepared data was made from, so that a data set that changed, or another one, is noticed.
 
-    {"from": ["/sets/scan"], "files": {"/sets/scan/simple.train.tsv.gz": [bytes, time of change, hash]}}
+    {"from": ["/sets/scan"], "files": {"/sets/scan/simple.train.tsv.gz": [bytes, modification time in ns, SHA-256]}}
 
-A file is the same while its size and time are; where they are not, its hash decides.
+A file is unchanged if its size and modification time are; if only the time differs, its hash decides.
 """
 
 from __future__ import annotations
@@ -10,62 +10,65 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-Stamp = list[Any]  # bytes, nanoseconds, hash
+FileStamp = list[int | str]  # bytes, nanoseconds, hash
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Folders of data sets, or a phrase for what was made up; and the files that were read of them."""
+class DataOrigin:
+    """The folders of data sets, or a phrase for generated data, and the files that were read."""
 
-    places: list[str]
-    files: dict[str, Stamp] = field(default_factory=dict)
+    sources: list[str]
+    files: dict[str, FileStamp] = field(default_factory=dict)
 
-    def text(self) -> str:
-        told = asdict(self)
-        return json.dumps({"from": told["places"], "files": told["files"]}, indent=1, ensure_ascii=False) + "\n"
+    def to_json(self) -> str:
+        """The origin as the text of a JSON file."""
+        return json.dumps({"from": self.sources, "files": self.files}, indent=1, ensure_ascii=False) + "\n"
 
-    def changed(self) -> list[str]:
-        """The files that are not what they were."""
-        return [path for path, stamp in self.files.items() if not _same(Path(path), stamp)]
+    def changed_files(self) -> list[str]:
+        """The paths of files whose content has changed, or that are gone."""
+        return [path for path, stamp in self.files.items() if not _is_unchanged(Path(path), stamp)]
 
 
-def of(sets: Mapping[str, Path], read: Iterable[Path]) -> Origin:
-    """The origin of what was prepared from these files of data sets."""
-    inside = [(folder.resolve(), path) for path in read for folder in sets.values() if within(path, folder)]
-    return Origin(
-        sorted({str(folder) for folder, _ in inside}), {str(path.absolute()): _stamp(path) for _, path in inside}
+def record_origin(data_sets: Mapping[str, Path], files_read: Iterable[Path]) -> DataOrigin:
+    """Record the data sets' folders and a stamp of each file read from them; other files are left out."""
+    own = [(folder.resolve(), path) for path in files_read for folder in data_sets.values() if is_within(path, folder)]
+    return DataOrigin(
+        sorted({str(folder) for folder, _ in own}), {str(path.absolute()): _stamp(path) for _, path in own}
     )
 
 
-def within(path: Path, folder: Path) -> bool:
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether a path lies below a folder, or below the folder that the folder links to."""
     return path.is_relative_to(folder) or path.is_relative_to(folder.resolve())
 
 
-def load(path: Path) -> Origin | None:
-    """What was written; None where that cannot be read."""
+def load_origin(path: Path) -> DataOrigin | None:
+    """Read a recorded origin; None if the file cannot be parsed."""
     try:
-        found = json.loads(path.read_bytes())
-        return Origin(found["from"], found["files"])
+        value = json.loads(path.read_bytes())
+        return DataOrigin(value["from"], value["files"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, _hash(path)]
+def _stamp(path: Path) -> FileStamp:
+    """The size, modification time and SHA-256 hash of a file."""
+    info = path.stat()
+    return [info.st_size, info.st_mtime_ns, _hash(path)]
 
 
-def _same(path: Path, stamp: Stamp) -> bool:
+def _is_unchanged(path: Path, stamp: FileStamp) -> bool:
+    """Whether a file still exists with the stamp's size and time, or else with its size and hash."""
     if not path.is_file():
         return False
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns] == stamp[:2] or (found.st_size == stamp[0] and _hash(path) == stamp[2])
+    info = path.stat()
+    return [info.st_size, info.st_mtime_ns] == stamp[:2] or (info.st_size == stamp[0] and _hash(path) == stamp[2])
 
 
 def _hash(path: Path) -> str:
+    """The SHA-256 hash of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

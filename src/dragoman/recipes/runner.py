@@ -1,4 +1,4 @@
-"""Train the systems of a recipe on its prepared data, each job in a run folder OUT/JOB; what was stopped goes on."""
+"""Train the systems of a recipe on its prepared data, each job in a run folder OUT/JOB; a stopped job resumes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from dragoman import config as configs
 from dragoman import training
 from dragoman.config import Config
-from dragoman.recipes.prepared_data import prepare
-from dragoman.recipes.recipe import Job, Setting
+from dragoman.recipes.prepared_data import prepare_data
+from dragoman.recipes.recipe import RecipeRun, TrainingJob
 from dragoman.training import Report
 
-# What --example changes: a look at the whole way, on a hundred pairs.
-QUICK = (
+# The config values of --example: a few steps on a hundred pairs.
+EXAMPLE_OVERRIDES = (
     "training.steps=4",
     "training.epochs=null",
     "training.validate_every=4",
@@ -34,38 +34,39 @@ QUICK = (
 )
 
 
-def config_of(setting: Setting, job: Job) -> Config:
-    """A system's config, with the data, the seed and what the user sets."""
-    valid, data = setting.opened.recipe.systems[job.system].valid, prepare(setting, job.part)
-    return _config(setting, job, validates=valid is not None and (data / valid).exists())
+def job_config(run: RecipeRun, job: TrainingJob) -> Config:
+    """Prepare the data of a job, and load its system's config with the data, the seed and the user's overrides."""
+    valid, data = run.recipe.systems[job.system].valid, prepare_data(run, job.part)
+    return _load_config(run, job, has_valid=valid is not None and (data / valid).exists())
 
 
-def check_configs(setting: Setting, jobs: Sequence[Job]) -> None:
-    """That the configs of jobs are right, before any data is looked at."""
+def check_configs(run: RecipeRun, jobs: Sequence[TrainingJob]) -> None:
+    """Load one config for each system of the jobs, so that its errors show before any data is read."""
     for job in {job.system: job for job in jobs}.values():
-        _config(setting, job, validates=setting.opened.recipe.systems[job.system].valid is not None)
+        _load_config(run, job, has_valid=run.recipe.systems[job.system].valid is not None)
 
 
-def _config(setting: Setting, job: Job, validates: bool) -> Config:
-    system, data = setting.opened.recipe.systems[job.system], setting.prepared(job.part)
-    sets = [f"name={job.name}", f"seed={job.seed}", f"data.train={_quoted(data / system.train)}"]
-    if validates:
-        sets.append(f"data.valid={_quoted(data / str(system.valid))}")
+def _load_config(run: RecipeRun, job: TrainingJob, has_valid: bool) -> Config:
+    """Load a job's config with its data files, seed and overrides; with --example, for a few steps."""
+    system, data = run.recipe.systems[job.system], run.data_folder(job.part)
+    overrides = [f"name={job.name}", f"seed={job.seed}", f"data.train={_quote(data / system.train)}"]
+    if has_valid:
+        overrides.append(f"data.valid={_quote(data / str(system.valid))}")
     if system.after is not None:
-        sets.append(f"training.start_from={_quoted(setting.folder(replace(job, system=system.after)))}")
-    file, sets = setting.opened.config(job.system), [*sets, *setting.sets]
-    if not setting.example:
-        return configs.load(file, None, sets).config
-    schedule = configs.load(file, None, sets).config.training.schedule.options
+        overrides.append(f"training.start_from={_quote(run.job_folder(replace(job, system=system.after)))}")
+    file, overrides = run.loaded.config_file(job.system), [*overrides, *run.overrides]
+    if not run.example:
+        return configs.load(file, None, overrides).config
+    schedule = configs.load(file, None, overrides).config.training.schedule.options
     warmup = ["training.schedule.warmup=1"] if "warmup" in schedule else []
-    return configs.load(file, None, [*sets, *QUICK, *warmup]).config
+    return configs.load(file, None, [*overrides, *EXAMPLE_OVERRIDES, *warmup]).config
 
 
-def _quoted(path: Path) -> str:
-    """A path as a value of --set, whatever it is called: JSON's strings are YAML's."""
+def _quote(path: Path) -> str:
+    """A path as the value of a config override: a JSON string, which is also a YAML string."""
     return json.dumps(str(path))
 
 
-def train(setting: Setting, job: Job) -> Iterator[Report]:
-    """Train one job; one that is finished only says so."""
-    return training.run(config_of(setting, job), setting.folder(job), allow_change=setting.allow_change)
+def train(run: RecipeRun, job: TrainingJob) -> Iterator[Report]:
+    """Train one job and yield its reports; a finished job is not trained again."""
+    return training.run(job_config(run, job), run.job_folder(job), allow_change=run.allow_change)

@@ -1,221 +1,272 @@
-"""The scores of trained systems.
+"""Score trained systems.
 
     OUT/JOB/result.json            scores with intervals, parameters, minutes, machine, overlap
-    OUT/JOB/TEST.output.tsv        source, output and reference of every test item
+    OUT/JOB/TEST.output.tsv        source, output and references of every test item
 
-Beside them stand what the test items share with the training pairs, and the scores of what needs no model.
+A result also holds the overlap of test and training pairs, and the scores of baselines that need no model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import log
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import NamedTuple, NotRequired, TypedDict
 
 from dragoman.config import Config
 from dragoman.core import files
 from dragoman.core.types import Example
-from dragoman.data.quality.diagnosis import check
-from dragoman.data.quality.report import counted
+from dragoman.data.quality.diagnosis import check_pairs
+from dragoman.data.quality.report import format_count
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
-from dragoman.evaluation.significance import interval
+from dragoman.evaluation.significance import bootstrap_interval
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline
-from dragoman.recipes.recipe import SURPRISE, TOGETHER, Figure, Job, Setting
-from dragoman.recipes.runner import config_of
-from dragoman.recipes.spelling import spelled
-
-RESULT = {"system", "part", "seed", "steps", "minutes", "parameters", "overlap", "tests"}  # of a result.json, at least
+from dragoman.recipes.recipe import BITS_PER_CHARACTER, ENSEMBLE, RecipeRun, ScoreSpec, TrainingJob
+from dragoman.recipes.runner import job_config
+from dragoman.recipes.scoring_tokenization import tokenize_for_scoring
 
 
-def scored(setting: Setting, job: Job) -> bool:
-    """Whether a job has the scores of all its steps; one that was trained on has not."""
-    found = saved(setting.folder(job) / "result.json")
-    return bool(found) and found["steps"] == _spent(setting.folder(job))["steps"]
+class ScoreValue(TypedDict):
+    """One score of a test, with its confidence interval and the metric's signature where they are known."""
+
+    value: float
+    interval: NotRequired[list[float]]
+    signature: NotRequired[str | None]
 
 
-def saved(path: Path) -> dict[str, Any]:
-    """A result.json; nothing where there is none, or one that is broken and has to be made again."""
+class TestScores(TypedDict):
+    """The scores of one test file, and of each of its groups."""
+
+    n: int
+    scores: dict[str, ScoreValue]
+    groups: NotRequired[dict[str, dict[str, float]]]
+
+
+class JobResult(TypedDict):
+    """The content of a result.json: one model, or several that decode as an ensemble."""
+
+    recipe: NotRequired[str]
+    system: str
+    part: str
+    seed: int
+    members: NotRequired[dict[str, int | None]]  # the training steps of each model
+    parameters: int
+    steps: int | None
+    minutes: float
+    machine: NotRequired[dict[str, object]]
+    overlap: dict[str, str]
+    tests: dict[str, TestScores]
+    baselines: NotRequired[dict[str, dict[str, ScoreValue]]]
+
+
+class TrainingCost(NamedTuple):
+    """What a training took; `steps` is None before the first log line."""
+
+    steps: int | None
+    minutes: float
+
+
+def is_scored(run: RecipeRun, job: TrainingJob) -> bool:
+    """Whether a job's result.json is of the last step in its metrics."""
+    result = load_result(run.job_folder(job) / "result.json")
+    return result is not None and result["steps"] == _training_cost(run.job_folder(job)).steps
+
+
+def load_result(path: Path) -> JobResult | None:
+    """Read a result.json; None if it is missing or damaged, so that it has to be computed again."""
     try:
-        found = json.loads(path.read_bytes())
+        result: JobResult = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.keys() >= RESULT else {}
+        return None
+    return result if isinstance(result, dict) and result.keys() >= JobResult.__required_keys__ else None
 
 
-def score(setting: Setting, job: Job) -> dict[str, Any]:
-    """Decode the tests of a trained job, score them, and write result.json beside the model."""
-    return _scored(setting, [job], setting.folder(job), job.system)
+def score_job(run: RecipeRun, job: TrainingJob) -> JobResult:
+    """Decode the test files with a trained job's model, score them, and write result.json beside the model."""
+    return _score_models(run, [job], run.job_folder(job), job.system)
 
 
-def together(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """The same of several models as one: the seeds of each system, and the systems that the recipe puts together."""
-    recipe = setting.opened.recipe
-    groups = {name: [name] for name, system in recipe.systems.items() if system.scored} | recipe.together
-    found = []
+def score_ensembles(run: RecipeRun, jobs: Sequence[TrainingJob]) -> list[JobResult]:
+    """Score the seeds of each system, and the recipe's ensembles, as ensembles; results that are current are reused."""
+    recipe = run.recipe
+    ensembles = {name: [name] for name, system in recipe.systems.items() if system.scored} | recipe.ensembles
+    results = []
     for part in dict.fromkeys(job.part for job in jobs):
-        for name, systems in groups.items():
-            mine = [job for job in jobs if job.part == part and job.system in systems]
-            if len(mine) < 2 or {job.system for job in mine} != {*systems}:
+        for name, systems in ensembles.items():
+            members = [job for job in jobs if job.part == part and job.system in systems]
+            if len(members) < 2 or {job.system for job in members} != {*systems}:
                 continue
-            folder = setting.out / f"{Job(name, part, 1).name}-together"
-            result = saved(folder / "result.json")
-            steps = {job.name: _spent(setting.folder(job))["steps"] for job in mine}
-            if result.get("members") != steps:  # others may have answered, or these before they were trained on
+            folder = run.out / f"{TrainingJob(name, part, 1).name}-ensemble"
+            result = load_result(folder / "result.json")
+            steps = {job.name: _training_cost(run.job_folder(job)).steps for job in members}
+            if result is None or result.get("members") != steps:  # of other members, or of fewer training steps
                 files.make_folder(folder)
-                result = _scored(setting, mine, folder, f"{name}{TOGETHER}")
-            found.append(result)
-    return found
+                result = _score_models(run, members, folder, f"{name}{ENSEMBLE}")
+            results.append(result)
+    return results
 
 
-def _scored(setting: Setting, jobs: Sequence[Job], folder: Path, system: str) -> dict[str, Any]:
-    """The scores of a model, or of several that answer together, written into a folder."""
-    job, members = jobs[0], [setting.folder(job) for job in jobs]
-    recipe, config = setting.opened.recipe, config_of(setting, job)
+def _score_models(run: RecipeRun, jobs: Sequence[TrainingJob], folder: Path, system: str) -> JobResult:
+    """Score the model of one job, or the ensemble of several, and write outputs and result.json into a folder."""
+    job, members = jobs[0], [run.job_folder(job) for job in jobs]
+    recipe, config = run.recipe, job_config(run, job)
     model = pipeline.load("+".join(map(str, members)))
-    spent = [_spent(member) for member in members]
-    result: dict[str, Any] = {
-        "recipe": setting.opened.name,
+    costs = [_training_cost(member) for member in members]
+    result: JobResult = {
+        "recipe": run.loaded.name,
         "system": system,
         "part": job.part,
         "seed": job.seed,
-        "members": {member.name: one["steps"] for member, one in zip(members, spent, strict=True)},
+        "members": {member.name: cost.steps for member, cost in zip(members, costs, strict=True)},
         "parameters": sum(p.numel() for p in model.model.parameters()),
-        "steps": spent[0]["steps"],
-        "minutes": round(sum(one["minutes"] for one in spent), 2),
+        "steps": costs[0].steps,
+        "minutes": round(sum(cost.minutes for cost in costs), 2),
         "machine": json.loads((members[0] / "env.json").read_text(encoding="utf-8")),
-        "overlap": overlap(setting, job, config),
+        "overlap": find_overlap(run, job, config),
         "tests": {},
     }
     for test in recipe.tests:
-        path = setting.prepared(job.part) / f"{test}.tsv"
+        path = run.data_folder(job.part) / f"{test}.tsv"
         if model.continues_text:
-            result["tests"][test] = _surprise(model, path)
+            result["tests"][test] = _bits_per_character(model, path)
             continue
         examples = list(read_pairs(str(path), columns=config.columns, extra_targets=True))
-        texts = answers(setting, model, examples, job.system)
-        rows = ((one.source, text, *one.accepted) for one, text in zip(examples, texts, strict=True))
-        files.write(folder / f"{test}.output.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
-        result["tests"][test] = _scores(recipe.scores, texts, examples, groups(path))
+        outputs = predict_outputs(run, model, examples, job.system)
+        rows = ((example.source, text, *example.accepted) for example, text in zip(examples, outputs, strict=True))
+        files.write_file(folder / f"{test}.output.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
+        result["tests"][test] = _score_outputs(recipe.scores, outputs, examples, read_groups(path))
         if test == recipe.tests[0]:
-            result["baselines"] = baselines(setting, job, examples)
-    files.write(folder / "result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+            result["baselines"] = score_baselines(run, job, examples)
+    files.write_file(folder / "result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     return result
 
 
-def overlap(setting: Setting, job: Job, config: Config) -> dict[str, str]:
-    """What the doctor says of what the test items share with the training pairs."""
-    data = setting.prepared(job.part)
-    found: dict[str, str] = {}
-    for test in setting.opened.recipe.tests:
-        report = check(
+def find_overlap(run: RecipeRun, job: TrainingJob, config: Config) -> dict[str, str]:
+    """Sentences about what each test file shares with the training pairs, by "test: code of the finding"."""
+    data = run.data_folder(job.part)
+    overlaps: dict[str, str] = {}
+    for test in run.recipe.tests:
+        report = check_pairs(
             [corpus.path for corpus in config.data.train],
             test=str(data / f"{test}.tsv"),
             columns=config.columns,
             fast=True,
         )
-        for one in report.findings:
-            if one.code.startswith("overlap"):
-                said = one.message.removeprefix("test: ")
+        for finding in report.findings:
+            if finding.code.startswith("overlap"):
+                message = finding.message.removeprefix("test: ")
                 if "target" not in config.columns:  # a language model has lines, not pairs
-                    lines = counted(one.count, "line", report.statistics["test"].pairs)
-                    said = f"{lines} also in train; scores on them flatter the model"
-                found[f"{test}: {one.code}"] = f"{test}: {said}"
-    return found
+                    lines = format_count(finding.count, "line", report.statistics["test"].pairs)
+                    message = f"{lines} also in train; scores on them flatter the model"
+                overlaps[f"{test}: {finding.code}"] = f"{test}: {message}"
+    return overlaps
 
 
-def answers(setting: Setting, model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
-    """What the model says; a recipe may ask it in a way of its own (`answer`, which knows the system)."""
-    own: Callable[[Pipeline, Sequence[Example], str], list[str]] | None = getattr(setting.opened.code, "answer", None)
-    if own is not None:
-        return own(model, examples, system)
-    return [found.text for found in model.predict(examples, beam=setting.opened.recipe.beam)]
+def predict_outputs(run: RecipeRun, model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
+    """The model's output text for each example; a recipe's own `predict_outputs` is used where there is one."""
+    module = run.loaded.prepare_module
+    predict: Callable[[Pipeline, Sequence[Example], str], list[str]] | None = getattr(module, "predict_outputs", None)
+    if predict is not None:
+        return predict(model, examples, system)
+    return [prediction.text for prediction in model.predict(examples, beam=run.recipe.beam)]
 
 
-def groups(test: Path) -> list[str] | None:
-    """The group of each test item (a language, a kind of generalization), where there are any."""
+def read_groups(test: Path) -> list[str] | None:
+    """The group of each test item (a language, a kind of generalization); None if the test has no groups."""
     path = test.with_suffix(".groups")
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else None
 
 
-def baselines(setting: Setting, job: Job, examples: Sequence[Example]) -> dict[str, Any]:
-    """The scores of what needs no model (the most frequent answer, the first sentence), where a recipe has it."""
-    own = getattr(setting.opened.code, "baselines", None)
-    if own is None:
+def score_baselines(run: RecipeRun, job: TrainingJob, examples: Sequence[Example]) -> dict[str, dict[str, ScoreValue]]:
+    """The scores of the outputs that the recipe's `baseline_outputs` returns, by baseline; {} if it has none."""
+    module = run.loaded.prepare_module
+    baseline_outputs: Callable[[Path, str], dict[str, list[str]]] | None = getattr(module, "baseline_outputs", None)
+    if baseline_outputs is None:
         return {}
-    said: dict[str, list[str]] = own(setting.prepared(job.part), job.part)
-    return {
-        name: _scores(setting.opened.recipe.scores, texts, examples, None)["scores"] for name, texts in said.items()
-    }
+    outputs = baseline_outputs(run.data_folder(job.part), job.part)
+    return {name: _score_outputs(run.recipe.scores, texts, examples)["scores"] for name, texts in outputs.items()}
 
 
-def _scores(
-    figures: dict[str, Figure], texts: Sequence[str], examples: Sequence[Example], kinds: Sequence[str] | None
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"n": len(texts), "scores": {}}
-    for name, figure in figures.items():
-        metric = metrics.build(figure.metric)
-        said = [spelled(text, figure.text, figure.lowercase) for text in texts]
-        wanted = [[spelled(text, figure.text, figure.lowercase) for text in one.accepted] for one in examples]
-        stats = metric.statistics(said, wanted)
+def _score_outputs(
+    specs: Mapping[str, ScoreSpec],
+    outputs: Sequence[str],
+    examples: Sequence[Example],
+    groups: Sequence[str] | None = None,
+) -> TestScores:
+    """Every score with its interval of all items and, with `groups`, of each group and the means over groups."""
+    result: TestScores = {"n": len(outputs), "scores": {}}
+    if groups is not None:
+        result["groups"] = {}
+    for name, spec in specs.items():
 
-        def scaled(value: float, inverse: bool = figure.inverse) -> float:
-            return round(100.0 - value if inverse else value, 4)
+        def tokenize(text: str, spec: ScoreSpec = spec) -> str:
+            return tokenize_for_scoring(text, spec.text, spec.lowercase)
 
-        low, high = sorted(map(scaled, interval(metric, stats)))
-        found["scores"][name] = {
-            "value": scaled(float(metric.score(stats.sum(0)))),
+        def scale(value: float, spec: ScoreSpec = spec) -> float:
+            return round(100.0 - value if spec.inverse else value, 4)
+
+        metric = metrics.build(spec.metric)
+        references = [[tokenize(text) for text in example.accepted] for example in examples]
+        stats = metric.statistics([tokenize(text) for text in outputs], references)
+        low, high = sorted(map(scale, bootstrap_interval(metric, stats)))
+        result["scores"][name] = {
+            "value": scale(float(metric.score(stats.sum(0)))),
             "interval": [low, high],
             "signature": metric.signature,
         }
-        if kinds is not None:
-            each = {
-                kind: scaled(float(metric.score(stats[[k == kind for k in kinds]].sum(0)))) for kind in sorted({*kinds})
-            }
-            found.setdefault("groups", {})[name] = each
-            found["scores"][f"{name}, mean of groups"] = {"value": round(mean(each.values()), 4)}
-            for family in sorted({kind.split("/")[0] for kind in each if "/" in kind}):
-                values = [value for kind, value in each.items() if kind.startswith(f"{family}/")]
-                found["scores"][f"{name}, mean of {family}"] = {"value": round(mean(values), 4)}
-    return found
+        if groups is None:
+            continue
+        by_group = {
+            group: scale(float(metric.score(stats[[g == group for g in groups]].sum(0)))) for group in sorted({*groups})
+        }
+        result["groups"][name] = by_group
+        result["scores"][f"{name}, mean of groups"] = {"value": round(mean(by_group.values()), 4)}
+        for family in sorted({group.split("/")[0] for group in by_group if "/" in group}):
+            values = [value for group, value in by_group.items() if group.startswith(f"{family}/")]
+            result["scores"][f"{name}, mean of {family}"] = {"value": round(mean(values), 4)}
+    return result
 
 
-def _surprise(model: Pipeline, path: Path) -> dict[str, Any]:
-    """Bits per character of a text under a language model, </s> of each line counted as one."""
-    from math import log
-
-    texts = [one.source for one in read_sources(str(path)) if one.source.strip()]
+def _bits_per_character(model: Pipeline, path: Path) -> TestScores:
+    """The bits per character of a file's texts under a language model; each </s> counts as a character."""
+    texts = [example.source for example in read_sources(str(path)) if example.source.strip()]
     nats, characters = -sum(model.score(texts)), sum(len(text) + 1 for text in texts)
-    return {"n": len(texts), "scores": {SURPRISE: {"value": round(nats / log(2) / characters, 4)}}}
+    return {"n": len(texts), "scores": {BITS_PER_CHARACTER: {"value": round(nats / log(2) / characters, 4)}}}
 
 
-def _spent(folder: Path) -> dict[str, Any]:
-    """Steps and minutes of training, validations not counted, as the run recorded them."""
-    last: dict[str, Any] = {}
-    recorded = folder / "metrics.jsonl"  # a run of fewer steps than log_every has none
-    for line in recorded.read_text(encoding="utf-8").split("\n") if recorded.exists() else ():
+def _training_cost(folder: Path) -> TrainingCost:
+    """Steps and minutes of training, without validation, from the last line of a run's metrics.jsonl."""
+    steps, seconds = None, 0.0
+    path = folder / "metrics.jsonl"  # a run of fewer steps than log_every has none
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
         if '"train"' in line:
-            last = json.loads(line)
-    return {"steps": last.get("step"), "minutes": round(last.get("seconds", 0.0) / 60, 2)}
+            values = json.loads(line)
+            steps, seconds = values.get("step"), values.get("seconds", 0.0)
+    return TrainingCost(steps, round(seconds / 60, 2))
 
 
-def results(setting: Setting, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """What finished jobs left, in order."""
-    paths = [setting.folder(job) / "result.json" for job in jobs if setting.opened.recipe.systems[job.system].scored]
-    return [found for path in paths if (found := saved(path))]
+def load_results(run: RecipeRun, jobs: Sequence[TrainingJob]) -> list[JobResult]:
+    """The results of those jobs whose system is scored and that have a result.json, in order."""
+    paths = [run.job_folder(job) / "result.json" for job in jobs if run.recipe.systems[job.system].scored]
+    return [result for path in paths if (result := load_result(path)) is not None]
 
 
-def summary(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The means of the scores over seeds: by system/part, and by system over its parts; TEST.score for any test."""
+def average_scores(results: Sequence[JobResult]) -> dict[str, dict[str, float]]:
+    """The mean of each score over seeds, by system/part, and over seeds and parts, by system.
+
+    A score is called NAME for the first test, and TEST.NAME for every test.
+    """
     values: dict[str, dict[str, list[float]]] = {}
-    for one in found:
-        keys = {one["system"], f"{one['system']}/{one['part']}"} if one["part"] else {one["system"]}
-        for i, (test, scored) in enumerate(one["tests"].items()):
+    for result in results:
+        system, part = result["system"], result["part"]
+        keys = {system, f"{system}/{part}"} if part else {system}
+        for i, (test, scored) in enumerate(result["tests"].items()):
             for name, score in scored["scores"].items():
                 for key in keys:
                     for label in (f"{test}.{name}", *([name] if i == 0 else [])):
                         values.setdefault(key, {}).setdefault(label, []).append(score["value"])
-    return {key: {name: mean(every) for name, every in scores.items()} for key, scores in values.items()}
+    return {key: {name: mean(each) for name, each in scores.items()} for key, scores in values.items()}

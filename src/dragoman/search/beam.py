@@ -1,27 +1,29 @@
-"""Keep the k most probable beginnings; compare what ends by a length rule.
+"""Beam search: keep the k most probable hypotheses at each step; rank the finished ones by a length rule.
 
 At each step, for every sentence at once:
-    1. extend every live hypothesis by its k + 1 best tokens (of those at most one is </s>)
-    2. rank all extensions by log p of the whole beginning: the best k of each are enough, since no more can be kept
-    3. those among the first k that chose </s> are finished: the best k finished ones stay in the pool, by score
-    4. the best k others live on
-    5. a sentence is done at its length limit, where live ones fill what is free in the pool, cut off; or before:
+    1. extend every active hypothesis by its k + 1 best tokens (at most one of them is </s>)
+    2. rank all extensions by log p of the whole hypothesis: the best k of each suffice, since no more can be kept
+    3. those among the first k that chose </s> are finished: the best k finished ones are kept, by score
+    4. the best k others stay active
+    5. a sentence is done at its maximum length, where active hypotheses fill the free slots among the finished ones,
+       truncated; or earlier, by `early_stopping`:
 
-       usual   k have finished and no live one scores higher now
-       exact   k have finished and no live one can still score higher: log p only falls, so what a live one can reach
-               is the better of ending now and keeping its log p up to the longest length (a score divides by length)
+       false   k have finished, and no active hypothesis currently beats the worst of them
+       never   k have finished, and no active hypothesis can still beat the worst of them: log p only falls, so the
+               best it can reach is to end now or to keep its log p up to the maximum length
+       true    k have finished
 
-With the ending `shrink` a finished hypothesis takes its place in the beam with it, until none is left.
+With `finished_policy: shrink` every finished hypothesis narrows the beam by one, until none is active.
 
-    score = rule(log p, n) + β Σ_j log min(Σ_t a_tj, 1)          β: `coverage`, what of the source was looked at
+    score = length rule(log p, n) + β Σ_j log min(Σ_t a_tj, 1)          β: `coverage_penalty`
 
-Required phrases (phrases.py) change the ranking in 2: places are shared among beginnings that have met as many required
-tokens, and tokens that would meet more are tried besides the best.
+Forced phrases (force_phrases.py) change the ranking in 2: slots are shared among hypotheses that have met equally many
+forced tokens, and tokens that would meet more are tried besides the best.
 
-Live beginnings and the pool are themselves trees of (sentence, hypothesis) tensors, like the model's state, and are
-reordered by the same function. A sentence that is done is frozen: what else is in the batch never changes it.
+Active and finished hypotheses are trees of (sentence, hypothesis) tensors, like the decoder's state, and are reordered
+by the same function. A sentence that is done is frozen: the rest of the batch never changes it.
 
-B sentences, k hypotheses, R room (the most tokens), S source positions, V vocabulary, C candidates.
+B sentences, k hypotheses, R steps (the maximum length + 1), S source positions, V vocabulary, C candidates.
 """
 
 from __future__ import annotations
@@ -38,239 +40,272 @@ from dragoman.core import tree
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
-from dragoman.search import Limits, Start, searches
-from dragoman.search.force_phrases import Required, banks
-from dragoman.search.logits_processors import constrained
-from dragoman.search.scoring import covered, length_rules
-from dragoman.search.tracing import record
+from dragoman.search import SearchConstraints, Start, searches
+from dragoman.search.force_phrases import ForcePhrasesProcessor, share_slots
+from dragoman.search.logits_processors import apply_constraints
+from dragoman.search.scoring import length_rules, log_coverage
+from dragoman.search.tracing import record_step
 
-LOOK_EVERY = 8  # steps between the host's looks at a GPU: a look waits for the device
+SYNC_EVERY = 8  # steps between two reads of `done` from a GPU: each read waits for the device
 
 
 @dataclass
-class Prefixes:
-    """Some hypotheses of each sentence: tokens and their log p (B, k, R), the sums and scores, the lengths (B, k)."""
+class BeamState:
+    """Some hypotheses of each sentence: tokens and their log p (B, k, R), sums, scores and lengths (B, k)."""
 
     tokens: Tensor
     log_probs: Tensor  # float64
     total: Tensor
     score: Tensor
     length: Tensor  # tokens without </s>
-    ended: Tensor  # whether </s> was chosen
-    looked: Tensor  # (B, k, S): Σ_t a_tj, or S = 0 where nobody asks
-    node: Tensor  # its number in a trace
+    has_eos: Tensor  # whether </s> was chosen
+    coverage: Tensor  # (B, k, S): Σ_t a_tj; S = 0 without a coverage penalty
+    node: Tensor  # its id in a trace
 
-    def at(self, places: Tensor) -> Prefixes:
-        """Those at `places` (B, K), which may be more or fewer than there are."""
-        rows = torch.arange(len(places), device=places.device)[:, None]
-        return Prefixes(*(getattr(self, field.name)[rows, places] for field in fields(self)))
+    def select(self, indices: Tensor) -> BeamState:
+        """Return the hypotheses at `indices` (B, K) of each sentence; an index may come several times."""
+        rows = torch.arange(len(indices), device=indices.device)[:, None]
+        return BeamState(*(getattr(self, field.name)[rows, indices] for field in fields(self)))
 
 
 @searches.register("beam")
 class Beam:
-    """The k most probable beginnings at each step; finished ones ranked by a length rule."""
+    """The k most probable hypotheses at each step; finished ones ranked by a length rule."""
 
-    draws = False
-    traces = seeks = True
+    is_sampling = False
+    supports_trace = supports_force_phrases = True
 
     def __init__(
         self,
         *,
-        size: PositiveInt = 5,
-        length: Annotated[Part, length_rules] = Part("mean"),
-        ending: Literal["pool", "shrink"] = "pool",
-        stop: Literal["usual", "exact"] = "usual",
-        coverage: Annotated[float, Field(ge=0.0)] = 0.0,
+        beam: PositiveInt = 5,
+        length_rule: Annotated[Part, length_rules] = Part("mean"),
+        finished_policy: Literal["collect", "shrink"] = "collect",
+        early_stopping: bool | Literal["never"] = False,
+        coverage_penalty: Annotated[float, Field(ge=0.0)] = 0.0,
     ) -> None:
-        self.size, self.rule, self.coverage = size, length_rules.build(length), coverage
-        self.shrinks, self.exact = ending == "shrink", stop == "exact"
+        """Hold the options and build the length rule; `beam` is k."""
+        self.num_hypotheses, self.length_rule = beam, length_rules.build(length_rule)
+        self.finished_policy, self.early_stopping = finished_policy, early_stopping
+        self.coverage_penalty = coverage_penalty
 
     @property
-    def looks(self) -> bool:
-        """For a coverage penalty."""
-        return self.coverage > 0
+    def needs_attention(self) -> bool:
+        """Whether there is a coverage penalty, which needs the attention weights of each step."""
+        return self.coverage_penalty > 0
 
-    def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]:
-        longest, k = limits.longest, self.size
-        ends = set(longest.tolist())  # the steps at which some sentence is at its limit: no need to ask the device then
-        B, room = len(longest), max(ends) + 1
-        state = start(Capacity(k, room))
-        live, pool = empty(B, k, room, longest.device), empty(B, k, room, longest.device)
-        live.total[:, 0] = live.score[:, 0] = 0.0  # one beginning, the empty one
-        token = longest.new_full((B, k), BOS)
-        rows = torch.arange(B, device=longest.device)  # which sentence each row is
-        done = torch.zeros(B, dtype=torch.bool, device=longest.device)
+    def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
+        """Search all sentences in parallel; return the finished hypotheses of each, best first."""
+        max_lengths, k = constraints.max_lengths, self.num_hypotheses
+        limit_steps = set(max_lengths.tolist())  # steps at which some sentence is at its limit, known without a sync
+        B, R = len(max_lengths), max(limit_steps) + 1
+        state = start(Capacity(k, R))
+        active, finished = empty_beam(B, k, R, max_lengths.device), empty_beam(B, k, R, max_lengths.device)
+        active.total[:, 0] = active.score[:, 0] = 0.0  # one hypothesis, the empty one
+        token = max_lengths.new_full((B, k), BOS)
+        rows = torch.arange(B, device=max_lengths.device)  # the sentence of each row
+        done = torch.zeros(B, dtype=torch.bool, device=max_lengths.device)
         results: list[list[Hypothesis]] = [[] for _ in range(B)]
 
-        for t in range(room):
+        for t in range(R):
             log_p, state = step(token, state)
-            live = self.look(live, state)
-            log_p = constrained(log_p, live.tokens[:, :, :t], rows, limits)
-            extended, parents = self.extend(live, log_p, t, rows, limits)
-            finished = extended.ended & (rank(extended) < self.places(pool))  # (B, 2k)
-            room_left, pool = self.places(pool), keep_best(pool, extended, finished, done)
-            at_limit = (longest[rows] == t) & ~done
-            if t in ends:
-                pool = self.fill_cut(pool, live, parents, finished, at_limit, t, rows, limits)
-            kept, order = survivors(extended, room_left if self.shrinks else None, k)
-            if limits.traces is not None:
-                record(
-                    limits.traces, rows, t, live, extended, parents, finished, pool, kept, room_left, ~done, at_limit
+            active = self.add_coverage(active, state)
+            log_p = apply_constraints(log_p, active.tokens[:, :, :t], rows, constraints)
+            extended, parents = self.extend(active, log_p, t, rows, constraints)
+            slots = self.count_slots(finished)  # (B, 1)
+            newly_finished = extended.has_eos & (candidate_ranks(extended) < slots)  # (B, 2k)
+            finished = merge_finished(finished, extended, newly_finished, done)
+            at_limit = (max_lengths[rows] == t) & ~done
+            if t in limit_steps:
+                finished = self.add_truncated(finished, active, parents, newly_finished, at_limit, t, rows, constraints)
+            kept, order = select_active(extended, slots if self.finished_policy == "shrink" else None, k)
+            if constraints.traces is not None:
+                record_step(
+                    constraints.traces,
+                    rows,
+                    t,
+                    active,
+                    extended,
+                    parents,
+                    newly_finished,
+                    finished,
+                    kept,
+                    slots,
+                    ~done,
+                    at_limit,
                 )
 
-            live, parents = kept, parents.gather(1, order)
-            state, token = moved(state, parents), live.tokens[:, :, t]
-            done = done | at_limit | self.is_done(live, pool, longest[rows], t)
+            active, parents = kept, parents.gather(1, order)
+            state, token = reorder_state(state, parents), active.tokens[:, :, t]
+            done = done | at_limit | self.is_done(active, finished, max_lengths[rows], t)
 
-            if done.device.type != "cpu" and t % LOOK_EVERY and t + 1 < room:
+            if done.device.type != "cpu" and t % SYNC_EVERY and t + 1 < R:
                 continue
-            if bool(done.all()) or int(done.sum()) * 2 >= len(done):  # half are done: go on with the others alone
-                gather(results, pool, rows, done)
-                going = (~done).nonzero()[:, 0]
-                if not len(going):
+            if bool(done.all()) or int(done.sum()) * 2 >= len(done):  # half are done: continue with the others alone
+                collect_hypotheses(results, finished, rows, done)
+                remaining = (~done).nonzero()[:, 0]
+                if not len(remaining):
                     break
-                rows, token, done = rows[going], token[going], done[going]
-                live, pool, state = tree.select((live, pool, state), going)
+                rows, token, done = rows[remaining], token[remaining], done[remaining]
+                active, finished, state = tree.select((active, finished, state), remaining)
         return results
 
     # -- the steps above, one by one -------------------------------------------------------------------------------
 
-    def look(self, live: Prefixes, state: Any) -> Prefixes:
-        """Add where each hypothesis just looked."""
-        if not self.looks:
-            return live
+    def add_coverage(self, active: BeamState, state: Any) -> BeamState:
+        """Return `active` with the attention of the last step added to its coverage, if there is a coverage penalty."""
+        if not self.needs_attention:
+            return active
         a = getattr(state, "attention", None)  # (B, k, S), 1 on padding
         if a is None:
-            raise UserError("a coverage penalty needs a model that looks at its source; leave coverage at 0")
-        return replace(live, looked=a.double() if live.looked.shape[2] == 0 else live.looked + a)
+            raise UserError("coverage_penalty needs a decoder that attends to the source; leave it at 0")
+        return replace(active, coverage=a.double() if active.coverage.shape[2] == 0 else active.coverage + a)
 
-    def scored(self, total: Tensor, n: Tensor, looked: Tensor) -> Tensor:
-        score = self.rule(total, n)
-        return score if not self.looks else score + self.coverage * covered(looked)
+    def compute_score(self, total: Tensor, n: Tensor, coverage: Tensor) -> Tensor:
+        """Return the sums of log p under the length rule for n tokens, plus the coverage penalty."""
+        score = self.length_rule(total, n)
+        return score if not self.needs_attention else score + self.coverage_penalty * log_coverage(coverage)
 
     def extend(
-        self, live: Prefixes, log_p: Tensor, t: int, rows: Tensor, limits: Limits, lowered: Tensor | None = None
-    ) -> tuple[Prefixes, Tensor]:
-        """The 2k best extensions of each sentence in order, and the hypothesis each descends from.
+        self,
+        active: BeamState,
+        log_p: Tensor,
+        t: int,
+        rows: Tensor,
+        constraints: SearchConstraints,
+        penalty: Tensor | None = None,
+    ) -> tuple[BeamState, Tensor]:
+        """Return the 2k best extensions of each sentence in order, and which hypothesis each of them extends.
 
-        `lowered` (B, 1, V) is taken off for the ranking alone.
+        `penalty` (B, 1, V) is subtracted for the ranking alone.
         """
-        k, ranked = log_p.shape[1], log_p if lowered is None else log_p - lowered
+        k, ranked = log_p.shape[1], log_p if penalty is None else log_p - penalty
         best, tokens = ranked.topk(min(k + 1, log_p.shape[2]), -1)  # (B, k, k+1)
-        required = [rule for rule in limits.rules if isinstance(rule, Required)]
-        if required:
-            best, tokens = with_wanted(best, tokens, ranked, live, required[0], t, rows)
-        sums = (live.total[..., None] + best.double()).flatten(1)  # (B, C)
-        said = log_p.gather(-1, tokens).masked_fill(best == -math.inf, -math.inf).double()  # (B, k, k+1)
+        forced = [one for one in constraints.processors if isinstance(one, ForcePhrasesProcessor)]
+        if forced:
+            best, tokens = add_phrase_tokens(best, tokens, ranked, active, forced[0], t, rows)
+        sums = (active.total[..., None] + best.double()).flatten(1)  # (B, C)
+        token_log_p = log_p.gather(-1, tokens).masked_fill(best == -math.inf, -math.inf).double()  # (B, k, k+1)
         tokens = tokens.flatten(1)
-        count, each = min(2 * k, sums.shape[1]), sums.shape[1] // k
-        if required:
-            order = by_banks(sums, tokens, live, each, required[0], t, rows, k)[:, :count]
+        count, per_hypothesis = min(2 * k, sums.shape[1]), sums.shape[1] // k
+        if forced:
+            order = rank_by_bank(sums, tokens, active, per_hypothesis, forced[0], t, rows, k)[:, :count]
         else:
             order = sums.topk(count, -1).indices
-        total = (live.total[..., None] + said).flatten(1).gather(1, order)
-        parents, token = order // each, tokens.gather(1, order)
-        wide = live.at(parents)
-        wide.tokens[:, :, t] = token
-        wide.log_probs[:, :, t] = said.flatten(1).gather(1, order)
-        ended = (token == EOS) & (total > -math.inf)
-        score = self.scored(total, torch.full_like(total, t + 1), wide.looked)
+        total = (active.total[..., None] + token_log_p).flatten(1).gather(1, order)
+        parents, token = order // per_hypothesis, tokens.gather(1, order)
+        extended = active.select(parents)
+        extended.tokens[:, :, t] = token
+        extended.log_probs[:, :, t] = token_log_p.flatten(1).gather(1, order)
+        has_eos = (token == EOS) & (total > -math.inf)
+        score = self.compute_score(total, torch.full_like(total, t + 1), extended.coverage)
         node = 1 + 2 * k * t + torch.arange(count, device=order.device).expand_as(order)
-        length = torch.full_like(wide.length, t) + ~ended
-        return replace(wide, total=total, score=score, length=length, ended=ended, node=node), parents
+        length = torch.full_like(extended.length, t) + ~has_eos
+        return replace(extended, total=total, score=score, length=length, has_eos=has_eos, node=node), parents
 
-    def places(self, pool: Prefixes) -> Tensor:
-        """How many hypotheses there is room for, (B, 1)."""
-        k = torch.full_like(pool.length[:, :1], self.size)
-        return k - (pool.score > -math.inf).sum(-1, keepdim=True) if self.shrinks else k
+    def count_slots(self, finished: BeamState) -> Tensor:
+        """Return how many hypotheses may stay, (B, 1): k, or under "shrink" k less the finished ones."""
+        k = torch.full_like(finished.length[:, :1], self.num_hypotheses)
+        if self.finished_policy == "collect":
+            return k
+        return k - (finished.score > -math.inf).sum(-1, keepdim=True)
 
-    def fill_cut(
+    def add_truncated(
         self,
-        pool: Prefixes,
-        live: Prefixes,
+        finished: BeamState,
+        active: BeamState,
         parents: Tensor,
-        finished: Tensor,
+        newly_finished: Tensor,
         at_limit: Tensor,
         t: int,
         rows: Tensor,
-        limits: Limits,
-    ) -> Prefixes:
-        """At the limit, live hypotheses that did not just end take the free places of the pool, after the others.
+        constraints: SearchConstraints,
+    ) -> BeamState:
+        """Put active hypotheses at the maximum length that did not just finish into free finished slots.
 
-        Those that have met all required phrases come first.
+        Those that contain all forced phrases come first.
         """
-        gone = torch.zeros_like(live.length).scatter_add(1, parents, finished.long()) > 0  # these just ended
-        score = live.score.masked_fill(~(at_limit[:, None] & ~gone & (live.total > -math.inf)), -math.inf)
+        just_finished = torch.zeros_like(active.length).scatter_add(1, parents, newly_finished.long()) > 0
+        usable = at_limit[:, None] & ~just_finished & (active.total > -math.inf)
+        score = active.score.masked_fill(~usable, -math.inf)
         order = score.argsort(-1, descending=True)
-        for required in (rule for rule in limits.rules if isinstance(rule, Required)):
-            late = (score == -math.inf) | lacking(live, required, t, rows)
+        for forced in (one for one in constraints.processors if isinstance(one, ForcePhrasesProcessor)):
+            late = (score == -math.inf) | lacks_phrases(active, forced, t, rows)
             order = order.gather(1, late.gather(1, order).to(torch.int8).argsort(dim=-1, stable=True))
-        cut = replace(live, score=score, length=torch.full_like(live.length, t), ended=torch.zeros_like(live.ended))
-        free = pool.score == -math.inf  # (B, k), the last ones
-        place = (free.cumsum(-1) - 1).clamp(min=0)  # the i-th free place takes the i-th cut one
-        taken = cut.at(order.gather(1, place))
-        use = free & (taken.score > -math.inf)
+        no_eos = torch.zeros_like(active.has_eos)
+        truncated = replace(active, score=score, length=torch.full_like(active.length, t), has_eos=no_eos)
+        free = finished.score == -math.inf  # (B, k), the last ones
+        slot = (free.cumsum(-1) - 1).clamp(min=0)  # the i-th free slot takes the i-th truncated hypothesis
+        added = truncated.select(order.gather(1, slot))
+        use = free & (added.score > -math.inf)
 
         def put(old: Tensor, new: Tensor) -> Tensor:
+            """Take `new` where a slot is used, else `old`."""
             return torch.where(use.view(*use.shape, *(1,) * (old.dim() - 2)), new, old)
 
-        pool = same_looks(pool, live)
-        return Prefixes(*(put(getattr(pool, f.name), getattr(taken, f.name)) for f in fields(pool)))
+        finished = match_coverage(finished, active)
+        return BeamState(*(put(getattr(finished, f.name), getattr(added, f.name)) for f in fields(finished)))
 
-    def is_done(self, live: Prefixes, pool: Prefixes, longest: Tensor, t: int) -> Tensor:
-        """(B,): whether nothing that is still alive could change the pool, as the stop has it."""
-        best = live.total.max(-1).values
-        if self.shrinks:
+    def is_done(self, active: BeamState, finished: BeamState, max_lengths: Tensor, t: int) -> Tensor:
+        """Return whether each sentence's search may stop, (B,), by `early_stopping` or if nothing is active."""
+        best = active.total.max(-1).values
+        if self.finished_policy == "shrink":
             return best == -math.inf
-        hope = self.rule(best, torch.full_like(best, t + 1))
-        if self.exact:  # what coverage adds is at most 0
-            hope = torch.maximum(self.rule(best, torch.full_like(best, t + 2)), self.rule(best, (longest + 1).to(best)))
-        return ((pool.score[:, -1] > -math.inf) & ~(hope > pool.score[:, -1])) | (best == -math.inf)
+        worst = finished.score[:, -1]
+        is_full = worst > -math.inf
+        if self.early_stopping is True:
+            return is_full | (best == -math.inf)
+        reachable = self.length_rule(best, torch.full_like(best, t + 1))
+        if self.early_stopping == "never":  # what coverage adds is at most 0
+            soon = self.length_rule(best, torch.full_like(best, t + 2))
+            reachable = torch.maximum(soon, self.length_rule(best, (max_lengths + 1).to(best)))
+        return (is_full & ~(reachable > worst)) | (best == -math.inf)
 
 
-def empty(B: int, k: int, room: int, device: Any) -> Prefixes:
-    """No hypotheses yet: every sum and score is −∞."""
+def empty_beam(B: int, k: int, R: int, device: Any) -> BeamState:
+    """Create B × k empty slots for R tokens: every sum and score is −∞."""
     numbers = torch.full((B, k), -math.inf, dtype=torch.float64, device=device)
     zeros = torch.zeros(B, k, dtype=torch.long, device=device)
-    tokens = torch.full((B, k, room), EOS, device=device)
-    log_probs = torch.zeros(B, k, room, dtype=torch.float64, device=device)
-    return Prefixes(
+    tokens = torch.full((B, k, R), EOS, device=device)
+    log_probs = torch.zeros(B, k, R, dtype=torch.float64, device=device)
+    return BeamState(
         tokens, log_probs, numbers.clone(), numbers.clone(), zeros, zeros.bool(), log_probs[:, :, :0], zeros.clone()
     )
 
 
-def rank(extended: Prefixes) -> Tensor:
+def candidate_ranks(extended: BeamState) -> Tensor:
+    """Return 0, 1, 2, … for the extensions, which are sorted already."""
     return torch.arange(extended.total.shape[1], device=extended.total.device)
 
 
-def same_looks(pool: Prefixes, live: Prefixes) -> Prefixes:
-    """A pool that was made before the first look has no column for any."""
-    if pool.looked.shape[2] == live.looked.shape[2]:
-        return pool
-    return replace(pool, looked=pool.looked.new_zeros(*pool.score.shape, live.looked.shape[2]))
+def match_coverage(finished: BeamState, active: BeamState) -> BeamState:
+    """Return `finished` with zeros for coverage if it has another number of source positions than `active`."""
+    if finished.coverage.shape[2] == active.coverage.shape[2]:
+        return finished
+    return replace(finished, coverage=finished.coverage.new_zeros(*finished.score.shape, active.coverage.shape[2]))
 
 
-def keep_best(pool: Prefixes, extended: Prefixes, which: Tensor, done: Tensor) -> Prefixes:
-    """The pool with the extensions in `which`, cut to the best k by score; what is done stays, and in its order."""
-    k, pool = pool.score.shape[1], same_looks(pool, extended)
-    both = Prefixes(*(torch.cat([getattr(pool, f.name), getattr(extended, f.name)], 1) for f in fields(pool)))
-    both.score[:, k:].masked_fill_(~which, -math.inf)
+def merge_finished(finished: BeamState, extended: BeamState, newly_finished: Tensor, done: Tensor) -> BeamState:
+    """Return the best k of the finished and newly finished, by score; sentences that are done stay as they are."""
+    k, finished = finished.score.shape[1], match_coverage(finished, extended)
+    both = BeamState(*(torch.cat([getattr(finished, f.name), getattr(extended, f.name)], 1) for f in fields(finished)))
+    both.score[:, k:].masked_fill_(~newly_finished, -math.inf)
     best = torch.where(done[:, None], torch.arange(k, device=done.device), both.score.topk(k, -1).indices)
-    return both.at(best)
+    return both.select(best)
 
 
-def survivors(extended: Prefixes, places: Tensor | None, k: int) -> tuple[Prefixes, Tensor]:
-    """The first k that have not ended (of the first `places`, if that is given), and where they stood."""
-    alive = ~extended.ended
-    if places is not None:
-        alive = alive & (rank(extended) < places)
-    order = (~alive).to(torch.int8).argsort(dim=-1, stable=True)[:, :k]
-    live = extended.at(order)
-    return replace(live, total=live.total.masked_fill(~alive.gather(1, order), -math.inf)), order
+def select_active(extended: BeamState, slots: Tensor | None, k: int) -> tuple[BeamState, Tensor]:
+    """Return the first k extensions without </s> (only among the first `slots`, if given), and their indices."""
+    is_active = ~extended.has_eos
+    if slots is not None:
+        is_active = is_active & (candidate_ranks(extended) < slots)
+    order = (~is_active).to(torch.int8).argsort(dim=-1, stable=True)[:, :k]
+    active = extended.select(order)
+    return replace(active, total=active.total.masked_fill(~is_active.gather(1, order), -math.inf)), order
 
 
-def moved(state: Any, parents: Tensor) -> Any:
-    """The state with every hypothesis where its child now stands; nothing is copied where none has moved."""
+def reorder_state(state: Any, parents: Tensor) -> Any:
+    """Reorder the decoder's state by the parent of each extension; it is not copied if nothing moves."""
     k = parents.shape[1]
     if k == 1:
         return state
@@ -279,55 +314,69 @@ def moved(state: Any, parents: Tensor) -> Any:
     return tree.reorder(state, parents)
 
 
-def gather(results: list[list[Hypothesis]], pool: Prefixes, rows: Tensor, done: Tensor) -> None:
-    """Hand out the pools of the sentences that are done, best first."""
-    finished = done.nonzero()[:, 0]
-    columns = [x[finished].tolist() for x in (pool.tokens, pool.log_probs, pool.score, pool.length, pool.ended)]
-    for row, *values in zip(rows[finished].tolist(), *columns, strict=True):
-        for tokens, log_probs, score, n, ended in zip(*values, strict=True):
+def collect_hypotheses(results: list[list[Hypothesis]], finished: BeamState, rows: Tensor, done: Tensor) -> None:
+    """Append the finished hypotheses of the sentences that are done to `results`, best first."""
+    indices = done.nonzero()[:, 0]
+    columns = (finished.tokens, finished.log_probs, finished.score, finished.length, finished.has_eos)
+    for row, *values in zip(rows[indices].tolist(), *(x[indices].tolist() for x in columns), strict=True):
+        for tokens, log_probs, score, n, has_eos in zip(*values, strict=True):
             if score > -math.inf:
-                end = "eos" if ended else "length"
-                results[row].append(Hypothesis(tokens[:n], log_probs[: n + ended], score, end))
+                reason = "eos" if has_eos else "length"
+                results[row].append(Hypothesis(tokens[:n], log_probs[: n + has_eos], score, reason))
 
 
-# -- required phrases --------------------------------------------------------------------------------------------------
+# -- forced phrases ----------------------------------------------------------------------------------------------------
 
 
-def lacking(live: Prefixes, required: Required, t: int, rows: Tensor) -> Tensor:
-    """(B, k): true for a hypothesis that has not met all its phrases."""
-    histories = live.tokens[:, :, :t].tolist()
+def lacks_phrases(active: BeamState, forced: ForcePhrasesProcessor, t: int, rows: Tensor) -> Tensor:
+    """Return whether each hypothesis lacks some of its forced phrases, (B, k)."""
+    histories = active.tokens[:, :, :t].tolist()
     unmet = [
-        [bool(required.standing(h, row).unmet) for h in hs] for hs, row in zip(histories, rows.tolist(), strict=True)
+        [bool(forced.match(history, row).unmet) for history in hypotheses]
+        for hypotheses, row in zip(histories, rows.tolist(), strict=True)
     ]
     return torch.tensor(unmet, device=rows.device)
 
 
-def with_wanted(
-    best: Tensor, tokens: Tensor, log_p: Tensor, live: Prefixes, required: Required, t: int, rows: Tensor
+def add_phrase_tokens(
+    best: Tensor, tokens: Tensor, log_p: Tensor, active: BeamState, forced: ForcePhrasesProcessor, t: int, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best tokens (B, k, k+1) of each hypothesis, and those that would meet more of its required phrases."""
-    histories, numbers = live.tokens[:, :, :t].tolist(), rows.tolist()
-    wanted = [[required.wanted(h, row) for h in hs] for hs, row in zip(histories, numbers, strict=True)]
-    most = max((len(one) for ones in wanted for one in ones), default=0)
+    """Append to the best tokens (B, k, k+1) and their log p those that would continue a forced phrase."""
+    histories = active.tokens[:, :, :t].tolist()
+    needed = [
+        [forced.next_tokens(history, row) for history in hypotheses]
+        for hypotheses, row in zip(histories, rows.tolist(), strict=True)
+    ]
+    most = max((len(ids) for hypotheses in needed for ids in hypotheses), default=0)
     if not most:
         return best, tokens
-    extra = torch.tensor([[[*one, *[-1] * (most - len(one))] for one in ones] for ones in wanted]).to(tokens)
-    known = (extra[..., None] == tokens[..., None, :]).any(-1) | (extra < 0)
+    padded = [[[*ids, *[-1] * (most - len(ids))] for ids in hypotheses] for hypotheses in needed]
+    extra = torch.tensor(padded).to(tokens)
+    is_known = (extra[..., None] == tokens[..., None, :]).any(-1) | (extra < 0)
     extra = extra.clamp(min=0)
-    value = log_p.gather(-1, extra).masked_fill(known, -math.inf)
+    value = log_p.gather(-1, extra).masked_fill(is_known, -math.inf)
     return torch.cat([best, value], -1), torch.cat([tokens, extra], -1)
 
 
-def by_banks(
-    sums: Tensor, tokens: Tensor, live: Prefixes, each: int, required: Required, t: int, rows: Tensor, k: int
+def rank_by_bank(
+    sums: Tensor,
+    tokens: Tensor,
+    active: BeamState,
+    per_hypothesis: int,
+    forced: ForcePhrasesProcessor,
+    t: int,
+    rows: Tensor,
+    k: int,
 ) -> Tensor:
-    """The order of all candidates (B, C) when places are shared by how much of the phrases they have met."""
+    """Return the order of all candidates (B, C) when slots are shared by how many forced tokens they have met."""
     orders = []
-    histories = live.tokens[:, :, :t].tolist()
-    for row, totals, said, before in zip(rows.tolist(), sums.tolist(), tokens.tolist(), histories, strict=True):
+    histories = active.tokens[:, :, :t].tolist()
+    for row, totals, ids, before in zip(rows.tolist(), sums.tolist(), tokens.tolist(), histories, strict=True):
         met = [
-            required.progress([*before[c // each], token] if token != EOS else before[c // each], row)
-            for c, token in enumerate(said)
+            forced.count_met(
+                [*before[c // per_hypothesis], token] if token != EOS else before[c // per_hypothesis], row
+            )
+            for c, token in enumerate(ids)
         ]
-        orders.append(banks(totals, met, required.total(row), k))
+        orders.append(share_slots(totals, met, forced.count_forced(row), k))
     return torch.tensor(orders, device=sums.device)

@@ -1,12 +1,12 @@
-"""Look at every result there is: the true argmax, for tiny problems and to hold other searches against.
+"""Exhaustive search: score every output there is. The true argmax, for tiny problems and to check other searches.
 
-    ŷ = argmax_y score(log p(y | x), |y|)          over all y that the limits and rules allow
+    ŷ = argmax_y score(log p(y | x), |y|)          over all y that the constraints allow
 
-Breadth first: all beginnings of t tokens, then all of t + 1, each a row of the model's state of its own. A beginning
-that chose </s> is a result; one that reached its longest length and may not end there is cut, and comes after those
-that ended. There are about V^longest beginnings, so more than `most` are refused.
+Breadth first: all prefixes of t tokens, then all of t + 1, each a row of the decoder's state. A prefix that chose </s>
+is an output; one of the maximum length that may not end there is truncated, and comes after those that ended. There are
+about V^max_length prefixes, so more than `max_hypotheses` are refused.
 
-N beginnings, t tokens each, V vocabulary.
+N prefixes, t tokens each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dragoman.core import tree
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
-from dragoman.search import Limits, Start, searches
-from dragoman.search.logits_processors import constrained
+from dragoman.search import SearchConstraints, Start, searches
+from dragoman.search.logits_processors import apply_constraints
 from dragoman.search.scoring import length_rules
 
-ROWS = 256  # beginnings in one step of the model: a large vocabulary is refused before it fills the memory
+ROWS = 256  # prefixes in one step of the model: a large vocabulary is refused before it fills the memory
 
 
 @dataclass
 class Block:
-    """Some beginnings of equal length. The state is that of the beginnings they extend: rows are copied when needed."""
+    """Some prefixes of equal length. The state is that of the prefixes they extend: rows are copied when needed."""
 
     tokens: Tensor  # (N, t)
     log_probs: Tensor  # (N, t), float64
@@ -41,77 +41,88 @@ class Block:
 
 @searches.register("exhaustive")
 class Exhaustive:
-    """argmax over every result there is, for tiny problems: the truth that other searches are measured against."""
+    """argmax over every output there is, for tiny problems: the truth that other searches are measured against."""
 
-    draws = traces = looks = False
-    seeks = True
+    is_sampling = supports_trace = needs_attention = False
+    supports_force_phrases = True
 
     def __init__(
         self,
         *,
-        size: PositiveInt = 5,
-        length: Annotated[Part, length_rules] = Part("mean"),
-        most: PositiveInt = 200_000,
+        beam: PositiveInt = 5,
+        length_rule: Annotated[Part, length_rules] = Part("mean"),
+        max_hypotheses: PositiveInt = 200_000,
     ) -> None:
-        self.size, self.rule, self.most = size, length_rules.build(length), most
+        """Hold the options; `beam` is the number of outputs returned."""
+        self.num_hypotheses, self.max_hypotheses = beam, max_hypotheses
+        self.length_rule = length_rules.build(length_rule)
 
-    def __call__(self, step: Step, start: Start, limits: Limits) -> list[list[Hypothesis]]:
-        longest = limits.longest.tolist()
-        state = start(Capacity(1, max(longest) + 1))
-        return [self.one(step, state, limits, row, most_tokens) for row, most_tokens in enumerate(longest)]
+    def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
+        """Return the best outputs of each sentence, searched one after the other."""
+        max_lengths: list[int] = constraints.max_lengths.tolist()
+        state = start(Capacity(1, max(max_lengths) + 1))
+        return [
+            self.search_sentence(step, state, constraints, row, max_length)
+            for row, max_length in enumerate(max_lengths)
+        ]
 
-    def one(self, step: Step, state: Any, limits: Limits, row: int, longest: int) -> list[Hypothesis]:
-        """The best results of one sentence."""
-        place = torch.tensor([row], device=limits.longest.device)
-        nothing = place.new_zeros(1, 0)
-        level, count = [Block(nothing, nothing.double(), state, place)], 1
-        ended: list[Hypothesis] = []
-        cut: list[Hypothesis] = []
-        for t in range(longest + 1):
+    def search_sentence(
+        self, step: Step, state: Any, constraints: SearchConstraints, row: int, max_length: int
+    ) -> list[Hypothesis]:
+        """Return the best outputs of sentence `row`; raise UserError above max_hypotheses prefixes."""
+        index = torch.tensor([row], device=constraints.max_lengths.device)
+        empty = index.new_zeros(1, 0)
+        level, count = [Block(empty, empty.double(), state, index)], 1
+        finished: list[Hypothesis] = []
+        truncated: list[Hypothesis] = []
+        for t in range(max_length + 1):
             following = []
             for block in level:
                 token = block.tokens[:, -1:] if t else torch.full_like(block.parents[:, None], BOS)
                 log_p, state = step(token, tree.select(block.state, block.parents))
-                log_p = constrained(log_p, block.tokens[:, None], place.expand(len(token)), limits)
+                log_p = apply_constraints(log_p, block.tokens[:, None], index.expand(len(token)), constraints)
                 log_p = log_p[:, 0].double()  # (N, V)
-                ended += self.best(block.tokens, torch.cat([block.log_probs, log_p[:, EOS, None]], 1), "eos")
-                if t == longest:
-                    stuck = log_p[:, EOS] == -math.inf
-                    cut += self.best(block.tokens[stuck], block.log_probs[stuck], "length")
+                finished += self.best_sequences(
+                    block.tokens, torch.cat([block.log_probs, log_p[:, EOS, None]], 1), "eos"
+                )
+                if t == max_length:
+                    blocked = log_p[:, EOS] == -math.inf
+                    truncated += self.best_sequences(block.tokens[blocked], block.log_probs[blocked], "length")
                     continue
-                allowed = (log_p > -math.inf).index_fill(1, place.new_tensor([EOS]), False)
+                allowed = (log_p > -math.inf).index_fill(1, index.new_tensor([EOS]), False)
                 count += int(allowed.sum())
-                if count > self.most:
+                if count > self.max_hypotheses:
                     raise UserError(
-                        f"exhaustive search met more than {self.most:,} beginnings of at most {longest} tokens; "
+                        f"exhaustive search met over {self.max_hypotheses:,} prefixes of up to {max_length} tokens; "
                         "it is for tiny problems, so allow fewer tokens or take a beam"
                     )
-                following += extensions(block, log_p, allowed, state)
+                following += extend_block(block, log_p, allowed, state)
             level = following
-        return (by_score(ended)[: self.size] + by_score(cut))[: self.size]
+        return (sort_by_score(finished)[: self.num_hypotheses] + sort_by_score(truncated))[: self.num_hypotheses]
 
-    def best(self, tokens: Tensor, log_probs: Tensor, ended: str) -> list[Hypothesis]:
-        """The best of some sequences of one length: tokens (N, t), log p (N, t), or t + 1 with that of </s>."""
+    def best_sequences(self, tokens: Tensor, log_probs: Tensor, reason: str) -> list[Hypothesis]:
+        """Return the best of some sequences (N, t) of one length as hypotheses; log_probs may include that of </s>."""
         total = log_probs.sum(-1)  # (N,)
-        score = self.rule(total, torch.full_like(total, max(log_probs.shape[1], 1)))
-        order = score.argsort(descending=True, stable=True)[: self.size]
+        score = self.length_rule(total, torch.full_like(total, max(log_probs.shape[1], 1)))
+        order = score.argsort(descending=True, stable=True)[: self.num_hypotheses]
         order = order[total[order] > -math.inf]
         columns = (x[order].tolist() for x in (tokens, log_probs, score))
-        return [Hypothesis(y, logs, value, ended) for y, logs, value in zip(*columns, strict=True)]
+        return [Hypothesis(y, logs, value, reason) for y, logs, value in zip(*columns, strict=True)]
 
 
-def extensions(block: Block, log_p: Tensor, allowed: Tensor, state: Any) -> list[Block]:
-    """Every beginning of a block with every token allowed after it, ROWS to a block; log_p and allowed (N, V)."""
+def extend_block(block: Block, log_p: Tensor, allowed: Tensor, state: Any) -> list[Block]:
+    """Extend every prefix of a block by every token allowed after it, (N, V); return blocks of up to ROWS rows."""
     parents, tokens = allowed.nonzero(as_tuple=True)
     blocks: list[Block] = []
     if not len(parents):  # which torch.split would make an empty block of
         return blocks
     for old, new in zip(torch.split(parents, ROWS), torch.split(tokens, ROWS), strict=True):
-        said = torch.cat([block.tokens[old], new[:, None]], 1)
+        extended = torch.cat([block.tokens[old], new[:, None]], 1)
         logs = torch.cat([block.log_probs[old], log_p[old, new, None]], 1)
-        blocks.append(Block(said, logs, state, old))
+        blocks.append(Block(extended, logs, state, old))
     return blocks
 
 
-def by_score(found: list[Hypothesis]) -> list[Hypothesis]:
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+def sort_by_score(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Sort hypotheses by score, the highest first."""
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

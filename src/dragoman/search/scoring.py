@@ -1,4 +1,4 @@
-"""Length rules: log p of a sequence → the score that hypotheses of different lengths are compared by.
+"""Length rules and the coverage penalty: log p of a sequence → the score by which hypotheses are compared.
 
     none   log p          mean   log p / n          power   log p / n^α          gnmt   log p / ((5 + n) / 6)^α
 
@@ -16,56 +16,64 @@ from dragoman.core.registry import Registry
 Number = TypeVar("Number", float, Tensor)
 
 
-def covered(looked: Tensor) -> Tensor:
-    """Σ_j log min(Σ_t a_tj, 1) over the source's positions, (B, k, S) → (B, k): how much of it was looked at.
+def log_coverage(coverage: Tensor) -> Tensor:
+    """Return GNMT's coverage term Σ_j log min(Σ_t a_tj, 1) over the source positions, (B, k, S) → (B, k).
 
-    A position that nobody looked at counts as looked at by 1e-6: the logarithm of nothing would rank all such alike.
+    A position without any attention counts as 1e-6: log 0 would rank all such hypotheses alike.
     """
-    return looked.clamp(1e-6, 1.0).log().sum(-1)
+    return coverage.clamp(1e-6, 1.0).log().sum(-1)
 
 
 class LengthRule(Protocol):
-    """log p and a length → a score."""
+    """Normalizes log p by a length."""
 
-    def __call__(self, log_p: Number, n: Number) -> Number: ...
+    def __call__(self, log_p: Number, n: Number) -> Number:
+        """Return the score of an output of n tokens with this sum of log p."""
+        ...
 
 
 length_rules: Registry[LengthRule] = Registry("length rule")
 
 
 @length_rules.register("none")
-class NoRule:
-    """log p as it is: short results have an advantage."""
+class NoLengthRule:
+    """log p as it is: short outputs have an advantage."""
 
     def __call__(self, log_p: Number, n: Number) -> Number:
+        """Return log p unchanged; n is ignored."""
         return log_p
 
 
 @length_rules.register("mean")
-class Mean:
+class MeanLengthRule:
     """log p / n: the mean over the tokens."""
 
     def __call__(self, log_p: Number, n: Number) -> Number:
+        """Return log p / n."""
         return log_p / n
 
 
 @length_rules.register("power")
-class Power:
+class PowerLengthRule:
     """log p / n^α: between none (α = 0) and mean (α = 1)."""
 
     def __init__(self, *, alpha: float = 1.0) -> None:
+        """Hold the exponent α."""
         self.alpha = alpha
 
     def __call__(self, log_p: Number, n: Number) -> Number:
+        """Return log p / n^α."""
         return log_p / n**self.alpha  # type: ignore[no-any-return]
 
 
 @length_rules.register("gnmt")
-class GNMT:
+class GNMTLengthRule:
     """log p / ((5 + n) / 6)^α (Wu et al. 2016)."""
 
     def __init__(self, *, alpha: float = 0.6) -> None:
+        """Hold the exponent α."""
         self.alpha = alpha
 
     def __call__(self, log_p: Number, n: Number) -> Number:
+        """Return log p / ((5 + n) / 6)^α."""
         return log_p / ((5 + n) / 6) ** self.alpha  # type: ignore[no-any-return]

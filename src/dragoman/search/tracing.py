@@ -3,67 +3,68 @@
     {"step": 2, "id": 23, "parent": 12, "token": 7, "log_prob": -0.4, "total": -1.9, "score": -0.6,
      "fate": "kept", "reason": ""}
 
-`id` is unique within a sentence, the parent of the first ones is 0, the empty beginning. Fates: kept, finished (in the
-pool of results, as far as that step), dropped. The best 2k extensions of a step are recorded; none below can be kept.
+`id` is unique within a sentence; the parent of the first ones is 0, the empty hypothesis. Fates: kept, finished (among
+the finished hypotheses after that step), dropped. The best 2k extensions of a step are recorded; none below can be
+kept.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dragoman.search.beam import Prefixes
+    from dragoman.search import Trace
+    from dragoman.search.beam import BeamState
 
-Trace = list[dict[str, Any]]
 
-
-def record(
+def record_step(
     traces: dict[int, Trace],
     rows: Tensor,
     t: int,
-    live: Prefixes,
-    extended: Prefixes,
+    active: BeamState,
+    extended: BeamState,
     parents: Tensor,
-    finished: Tensor,
-    pool: Prefixes,
-    kept: Prefixes,
-    places: Tensor,
-    going: Tensor,
-    last: Tensor,
+    newly_finished: Tensor,
+    finished: BeamState,
+    kept: BeamState,
+    slots: Tensor,
+    is_running: Tensor,
+    at_limit: Tensor,
 ) -> None:
-    """Write down a step of every sentence that is `going`; `last` (B,): where the length limit ends it.
+    """Append a step's extensions, with their fate and the reason, to the trace of each sentence that is running.
 
-    `places` (B, 1): how many there was room for.
+    `slots` (B, 1): how many hypotheses the beam had room for.
     """
     columns = (
-        live.node.gather(1, parents),
+        active.node.gather(1, parents),
         extended.node,
         extended.tokens[:, :, t],
         extended.log_probs[:, :, t],
         extended.total,
         extended.score,
-        extended.ended,
-        finished,
+        extended.has_eos,
+        newly_finished,
     )
-    chosen = [column[going].tolist() for column in columns]
-    alive = kept.node.masked_fill(kept.total == -math.inf, -1)
-    each = (rows, pool.node, alive, places[:, 0], last)
-    for row, in_pool, lives, k, over, *fields in zip(*(x[going].tolist() for x in each), *chosen, strict=True):
+    chosen = [column[is_running].tolist() for column in columns]
+    active_nodes = kept.node.masked_fill(kept.total == -math.inf, -1)
+    per_sentence = (rows, finished.node, active_nodes, slots[:, 0], at_limit)
+    sentences = (x[is_running].tolist() for x in per_sentence)
+    for row, finished_nodes, active_ids, k, is_over, *fields in zip(*sentences, *chosen, strict=True):
         trace = traces.setdefault(row, [])
-        for parent, node, token, log_prob, total, score, ended, among in zip(*fields, strict=True):
+        for parent, node, token, log_prob, total, score, has_eos, is_finished in zip(*fields, strict=True):
             if total == -math.inf:
                 continue
             fate, reason = "dropped", f"not among the best {k}"
-            if among:
-                fate, reason = "finished", "" if node in in_pool else f"{k} that finished score higher"
-            elif ended:
+            if is_finished:
+                fate, reason = "finished", "" if node in finished_nodes else f"{k} that finished score higher"
+            elif has_eos:
                 reason = f"</s>, but not among the best {k}"
-            elif over:
-                reason = "the longest length was reached"
-            elif node in lives:
+            elif is_over:
+                reason = "the maximum length was reached"
+            elif node in active_ids:
                 fate, reason = "kept", ""
             trace.append(
                 {

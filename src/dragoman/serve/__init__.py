@@ -1,1 +1,1 @@
-"""Models behind an HTTP API that people can leave running: see app.py for its routes, workers.py for its processes."""
+"""Models over HTTP: app.py has the routes, batcher.py the queue, worker_pool.py the processes that compute."""

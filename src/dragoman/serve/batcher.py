@@ -1,353 +1,407 @@
-"""Requests → jobs → workers, and the results back to their requests.
+"""Dynamic batching: requests → jobs → workers, and the results back to their requests.
 
-    request ─admitted by its tokens→ queue ─cut and joined→ job ─a free worker→ results ─to their places→ request
+    request ─admission by tokens→ queue ─split and merged→ job ─next free worker→ results ─by index→ request
 
-A request counts with its source tokens times the hypotheses that are kept, waiting or at work; what does not fit into
-queue_tokens is refused at once, with a guess when to come back. A job holds items of requests that ask for the same of
-the same model, as many as batch_tokens allow. A request that is larger than a job goes to the end of the queue with
-what is left of it, so that a small one behind it waits for a job, not for the whole of it.
+A request costs its source tokens times the hypotheses of the beam, while it is queued or running. A request that does
+not fit into queue_tokens is refused at once, with an estimate of when to retry. A job holds items of requests for the
+same task, model and options, up to batch_tokens. When a request is larger than a job, the rest of it goes to the end of
+the queue, so that a small request behind it waits for one job, not for all of them.
 
-A request that nobody waits for any more (its deadline has passed, its client has left) loses its place; a job that
-holds only such requests is cancelled, unless it owes them nothing more. Where a job fails, its requests are tried again
-one by one: only the one that it failed on shall hear of it.
+A request whose deadline has passed or whose client has disconnected is released; a job that holds only such requests is
+cancelled, unless all its results have arrived. When a job fails, its requests are retried one by one, so that only the
+request that caused the failure gets the error.
+
+A text is tokenized once: the ids that were counted for admission are sent to the worker with the text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from dragoman.core.errors import UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import Example
-from dragoman.serve.schema import Refused
-from dragoman.serve.settings import Serving
-from dragoman.serve.worker_pool import Lost, Worker, Workers
-from dragoman.serve.worker_process import Message
+from dragoman.serve.schema import APIError, JSONObject, SearchInfo
+from dragoman.serve.settings import ServerSettings
+from dragoman.serve.worker_pool import WorkerHandle, WorkerLost, WorkerPool
 
-logger = logging.getLogger("dragoman")
+Task = Literal["predict", "score", "inspect"]
 
-NonNegativeInt = Callable[[Message], int]  # the tokens of an input's sources; refuses what the model cannot read
-
-MANY = 5000  # characters that are counted beside the event loop, not in it (about 5 ms)
-SHARE = 0.2  # of the newest job in the average rate
+THREAD_CHARS = 5000  # more characters than these are tokenized in a thread, not in the event loop (about 5 ms)
+RATE_SMOOTHING = 0.2  # weight of the newest job in the moving average of the throughput
 
 
-class Event(NamedTuple):
-    """Something about one input of a request: a token that was chosen, or its result."""
+class SourceTokens(NamedTuple):
+    """The size of an input's sources, and their ids if they are one text."""
 
-    kind: str  # "token" or "result"
-    item: int
+    tokens: int  # an estimate if the model reads files or two sources
+    ids: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class SourceTokenizer:
+    """Tokenizes the inputs of one model; `tokenize` raises UserError for an unknown language."""
+
+    tokenize: Callable[[JSONObject], SourceTokens]
+    codec_fingerprint: str = ""  # a worker uses the ids only if its tokenizers are the same
+
+
+class RequestEvent(NamedTuple):
+    """A token or the result of one input of a request."""
+
+    kind: Literal["token", "result"]
+    item: int  # index of the input in its request
     token: int = 0
     result: bytes = b""  # JSON
 
 
 @dataclass(eq=False)
-class Request:
-    """Some inputs, and who waits for what becomes of them."""
+class PendingRequest:
+    """Inputs that are queued or running, and the queue of events for the coroutine that waits for them."""
 
-    do: str  # predict, score or inspect
+    task: Task
     model: str
-    options: Message
-    items: list[Message]
-    costs: list[int]  # tokens, times hypotheses
-    arrived: float
-    alone: bool = False  # shares its jobs with no other
+    options: JSONObject
+    items: list[JSONObject]
+    costs: list[int]  # of each item: tokens times hypotheses
+    arrival_time: float
+    is_exclusive: bool = False  # shares its jobs with no other request
     stream: bool = False
     view: str = ""
-    waiting: deque[int] = field(default_factory=deque)  # items that no job has yet
-    gone: bool = False  # nobody waits for it any more
-    events: asyncio.Queue[Event | Refused] = field(default_factory=asyncio.Queue)
-    timer: asyncio.TimerHandle | None = None
-    asked: str = ""  # the options as one text
+    unscheduled: deque[int] = field(default_factory=deque)  # items that are in no job yet
+    is_released: bool = False  # nobody waits for it any more
+    events: asyncio.Queue[RequestEvent | APIError] = field(default_factory=asyncio.Queue)
+    deadline_timer: asyncio.TimerHandle | None = None
+    options_key: str = ""
 
     def __post_init__(self) -> None:
-        self.asked = json.dumps(self.options, sort_keys=True)
+        """Compute `options_key`, the options as sorted JSON."""
+        self.options_key = json.dumps(self.options, sort_keys=True)
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """Requests of one key may share a job."""
-        return (id(self),) if self.alone else (self.do, self.model, self.stream, self.asked)
+    def batch_key(self) -> tuple[object, ...]:
+        """The key under which requests may share a job; an exclusive request has a key of its own."""
+        return (id(self),) if self.is_exclusive else (self.task, self.model, self.stream, self.options_key)
 
 
 @dataclass(eq=False)
-class Job:
-    """Items of some requests, on their way through a worker."""
+class BatchJob:
+    """Items of one or more requests that a worker computes together."""
 
     id: int
-    parts: list[tuple[Request, int]]
-    owed: int = field(init=False)  # results that have not come yet
+    items: list[tuple[PendingRequest, int]]  # a request and the index of its item
+    missing_results: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.owed = len(self.parts)
+        """Count all items as missing results."""
+        self.missing_results = len(self.items)
 
     @property
-    def tokens(self) -> int:
-        return sum(request.costs[i] for request, i in self.parts)
+    def cost(self) -> int:
+        """The sum of the items' costs: tokens times hypotheses."""
+        return sum(request.costs[i] for request, i in self.items)
 
     @property
-    def requests(self) -> list[Request]:
-        return list(dict.fromkeys(request for request, _ in self.parts))
+    def requests(self) -> list[PendingRequest]:
+        """The distinct requests of the items, in order."""
+        return list(dict.fromkeys(request for request, _ in self.items))
 
-    def message(self) -> Message:
-        request, first = self.parts[0]
+    def to_message(self, codec_fingerprint: str) -> JSONObject:
+        """Return the job as a message to a worker; task, model and options are those of the first request."""
+        request, first = self.items[0]
         return {
             "kind": "job",
             "id": self.id,
-            "do": request.do,
+            "task": request.task,
             "model": request.model,
             "options": request.options,
             "view": request.view,
             "stream": request.stream,
-            "first": first if request.alone else 0,  # what is drawn for a source depends on its place in the request
-            "items": [request.items[i] for request, i in self.parts],
+            "first_index": first if request.is_exclusive else 0,  # a sample depends on its index in the request
+            "items": [request.items[i] for request, i in self.items],
+            "codec_fingerprint": codec_fingerprint,
         }
 
 
 class Batcher:
-    """The queue, and a task for each worker that feeds it."""
+    """The queue of requests, and a task per worker that takes jobs from it."""
 
-    def __init__(self, serving: Serving, workers: Workers, counts: Mapping[str, NonNegativeInt]) -> None:
-        self.serving, self.workers, self.counts = serving, workers, counts
-        self.queue: deque[Request] = deque()
-        self.held = 0  # tokens waiting and at work
-        self.rate = 0.0  # tokens a second, of late
-        self.something = asyncio.Event()  # something waits
-        self.turn = asyncio.Lock()  # of the worker that takes the next job
-        self.running: dict[Job, Worker] = {}
-        self.jobs = 0
-        self.on_job: Callable[[int, str], None] = lambda size, outcome: None  # hears of each job's size and end
-        self.feeders: list[asyncio.Task[None]] = []
+    def __init__(self, settings: ServerSettings, pool: WorkerPool, tokenizers: Mapping[str, SourceTokenizer]) -> None:
+        """Create an empty queue; `start` begins the dispatching."""
+        self.settings, self.pool, self.tokenizers = settings, pool, tokenizers
+        self.queue: deque[PendingRequest] = deque()
+        self.pending_tokens = 0  # queued and running
+        self.tokens_per_second = 0.0  # a moving average
+        self.has_work = asyncio.Event()
+        self.dispatch_lock = asyncio.Lock()  # one worker at a time takes a job
+        self.running: dict[BatchJob, WorkerHandle] = {}
+        self.job_count = 0
+        self.on_job_finished: Callable[[int, str], None] = lambda size, outcome: None
+        self.dispatchers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self.feeders = [asyncio.create_task(self.feed(worker)) for worker in self.workers.every]
+        """Start a dispatcher task for each worker."""
+        self.dispatchers = [asyncio.create_task(self.dispatch_jobs(worker)) for worker in self.pool.workers]
 
-    async def end(self) -> None:
-        for feeder in self.feeders:
-            feeder.cancel()
-        await asyncio.gather(*self.feeders, return_exceptions=True)
+    async def stop(self) -> None:
+        """Cancel the dispatcher tasks and wait for their end."""
+        for dispatcher in self.dispatchers:
+            dispatcher.cancel()
+        await asyncio.gather(*self.dispatchers, return_exceptions=True)
 
-    # -- for those who ask -------------------------------------------------------------------------------------------
+    # -- for routes --------------------------------------------------------------------------------------------------
 
-    async def ask(self, model: str, examples: Sequence[Example], options: Message) -> list[Message]:
-        """A prediction for each example, as /v1/predict writes them."""
+    async def predict(self, model: str, examples: Sequence[Example], options: JSONObject) -> list[JSONObject]:
+        """Queue examples, wait, and return a prediction for each, as /v1/predict writes them."""
         items = [
             {"source": one.source, "source_lang": one.source_lang, "target_lang": one.target_lang} for one in examples
         ]
-        return [json.loads(result) for result in await self.results(await self.admit("predict", model, items, options))]
+        request = await self.admit("predict", model, items, options)
+        return [json.loads(result) for result in await self.collect_results(request)]
 
     async def admit(
         self,
-        do: str,
+        task: Task,
         model: str,
-        items: list[Message],
-        options: Message,
+        items: list[JSONObject],
+        options: JSONObject,
         *,
         stream: bool = False,
         view: str = "",
-        parts: Sequence[Any] = (),
-    ) -> Request:
-        """A place in the queue, or Refused. `parts` are the texts and media that an inspection is counted by."""
+        view_sources: Sequence[object] = (),
+    ) -> PendingRequest:
+        """Queue a request (a view costs its `view_sources`); raise APIError if it is too large or the server busy."""
         loop = asyncio.get_running_loop()
-        search = self.workers.models[model]["search"]
-        kept = options.get("beam") or (search["beam"] if do == "predict" else 1)
-        costs = [max(tokens * kept, 1) for tokens in await self.counted(model, items, do, parts)]
-        if sum(costs) > self.serving.queue_tokens:
-            found = f"the request counts {sum(costs):,} tokens (each once for every hypothesis)"
-            raise Refused(413, "too_large", f"{found}, and there is room for {self.serving.queue_tokens:,}; send less")
-        if not self.workers.ready:
-            raise Refused(503, "not_ready", "no worker is ready; try again in a moment", retry_after=1)
-        if self.held + sum(costs) > self.serving.queue_tokens:
-            text = f"the server is busy: {self.held:,} tokens are before this request; try again later"
-            raise Refused(429, "busy", text, retry_after=self.patience())
-        draws = do == "predict" and search["draws"] and "beam" not in options
-        alone, waiting = draws or do == "inspect", deque(range(len(items)))
-        request = Request(do, model, options, items, costs, loop.time(), alone, stream, view, waiting)
-        request.timer = loop.call_later(self.serving.deadline_s, self.expire, request)
-        self.held += sum(costs)
+        search = self.pool.models[model]["search"]
+        hypotheses = count_hypotheses(options, search) if task == "predict" else 1
+        counts = await self.tokenize_items(model, items, task, view_sources)
+        costs = [max(tokens * hypotheses, 1) for tokens in counts]
+        if sum(costs) > self.settings.queue_tokens:
+            size = f"the request counts {sum(costs):,} tokens (each once for every hypothesis)"
+            limit = f"the limit of this server is {self.settings.queue_tokens:,}"
+            raise APIError(413, "too_large", f"{size}, and {limit}; send less")
+        if not self.pool.ready_count:
+            raise APIError(503, "not_ready", "no worker is ready; try again in a moment", retry_after=1)
+        if self.pending_tokens + sum(costs) > self.settings.queue_tokens:
+            text = f"the server is busy: {self.pending_tokens:,} tokens are ahead of this request; try again later"
+            raise APIError(429, "busy", text, retry_after=self.retry_after())
+        is_sampling = task == "predict" and uses_sampling(options, search)
+        is_exclusive, unscheduled = is_sampling or task == "inspect", deque(range(len(items)))
+        request = PendingRequest(
+            task, model, options, items, costs, loop.time(), is_exclusive, stream, view, unscheduled
+        )
+        request.deadline_timer = loop.call_later(self.settings.deadline_s, self.expire, request)
+        self.pending_tokens += sum(costs)
         self.queue.append(request)
-        self.something.set()
+        self.has_work.set()
         return request
 
-    async def counted(self, model: str, items: list[Message], do: str, parts: Sequence[Any]) -> list[int]:
-        """The tokens of every item; counting much text takes a thread, so that the server goes on answering."""
-        count = self.counts[model]
+    async def tokenize_items(
+        self, model: str, items: list[JSONObject], task: Task, view_sources: Sequence[object]
+    ) -> list[int]:
+        """Count the tokens of each item and store its source ids in it; long texts are tokenized in a thread."""
+        tokenize = self.tokenizers[model].tokenize
 
-        def work() -> list[int]:
-            if do == "inspect":
-                return [sum(count({"source": part}) for part in parts)]
-            return [one(i, item) for i, item in enumerate(items)]
+        def tokenize_all() -> list[int]:
+            """Count the tokens of each item; those of a view's sources are one count."""
+            if task == "inspect":
+                return [sum(tokenize({"source": source}).tokens for source in view_sources)]
+            return [tokenize_one(i, item) for i, item in enumerate(items)]
 
-        def one(i: int, item: Message) -> int:
+        def tokenize_one(i: int, item: JSONObject) -> int:
+            """Count the tokens of item i and store its source ids; an unknown language raises a 422."""
             try:
-                found = count(item)
+                tokens, ids = tokenize(item)
             except UserError as error:
-                raise Refused(422, "refused", str(error), f"inputs[{i}]") from None
-            return found + len(item.get("target") or "")  # a character is a token at most, nearly always
+                raise APIError(422, "refused", str(error), f"inputs[{i}]") from None
+            if ids is not None:
+                item["source_ids"] = ids
+            return tokens + len(item.get("target") or "")  # almost never more tokens than characters
 
-        every = parts if do == "inspect" else [item["source"] for item in items]
-        size = sum(len(part) for part in every if isinstance(part, str))  # a medium is not looked into
-        return work() if size < MANY else await asyncio.to_thread(work)
+        sources = view_sources if task == "inspect" else [item["source"] for item in items]
+        size = sum(len(source) for source in sources if isinstance(source, str))  # files are not decoded
+        return tokenize_all() if size < THREAD_CHARS else await asyncio.to_thread(tokenize_all)
 
-    async def results(self, request: Request) -> list[bytes]:
-        """The result of every item, in order, as JSON."""
-        found = [b""] * len(request.items)
-        async for event in self.events(request):
+    async def collect_results(self, request: PendingRequest) -> list[bytes]:
+        """Wait for the results of all items; return them in order, as JSON."""
+        results = [b""] * len(request.items)
+        async for event in self.stream_events(request):
             if event.kind == "result":
-                found[event.item] = event.result
-        return found
+                results[event.item] = event.result
+        return results
 
-    async def events(self, request: Request) -> AsyncIterator[Event]:
-        """What becomes of a request until all of it is done; to stop reading is to leave."""
-        left = len(request.items)
+    async def stream_events(self, request: PendingRequest) -> AsyncIterator[RequestEvent]:
+        """Yield tokens and results until all results have arrived; in any case, release the request at the end."""
+        missing = len(request.items)
         try:
-            while left:
+            while missing:
                 event = await request.events.get()
-                if isinstance(event, Refused):
+                if isinstance(event, APIError):
                     raise event
-                left -= event.kind == "result"
+                missing -= event.kind == "result"
                 yield event
         finally:
-            self.forget(request)
+            self.release(request)
 
-    def patience(self) -> int:
-        """Seconds until what is held may be done."""
-        return min(max(math.ceil(self.held / self.rate), 1), 30) if self.rate else 1
+    def retry_after(self) -> int:
+        """Estimate the seconds until the pending tokens are done, from 1 to 30."""
+        return min(max(math.ceil(self.pending_tokens / self.tokens_per_second), 1), 30) if self.tokens_per_second else 1
 
-    # -- leaving -----------------------------------------------------------------------------------------------------
+    # -- the end of a request ----------------------------------------------------------------------------------------
 
-    def expire(self, request: Request) -> None:
-        text = f"the request was not done within {self.serving.deadline_s:g} seconds; send less, or try again later"
-        self.refuse(request, Refused(504, "deadline", text))
+    def expire(self, request: PendingRequest) -> None:
+        """Fail a request with a 504: its deadline has passed."""
+        text = f"the request was not done within {self.settings.deadline_s:g} seconds; send less, or try again later"
+        self.fail(request, APIError(504, "deadline", text))
 
-    def give_up(self) -> None:
-        """Refuse all that is waiting or at work: the server ends."""
-        text = "the server ends, and had no time left for this request; send it to another, or later"
-        at_work = [request for job in self.running for request in job.requests]
-        for request in dict.fromkeys([*self.queue, *at_work]):
-            self.refuse(request, Refused(503, "ending", text, retry_after=5))
+    def abort_all(self) -> None:
+        """Fail all requests, queued and running, with a 503: the server shuts down."""
+        text = "the server shuts down before this request is done; send it to another server, or later"
+        running = [request for job in self.running for request in job.requests]
+        for request in dict.fromkeys([*self.queue, *running]):
+            self.fail(request, APIError(503, "ending", text, retry_after=5))
 
-    def refuse(self, request: Request, why: Refused) -> None:
-        request.events.put_nowait(why)
-        self.forget(request)
+    def fail(self, request: PendingRequest, error: APIError) -> None:
+        """Raise an error in the coroutine that waits for a request, and release the request."""
+        request.events.put_nowait(error)
+        self.release(request)
 
-    def forget(self, request: Request) -> None:
-        """Let go of a request, done or not; jobs that nobody waits for any more are cancelled."""
-        if request.gone:
+    def release(self, request: PendingRequest) -> None:
+        """Remove a request from queue, timer and token count, once; cancel jobs that nobody waits for any more."""
+        if request.is_released:
             return
-        request.gone = True
-        if request.timer is not None:
-            request.timer.cancel()
+        request.is_released = True
+        if request.deadline_timer is not None:
+            request.deadline_timer.cancel()
         if request in self.queue:
             self.queue.remove(request)
-        for i in request.waiting:
-            self.held -= request.costs[i]
-        request.waiting.clear()
+        for i in request.unscheduled:
+            self.pending_tokens -= request.costs[i]
+        request.unscheduled.clear()
         for job, worker in self.running.items():
-            if job.owed and all(part.gone for part in job.requests):
+            if job.missing_results and all(other.is_released for other in job.requests):
                 worker.cancel(job.id)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    async def feed(self, worker: Worker) -> None:
-        """Give a worker one job after the other."""
+    async def dispatch_jobs(self, worker: WorkerHandle) -> None:
+        """Run one job after another on a worker, forever, and update the measured tokens per second."""
         loop = asyncio.get_running_loop()
         while True:
             await worker.ready.wait()
-            async with self.turn:
-                await self.something.wait()
-                await self.join()
-                job = self.cut() if worker.ready.is_set() else None
+            async with self.dispatch_lock:
+                await self.has_work.wait()
+                await self.wait_for_batch()
+                job = self.next_job() if worker.ready.is_set() else None
             if job is None:
                 continue
-            began = loop.time()
+            started = loop.time()
             self.running[job] = worker
+            fingerprint = self.tokenizers[job.requests[0].model].codec_fingerprint
             try:
-                outcome = await worker.do(job.message(), partial(self.hear, job))
-            except Lost:
+                outcome = await worker.run_job(job.to_message(fingerprint), partial(self.handle_output, job))
+            except WorkerLost:
                 outcome = {"kind": "lost"}
             finally:
                 del self.running[job]
-            self.settle(job, outcome)
-            self.on_job(len(job.parts), outcome["kind"])
+            self.finish_job(job, outcome)
+            self.on_job_finished(len(job.items), outcome["kind"])
             if outcome["kind"] == "done":
-                rate = len(self.workers.every) * job.tokens / max(loop.time() - began, 1e-6)
-                self.rate += (SHARE if self.rate else 1.0) * (rate - self.rate)
+                rate = len(self.pool.workers) * job.cost / max(loop.time() - started, 1e-6)
+                smoothing = RATE_SMOOTHING if self.tokens_per_second else 1.0
+                self.tokens_per_second += smoothing * (rate - self.tokens_per_second)
 
-    async def join(self) -> None:
-        """Wait a little for others, unless what waits fills a job or has waited long enough."""
-        if not self.queue or self.queue[0].alone:
+    async def wait_for_batch(self) -> None:
+        """Wait until batch_wait_ms after the first request's arrival, unless its job is full or exclusive."""
+        if not self.queue or self.queue[0].is_exclusive:
             return
         first, loop = self.queue[0], asyncio.get_running_loop()
-        key = first.key
-        waiting = sum(request.costs[i] for request in self.queue if request.key == key for i in request.waiting)
-        wait = first.arrived + self.serving.batch_wait_ms / 1000 - loop.time()
-        if wait > 0 and waiting < self.serving.batch_tokens:
+        key = first.batch_key
+        cost = sum(request.costs[i] for request in self.queue if request.batch_key == key for i in request.unscheduled)
+        wait = first.arrival_time + self.settings.batch_wait_ms / 1000 - loop.time()
+        if wait > 0 and cost < self.settings.batch_tokens:
             await asyncio.sleep(wait)
 
-    def cut(self) -> Job | None:
-        """The next job: what the first request asks for, and others with it."""
+    def next_job(self) -> BatchJob | None:
+        """Build a job of up to batch_tokens from the first request and others with its key; None without requests."""
         if not self.queue:
-            self.something.clear()
+            self.has_work.clear()
             return None
-        key, room = self.queue[0].key, self.serving.batch_tokens
-        parts: list[tuple[Request, int]] = []
-        for request in [request for request in self.queue if request.key == key]:
-            while request.waiting and (not parts or request.costs[request.waiting[0]] <= room):
-                i = request.waiting.popleft()
-                room -= request.costs[i]
-                parts.append((request, i))
-            if parts[-1][0] is request:  # it had its turn
+        key, budget = self.queue[0].batch_key, self.settings.batch_tokens
+        items: list[tuple[PendingRequest, int]] = []
+        for request in [request for request in self.queue if request.batch_key == key]:
+            while request.unscheduled and (not items or request.costs[request.unscheduled[0]] <= budget):
+                i = request.unscheduled.popleft()
+                budget -= request.costs[i]
+                items.append((request, i))
+            if items[-1][0] is request:  # the rest of it waits behind the others
                 self.queue.remove(request)
-                if request.waiting:
+                if request.unscheduled:
                     self.queue.append(request)
         if not self.queue:
-            self.something.clear()
-        self.jobs += 1
-        return Job(self.jobs, parts)
+            self.has_work.clear()
+        self.job_count += 1
+        return BatchJob(self.job_count, items)
 
-    def hear(self, job: Job, message: Message) -> None:
-        """Hand a token or a result of a job to its request."""
-        request, i = job.parts[message["item"]]
-        job.owed -= message["kind"] == "result"
-        if not request.gone:
-            request.events.put_nowait(Event(message["kind"], i, message.get("token", 0), message.get("json", b"")))
+    def handle_output(self, job: BatchJob, message: JSONObject) -> None:
+        """Pass a token or a result of a job on to its request, unless that is released."""
+        request, i = job.items[message["item"]]
+        job.missing_results -= message["kind"] == "result"
+        if not request.is_released:
+            event = RequestEvent(message["kind"], i, message.get("token", 0), message.get("json", b""))
+            request.events.put_nowait(event)
 
-    def settle(self, job: Job, outcome: Message) -> None:
-        """What becomes of a job's requests at its end."""
-        self.held -= job.tokens
+    def finish_job(self, job: BatchJob, outcome: JSONObject) -> None:
+        """Free the tokens of a job; if it failed, retry its requests one by one, or fail the only one."""
+        self.pending_tokens -= job.cost
         if outcome["kind"] == "done":
             return
         if outcome["kind"] == "failed" and len(job.requests) > 1:
-            self.separate(job)
+            self.retry_separately(job)
         else:
             for request in job.requests:
-                self.refuse(request, refusal(outcome))
+                self.fail(request, job_error(outcome))
 
-    def separate(self, job: Job) -> None:
-        """Have the requests of a job tried again, each by itself."""
+    def retry_separately(self, job: BatchJob) -> None:
+        """Put a job's unreleased requests back at the head of the queue, as exclusive ones."""
         for request in reversed(job.requests):
-            if request.gone:
+            if request.is_released:
                 continue
-            mine = [i for one, i in job.parts if one is request]
-            self.held += sum(request.costs[i] for i in mine)
-            request.waiting.extendleft(reversed(mine))
-            request.alone = True
+            indices = [i for other, i in job.items if other is request]
+            self.pending_tokens += sum(request.costs[i] for i in indices)
+            request.unscheduled.extendleft(reversed(indices))
+            request.is_exclusive = True
             if request in self.queue:
                 self.queue.remove(request)
             self.queue.appendleft(request)
-            self.something.set()
+            self.has_work.set()
 
 
-def refusal(outcome: Message) -> Refused:
-    """Why a job gave no results."""
+def job_error(outcome: JSONObject) -> APIError:
+    """Return the APIError for the requests of a job that failed, or whose worker died."""
     if outcome["kind"] == "failed":
         retry = 1 if outcome["status"] == 503 else None
-        return Refused(outcome["status"], outcome["code"], outcome["message"], retry_after=retry)
-    return Refused(503, "worker_lost", "the process that had this request ended; try again in a moment", retry_after=1)
+        return APIError(outcome["status"], outcome["code"], outcome["message"], retry_after=retry)
+    return APIError(503, "worker_lost", "the worker process of this request died; try again in a moment", retry_after=1)
+
+
+def count_hypotheses(options: JSONObject, search: SearchInfo) -> int:
+    """Bound the hypotheses per source by the request: its beam or num_samples, else the default of its search."""
+    requested = max(int(options.get("beam", 0)), int(options.get("num_samples", 0)))
+    default = GenerationOptions().beam + 1  # of a search that is not the model's own
+    return requested or max(search["beam"], default if "search" in options else 1)
+
+
+def uses_sampling(options: JSONObject, search: SearchInfo) -> bool:
+    """Whether a request's search may sample, so that its outputs depend on a source's index in the request."""
+    if "search" in options:
+        name = options["search"] if isinstance(options["search"], str) else options["search"]["name"]
+        return name not in ("beam", "greedy", "diverse")
+    return search["is_sampling"] and "beam" not in options

@@ -1,9 +1,9 @@
-"""How long a connection may stay without saying something, and how many there may be.
+"""uvicorn's HTTP protocol with timeouts and a cap on connections.
 
-    open ── head within header_s ──→ request ──→ answer ── idle for keep_alive_s at most ──→ closed, or the next head
+    open ── head within header_s ──→ request ──→ response ── idle for keep_alive_s at most ──→ closed, or the next head
 
-uvicorn waits forever for the head of a first request and for a client that does not read its answer. Here every wait
-has an end, so that sockets which say nothing cannot keep out those which do.
+uvicorn waits forever for the head of the first request, and for a client that does not read its response. Here every
+wait has a timeout, so silent sockets cannot keep out other clients.
 """
 
 from __future__ import annotations
@@ -17,124 +17,137 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dragoman.serve.middleware import SECURITY, headers_of, written
-from dragoman.serve.schema import Refused
+from dragoman.serve.middleware import SECURITY_HEADERS, error_headers, error_json
+from dragoman.serve.schema import APIError
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from dragoman.serve.settings import Serving
+    from dragoman.serve.settings import ServerSettings
 
-READ = 32 * 1024  # bytes taken from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
-RESERVED = 64  # descriptors for all but connections: models, pipes of workers, logs, the event loop
+READ_BYTES = 32 * 1024  # read from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
+RESERVED_DESCRIPTORS = 64  # not for connections: models, pipes to workers, logs, the event loop
 
 
-class Connection(H11Protocol):
-    """One of at most `most`; `wait` is the timer of what is waited for, None while a request is answered."""
+class LimitedH11Protocol(H11Protocol):
+    """One client connection, with a timeout on every wait. `head_timer` is None while a request is processed."""
 
     def __init__(
         self,
-        serving: Serving,
-        most: int,
+        settings: ServerSettings,
+        max_connections: int,
         config: Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """Set up the connection with a limit on the head's size; uvicorn passes the arguments from `config` on."""
         super().__init__(config, server_state, app_state, _loop)
-        self.serving, self.most = serving, most
-        self.conn = h11.Connection(h11.SERVER, serving.max_head)
-        self.timeout_keep_alive = serving.keep_alive_s  # type: ignore[assignment]  # it takes fractions, too
-        self.wait: asyncio.TimerHandle | None = None
-        self.stall: asyncio.TimerHandle | None = None
+        self.settings, self.max_connections = settings, max_connections
+        self.conn = h11.Connection(h11.SERVER, settings.max_head)
+        self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # uvicorn says int; floats work
+        self.head_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
 
     # -- the head of a request -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        full = len(self.connections) >= self.most
+        """Answer 503 and close if `max_connections` are open, else start the timeout on the first head."""
+        full = len(self.connections) >= self.max_connections
         super().connection_made(transport)
         if full:
-            sentence = f"{self.most} connections are open, and there is room for no more; try again in a second"
-            self.answer(Refused(503, "too_many_connections", sentence, retry_after=1))
+            message = f"all {self.max_connections} connections are in use; try again in a second"
+            self.send_error(APIError(503, "too_many_connections", message, retry_after=1))
             return
-        transport.max_size = READ  # type: ignore[attr-defined]
-        self.wait = self.loop.call_later(self.serving.header_s, self.head_is_late)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
+        self.head_timer = self.loop.call_later(self.settings.header_s, self.on_head_timeout)
 
     def data_received(self, data: bytes) -> None:
+        """Pass data to uvicorn; start or stop the timeout on the request's head."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.stop_waiting()  # the head is whole; the body is the guard's matter
-        elif self.wait is None and not self.transport.is_closing():
-            self.wait = self.loop.call_later(self.serving.header_s, self.head_is_late)
+            self.cancel_head_timer()  # the head is complete; RequestLimitMiddleware limits the body
+        elif self.head_timer is None and not self.transport.is_closing():
+            self.head_timer = self.loop.call_later(self.settings.header_s, self.on_head_timeout)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # which begins to count the idle time, and may begin the next request
-        self.stop_waiting()
+        """Let uvicorn go on to keep-alive or the next pipelined request; stop the timeout on the head."""
+        super().on_response_complete()
+        self.cancel_head_timer()
 
-    def head_is_late(self) -> None:
-        self.wait = None
+    def on_head_timeout(self) -> None:
+        """Close the connection; answer 408 first if part of a head has arrived."""
+        self.head_timer = None
         if self.transport.is_closing():
             return
         if self.conn.trailing_data[0]:
-            sentence = f"the head of the request did not arrive within {self.serving.header_s:g} s; send it faster"
-            self.answer(Refused(408, "slow_head", sentence))
+            message = f"the head of the request did not arrive within {self.settings.header_s:g} s; send it faster"
+            self.send_error(APIError(408, "slow_head", message))
         else:
-            self.transport.close()  # which said nothing and hears nothing
+            self.transport.close()
 
-    def stop_waiting(self) -> None:
-        if self.wait is not None:
-            self.wait.cancel()
-            self.wait = None
+    def cancel_head_timer(self) -> None:
+        """Cancel the timeout on the request's head, if it runs."""
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
     # -- a client that does not read -----------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
+        """Called when the send buffer is full: abort the connection if the client does not read within body_s."""
         super().pause_writing()
-        self.stall = self.loop.call_later(self.serving.body_s, self.transport.abort)
+        self.write_timer = self.loop.call_later(self.settings.body_s, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Called when the client reads again: cancel the timeout of `pause_writing`."""
         super().resume_writing()
-        self.stop_stall()
+        self.cancel_write_timer()
 
-    def stop_stall(self) -> None:
-        if self.stall is not None:
-            self.stall.cancel()
-            self.stall = None
+    def cancel_write_timer(self) -> None:
+        """Cancel the timeout on the client's reading, if it runs."""
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.stop_waiting()
-        self.stop_stall()
+        """Cancel both timers, and let uvicorn clean up."""
+        self.cancel_head_timer()
+        self.cancel_write_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
+        """Answer 400 in our JSON, or abort if a response has started: h11 cannot parse a request; `msg` is ignored."""
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.abort()  # a body that goes wrong while its answer is on the way
+            self.transport.abort()  # the body is malformed, but the response has started
             return
-        sentence = f"this is no HTTP request, or its head has more than {self.serving.max_head:,} bytes; send another"
-        self.answer(Refused(400, "bad_request", sentence))
+        limit = f"{self.settings.max_head:,}"
+        message = f"the request is not valid HTTP, or its head has more than {limit} bytes; send a smaller, valid one"
+        self.send_error(APIError(400, "bad_request", message))
 
-    def answer(self, refused: Refused) -> None:
-        """Answer without the app, and close."""
-        body = written(refused, "")
+    def send_error(self, error: APIError) -> None:
+        """Write an error response directly, without the app, then close the connection."""
+        body = error_json(error, "")
         fixed = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        lines = [f"{name}: {value}" for name, value in (fixed | SECURITY | headers_of(refused)).items()]
-        status = f"HTTP/1.1 {refused.status} {http.HTTPStatus(refused.status).phrase}"
+        lines = [f"{name}: {value}" for name, value in (fixed | SECURITY_HEADERS | error_headers(error)).items()]
+        status = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"
         self.transport.write("\r\n".join([status, *lines, "", ""]).encode() + body)
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        return False  # there is nothing here to speak WebSocket with
+        """Never upgrade: there are no WebSockets here."""
+        return False  # no WebSockets here
 
 
-def protocol(serving: Serving) -> Any:
-    """uvicorn's HTTP protocol with the limits of these settings, for `uvicorn.Config(http=…)`."""
-    return partial(Connection, serving, room(serving.max_connections))
+def http_protocol(settings: ServerSettings) -> Any:
+    """Build the factory of connections for `uvicorn.Config(http=…)`."""
+    return partial(LimitedH11Protocol, settings, connection_limit(settings.max_connections))
 
 
-def room(asked: int) -> int:
-    """How many connections there may be: those asked for, or as many as the process has descriptors for."""
+def connection_limit(requested: int) -> int:
+    """Return the requested number of connections, or fewer if the process has too few file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return asked if soft == resource.RLIM_INFINITY else max(min(asked, soft - RESERVED), 1)
+    return requested if soft == resource.RLIM_INFINITY else max(min(requested, soft - RESERVED_DESCRIPTORS), 1)

@@ -1,16 +1,16 @@
 """LibreTranslate's API, so that its clients work here: POST /translate and GET /languages.
 
     {"q": "One. Two.", "source": "en", "target": "de"} → {"translatedText": "Eins. Zwei."}
-    refusals                                           → {"error": "one sentence"}
+    errors                                             → {"error": "one sentence"}
 
-A text is split into sentences, these are predicted together, and their results take their places again. Which model
-translates from where to where is a table of routes:
+A text is split into sentences, which are predicted together; their translations are joined again. A table of routes
+says which model translates between which languages:
 
     a model with language tags        every pair of its languages
     a model called en-de, or en_de    that pair
-    any other model                   from its name to its name: there are no better words for what it does
+    any other model                   from its name to its name, for want of language codes
 
-"auto" as the source is whatever leads to the target; nothing here guesses the language of a text.
+The source "auto" selects the first route to the target; the language of a text is not detected.
 """
 
 from __future__ import annotations
@@ -20,76 +20,75 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field, ValidationError
 
-from dragoman.core.errors import nearest
+from dragoman.core.errors import did_you_mean
 from dragoman.core.registry import Options
 from dragoman.core.types import Example
 from dragoman.serve import schema
-from dragoman.serve.middleware import Keys, headers_of, offered_keys
-from dragoman.serve.schema import LARGE, Language, Refused, Text
-from dragoman.serve.sentence_splitter import LONGEST, Piece, join, split
-from dragoman.serve.settings import Serving
+from dragoman.serve.middleware import APIKeys, error_headers, request_keys
+from dragoman.serve.schema import MAX_COUNT, APIError, JSONObject, Language, ModelInfo, Text
+from dragoman.serve.sentence_splitter import MAX_PIECE_CHARS, Piece, join_pieces, split_sentences
+from dragoman.serve.settings import ServerSettings
 
-Model = Mapping[str, Any]  # what GET /v1/models says of one
-Ask = Callable[[str, Sequence[Example], dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+PredictFunction = Callable[[str, Sequence[Example], JSONObject], Awaitable[list[JSONObject]]]  # Batcher.predict
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-FIELDS = 1000  # of a form
-MANY = 5000  # characters that are split beside the event loop, not in it: 1 ms of prose, 5 ms at worst
+MAX_FORM_FIELDS = 1000
+THREAD_CHARS = 5000  # longer texts are split in a thread, not in the event loop: 1 ms of prose, 5 ms at worst
 
-_PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
-_NAMES = (
+_LANGUAGE_PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
+_LANGUAGE_NAMES = (
     "ar Arabic, bn Bengali, bg Bulgarian, ca Catalan, cs Czech, da Danish, de German, el Greek, en English, "
     "es Spanish, et Estonian, fa Persian, fi Finnish, fr French, ga Irish, he Hebrew, hi Hindi, hr Croatian, "
     "hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean, lt Lithuanian, lv Latvian, ms Malay, nl Dutch, "
     "no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak, sl Slovenian, sv Swedish, sw Swahili, "
     "ta Tamil, te Telugu, th Thai, tl Tagalog, tr Turkish, uk Ukrainian, ur Urdu, vi Vietnamese, zh Chinese"
 )
-LANGUAGES = dict(entry.split(" ", 1) for entry in _NAMES.split(", "))
+LANGUAGES = dict(entry.split(" ", 1) for entry in _LANGUAGE_NAMES.split(", "))
 
 
-class Translate(Options):
-    """A text or several, and from which language to which."""
+class TranslateRequest(Options):
+    """The body of POST /translate."""
 
-    model_config = ConfigDict(extra="ignore")  # LibreTranslate has fields of its own web page
+    model_config = ConfigDict(extra="ignore")  # LibreTranslate has more fields
 
-    q: Text | Annotated[list[Text], Field(max_length=LARGE)]
+    q: Text | Annotated[list[Text], Field(max_length=MAX_COUNT)]
     source: Language = "auto"
     target: Language
     format: Literal["text", "html"] = "text"
-    alternatives: Annotated[int, Field(ge=0, le=LARGE)] = 0
+    alternatives: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     api_key: Annotated[str, Field(max_length=1000)] = ""
 
 
-class Detected(Options):
-    """Instead of a guess: the source language of the model that was taken."""
+class DetectedLanguage(Options):
+    """The source language of the selected model; nothing is detected, so the confidence is 0."""
 
     language: str
     confidence: float
 
 
-class Translated(Options):
-    """Lists where `q` is a list; `alternatives` and `detectedLanguage` where they were asked for."""
+class TranslateResponse(Options):
+    """The response of POST /translate: lists if `q` is a list; the optional fields if they were requested."""
 
     translatedText: str | list[str]
     alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: Detected | list[Detected] | None = None
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
 
 
-class Failed(Options):
-    """Every answer but 200."""
+class LibreTranslateError(Options):
+    """The body of every response but 200."""
 
     error: str
 
 
-class Known(Options):
-    """A language, and those it can be translated into."""
+class LanguageInfo(Options):
+    """A source language, and the languages it can be translated into."""
 
     code: str
     name: str
@@ -100,8 +99,8 @@ class Known(Options):
 
 
 @dataclass(frozen=True)
-class Route:
-    """A model, the codes it goes by, and the languages it must be told, if any."""
+class LanguageRoute:
+    """A model and its language pair; `source_lang` and `target_lang` are set if the model needs language tags."""
 
     model: str
     source: str
@@ -110,51 +109,55 @@ class Route:
     target_lang: str | None = None
 
 
-def routes(models: Mapping[str, Model]) -> list[Route]:
-    """From where to where the models can translate, in their order."""
-    found = []
+def language_routes(models: Mapping[str, ModelInfo]) -> list[LanguageRoute]:
+    """List the language pairs that text models translate, in their order; models without languages go by their name."""
+    routes: list[LanguageRoute] = []
     for name, model in models.items():
-        if model.get("source", "text") != "text" or model.get("second_source"):  # no translation, and no text to split
+        if model["source"] != "text" or model["second_source"]:  # no text to split
             continue
-        targets: list[str] = model["languages"]
-        tagged: list[str] = model.get("source_languages", [])  # what <from:…> tags there are
-        pair = _PAIR.fullmatch(name)
+        targets, sources = model["languages"], model["source_languages"]  # of <to:…> and <from:…> tags
+        pair = _LANGUAGE_PAIR.fullmatch(name)
         if targets:
             pairs = [
-                (one, other) for one in tagged or targets for other in targets if one != other or len(targets) == 1
+                (source, target)
+                for source in sources or targets
+                for target in targets
+                if source != target or len(targets) == 1
             ]
-            found += [Route(name, one, other, one if tagged else None, other) for one, other in pairs]
-        elif model["kind"] != "language model":  # which goes on with a text instead
-            found.append(Route(name, pair[1], pair[2]) if pair else Route(name, name, name))
-    return found
+            routes += [
+                LanguageRoute(name, source, target, source if sources else None, target) for source, target in pairs
+            ]
+        elif model["kind"] != "language model":  # which continues a text instead
+            routes.append(LanguageRoute(name, pair[1], pair[2]) if pair else LanguageRoute(name, name, name))
+    return routes
 
 
-def pick(every: Sequence[Route], source: str, target: str) -> Route:
-    """The first route between two languages."""
-    leading = [route for route in every if route.target == target]
-    if not leading:
-        known = {route.target for route in every}
-        raise no_language("target", target, known)
+def select_route(routes: Sequence[LanguageRoute], source: str, target: str) -> LanguageRoute:
+    """Return the first route between two languages; `source` may be "auto". Raise APIError if there is none."""
+    to_target = [route for route in routes if route.target == target]
+    if not to_target:
+        raise unsupported_language("target", target, {route.target for route in routes})
     if source == "auto":
-        if len({route.source for route in leading if route.source_lang}) > 1:
+        if len({route.source for route in to_target if route.source_lang}) > 1:
             text = "source is 'auto', and languages are not detected here; name one that GET /languages lists"
-            raise Refused(400, "no_language", text, "source")
-        return leading[0]
-    fitting = [route for route in leading if route.source == source]
-    if not fitting:
-        raise no_language("source", source, {route.source for route in leading} | {"auto"})
-    return fitting[0]
+            raise APIError(400, "no_language", text, "source")
+        return to_target[0]
+    matches = [route for route in to_target if route.source == source]
+    if not matches:
+        raise unsupported_language("source", source, {route.source for route in to_target} | {"auto"})
+    return matches[0]
 
 
-def no_language(field: str, code: str, known: set[str]) -> Refused:
-    text = f"{field} '{code}' is not supported here (GET /languages lists what is){nearest(code, known)}"
-    return Refused(400, "no_language", text, field)
+def unsupported_language(field: str, code: str, supported: set[str]) -> APIError:
+    """Build the error for a language that no route has."""
+    text = f"{field} '{code}' is not supported here (GET /languages lists what is){did_you_mean(code, supported)}"
+    return APIError(400, "no_language", text, field)
 
 
-def known_languages(every: Sequence[Route]) -> list[dict[str, Any]]:
-    """As GET /languages lists them."""
+def list_languages(routes: Sequence[LanguageRoute]) -> list[JSONObject]:
+    """Return the response of GET /languages: each source language with its targets."""
     targets: dict[str, list[str]] = {}
-    for route in every:
+    for route in routes:
         targets.setdefault(route.source, [])
         if route.target not in targets[route.source]:
             targets[route.source].append(route.target)
@@ -164,149 +167,162 @@ def known_languages(every: Sequence[Route]) -> list[dict[str, Any]]:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def read(content_type: str, data: bytes) -> Translate:
-    """A request from JSON or a form."""
+def parse_request(content_type: str, data: bytes) -> TranslateRequest:
+    """Parse and validate the body of POST /translate, JSON or a form; raise APIError if it is invalid."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, FORM):
-        raise Refused(415, "wrong_type", f"the body is '{kind[:100]}'; send {JSON} or {FORM}")
+        raise APIError(415, "wrong_type", f"the body is '{kind[:100]}'; send {JSON} or {FORM}")
     try:
-        values = json.loads(data) if kind == JSON else form(data)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, a number of 5,000 digits, a nest of 100,000 lists
-        raise Refused(
-            422, "invalid_body", f"the body is no {kind} that can be read; send {{q, source, target}}"
-        ) from None
+        values = json.loads(data) if kind == JSON else parse_form(data)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, a number of 5,000 digits, 100,000 nested lists
+        raise APIError(422, "invalid_body", f"the body is not valid {kind}; send {{q, source, target}}") from None
     try:
-        return Translate.model_validate(values, strict=kind == JSON)  # all that a form has is text
+        return TranslateRequest.model_validate(values, strict=kind == JSON)  # the values of a form are all text
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = schema.place(found["loc"]) or "the body"
-        raise Refused(422, "invalid", f"{where}: {found['msg']}; see /docs for what may be sent", where) from None
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        path = schema.field_path(first["loc"]) or "the body"
+        raise APIError(422, "invalid", f"{path}: {first['msg']}; see /docs for the fields", path) from None
 
 
-def form(data: bytes) -> dict[str, Any]:
-    """The fields of a form; one that is given several times is a list."""
-    fields = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=FIELDS, errors="strict")
+def parse_form(data: bytes) -> dict[str, str | list[str]]:
+    """Parse a URL-encoded form; a repeated field becomes a list."""
+    fields = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
 
-def check(body: Translate, serving: Serving) -> None:
-    """Refuse what this server does not allow."""
+def check_limits(body: TranslateRequest, settings: ServerSettings) -> None:
+    """Raise APIError if a translate request exceeds this server's limits, or asks for HTML."""
     texts = body.q if isinstance(body.q, list) else [body.q]
     if body.format == "html":
-        text = "format is 'html', and tags would be translated as words here; send plain text with format 'text'"
-        raise Refused(422, "no_html", text, "format")
-    if len(texts) > serving.max_inputs:
-        text = f"q has {len(texts):,} texts; send at most {serving.max_inputs:,} in one request"
-        raise Refused(422, "too_many", text, "q")
-    longest = max(map(len, texts), default=0)
-    if longest > serving.max_text:
-        text = f"q has a text of {longest:,} characters; send at most {serving.max_text:,}"
-        raise Refused(422, "too_long", text, "q")
-    if body.alternatives >= serving.max_nbest:
-        text = f"alternatives is {body.alternatives:,}; it must be less than {serving.max_nbest:,} here"
-        raise Refused(422, "too_large", text, "alternatives")
+        text = "format is 'html', and tags would be translated as words; send plain text with format 'text'"
+        raise APIError(422, "no_html", text, "format")
+    if len(texts) > settings.max_inputs:
+        text = f"q has {len(texts):,} texts; send at most {settings.max_inputs:,} in one request"
+        raise APIError(422, "too_many", text, "q")
+    max_chars = max(map(len, texts), default=0)
+    if max_chars > settings.max_text:
+        text = f"q has a text of {max_chars:,} characters; send at most {settings.max_text:,}"
+        raise APIError(422, "too_long", text, "q")
+    if body.alternatives >= settings.max_nbest:
+        text = f"alternatives is {body.alternatives:,}; it must be less than {settings.max_nbest:,} here"
+        raise APIError(422, "too_large", text, "alternatives")
 
 
-# -- texts → texts -----------------------------------------------------------------------------------------------------
+# -- translation -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Translator:
-    """Who is asked, along which route, for how many results and with which options of a search."""
+    """Translates texts along a route, sentence by sentence, with `nbest` translations of each text."""
 
-    ask: Ask
-    route: Route
-    count: int
-    options: dict[str, Any]
+    predict: PredictFunction
+    route: LanguageRoute
+    nbest: int
+    options: JSONObject  # of the search
 
-    async def __call__(self, texts: Sequence[str], longest: int = LONGEST) -> list[list[str]]:
-        """The best results of each text. A sentence of which the model read only the beginning is split further."""
-        pieces = await self._split(texts, longest)
-        sources = [piece.text for some in pieces for piece in some if piece.text]
-        found = await self._predicted(sources)
-        cut = [i for i, one in enumerate(found) if one["source_truncated"] and longest > 1]
-        results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in found]
-        if cut:
-            again = await self([sources[i] for i in cut], min(longest, max(len(sources[i]) for i in cut)) // 2)
-            for i, result in zip(cut, again, strict=True):
+    async def __call__(self, texts: Sequence[str], max_chars: int = MAX_PIECE_CHARS) -> list[list[str]]:
+        """Return the best translations of each text; a piece that the model truncates is split further and retried."""
+        pieces = await self._split(texts, max_chars)
+        sources = [piece.text for text_pieces in pieces for piece in text_pieces if piece.text]
+        predictions = await self._predict(sources)
+        truncated = [i for i, one in enumerate(predictions) if one["source_truncated"] and max_chars > 1]
+        results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in predictions]
+        if truncated:
+            shorter = min(max_chars, max(len(sources[i]) for i in truncated)) // 2
+            retried = await self([sources[i] for i in truncated], shorter)
+            for i, result in zip(truncated, retried, strict=True):
                 results[i] = result
-        rest = iter(results)
-        return [self._together(some, [next(rest) if piece.text else [""] for piece in some]) for some in pieces]
+        next_result = iter(results)
+        return [
+            self._join_results(text_pieces, [next(next_result) if piece.text else [""] for piece in text_pieces])
+            for text_pieces in pieces
+        ]
 
-    async def _split(self, texts: Sequence[str], longest: int) -> list[list[Piece]]:
-        def work() -> list[list[Piece]]:
-            return [split(text, longest) for text in texts]
+    async def _split(self, texts: Sequence[str], max_chars: int) -> list[list[Piece]]:
+        """Split each text into pieces of at most `max_chars`; long texts in a thread."""
 
-        return work() if sum(map(len, texts)) < MANY else await asyncio.to_thread(work)
+        def split_all() -> list[list[Piece]]:
+            return [split_sentences(text, max_chars) for text in texts]
 
-    async def _predicted(self, sources: Sequence[str]) -> list[dict[str, Any]]:
+        return split_all() if sum(map(len, texts)) < THREAD_CHARS else await asyncio.to_thread(split_all)
+
+    async def _predict(self, sources: Sequence[str]) -> list[JSONObject]:
+        """Predict for the sources with the route's model, languages and options; [] without sources."""
         if not sources:
             return []
         source_lang, target_lang = self.route.source_lang, self.route.target_lang
         examples = [Example(source, None, source_lang, target_lang) for source in sources]
-        return await self.ask(self.route.model, examples, self.options)
+        return await self.predict(self.route.model, examples, self.options)
 
-    def _together(self, pieces: Sequence[Piece], results: Sequence[Sequence[str]]) -> list[str]:
-        """The n-th results of all pieces as the n-th of the text, the best where a piece has fewer."""
-        texts = [join(pieces, [some[n] if n < len(some) else some[0] for some in results]) for n in range(self.count)]
+    def _join_results(self, pieces: Sequence[Piece], results: Sequence[Sequence[str]]) -> list[str]:
+        """Join the n-th translations of all pieces per n, deduplicated; a piece with fewer takes its best."""
+        texts = [
+            join_pieces(pieces, [nbest[n] if n < len(nbest) else nbest[0] for nbest in results])
+            for n in range(self.nbest)
+        ]
         return list(dict.fromkeys(texts))
 
 
-def search_options(alternatives: int, model: Model) -> dict[str, Any]:
-    """The model's own search, or a beam that has room for the alternatives."""
+def search_options(alternatives: int, model: ModelInfo) -> JSONObject:
+    """Return {} without alternatives, else `nbest` and a beam that is large enough for them."""
     if not alternatives:
         return {}
     return {"nbest": alternatives + 1, "beam": max(alternatives + 1, model["search"]["beam"])}
 
 
-def answer(body: Translate, route: Route, results: list[list[str]]) -> dict[str, Any]:
-    """Results in LibreTranslate's shape."""
-    several = isinstance(body.q, list)
-    best, others = [some[0] for some in results], [some[1:] for some in results]
-    found: dict[str, Any] = {"translatedText": best if several else best[0]}
+def build_response(body: TranslateRequest, route: LanguageRoute, results: list[list[str]]) -> JSONObject:
+    """Build the JSON response of POST /translate from the n-best translations of each text."""
+    is_list = isinstance(body.q, list)
+    best, others = [nbest[0] for nbest in results], [nbest[1:] for nbest in results]
+    response: JSONObject = {"translatedText": best if is_list else best[0]}
     if body.alternatives:
-        found["alternatives"] = others if several else others[0]
+        response["alternatives"] = others if is_list else others[0]
     if body.source == "auto":
         detected = {"language": route.source, "confidence": 0.0}
-        found["detectedLanguage"] = [detected] * len(best) if several else detected
-    return found
+        response["detectedLanguage"] = [detected] * len(best) if is_list else detected
+    return response
 
 
-def router(ask: Ask, models: Mapping[str, Model], serving: Serving) -> APIRouter:
-    """The two routes, over a function that predicts."""
-    every, keys, found = routes(models), Keys(serving.keys), APIRouter(tags=["LibreTranslate"])
-    failures: dict[int | str, dict[str, Any]] = {
-        code: {"model": Failed} for code in (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], settings: ServerSettings) -> APIRouter:
+    """Build the routes /translate and /languages."""
+    routes, keys, router = language_routes(models), APIKeys(settings.keys), APIRouter(tags=["LibreTranslate"])
+    error_responses: dict[int | str, JSONObject] = {
+        code: {"model": LibreTranslateError} for code in (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
     }
-    shape = Translate.model_json_schema()
-    body_of = {"required": True, "content": {JSON: {"schema": shape}, FORM: {"schema": shape}}}
+    body_schema = TranslateRequest.model_json_schema()
+    request_body = {"required": True, "content": {JSON: {"schema": body_schema}, FORM: {"schema": body_schema}}}
 
-    async def translated(request: Request) -> dict[str, Any]:
-        body = read(request.headers.get("content-type", ""), await request.body())
-        keys.check([*offered_keys(request.headers), *([body.api_key.encode(errors="replace")] if body.api_key else [])])
-        check(body, serving)
-        route = pick(every, body.source, body.target)
+    async def handle_translate(request: Request) -> JSONObject:
+        """Parse, check and answer one translate request."""
+        body = parse_request(request.headers.get("content-type", ""), await request.body())
+        keys.check([*request_keys(request.headers), *([body.api_key.encode(errors="replace")] if body.api_key else [])])
+        check_limits(body, settings)
+        route = select_route(routes, body.source, body.target)
         texts = [body.q] if isinstance(body.q, str) else body.q
         options = search_options(body.alternatives, models[route.model])
-        results = await Translator(ask, route, body.alternatives + 1, options)(texts)
-        return answer(body, route, results)
+        results = await Translator(predict, route, body.alternatives + 1, options)(texts)
+        return build_response(body, route, results)
 
-    @found.post(
+    @router.post(
         "/translate",
         summary="Translate texts",
-        responses=failures | {200: {"model": Translated}},
-        openapi_extra={"requestBody": body_of},
+        responses=error_responses | {200: {"model": TranslateResponse}},
+        openapi_extra={"requestBody": request_body},
     )
     async def translate(request: Request) -> Response:
-        """Long texts are split into sentences and put together again."""
+        """Long texts are split into sentences, and their translations are joined."""
         try:
-            return JSONResponse(await translated(request))
-        except Refused as refused:
-            return JSONResponse({"error": refused.message}, refused.status, headers_of(refused))
+            return JSONResponse(await handle_translate(request))
+        except APIError as error:
+            return JSONResponse({"error": error.message}, error.status, error_headers(error))
 
-    @found.get("/languages", summary="Languages", responses={200: {"model": list[Known]}, 401: {"model": Failed}})
+    @router.get(
+        "/languages",
+        summary="Languages",
+        responses={200: {"model": list[LanguageInfo]}, 401: {"model": LibreTranslateError}},
+    )
     async def languages() -> Response:
-        """What can be translated into what."""
-        return JSONResponse(known_languages(every))
+        """Which languages can be translated into which."""
+        return JSONResponse(list_languages(routes))
 
-    return found
+    return router

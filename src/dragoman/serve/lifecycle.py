@@ -1,9 +1,9 @@
-"""A server's life: bind, start the workers, say where it is, answer until a signal, drain, end.
+"""The server's lifecycle: bind, start the workers, announce the address, serve until a signal, drain, stop.
 
     bind ─→ workers load the models ─→ "http://127.0.0.1:8000" ─→ … ─SIGTERM or Ctrl-C→ no new connections ─→
-    what is in flight is finished, for drain_s at most ─→ the workers end ─→ exit code 0
+    requests in flight are finished, for drain_s at most ─→ the workers stop ─→ exit code 0
 
-What is still in flight then, or at a second signal, is answered with 503.
+Requests still in flight then, or at a second signal, are answered with 503.
 """
 
 from __future__ import annotations
@@ -19,75 +19,78 @@ from collections.abc import Callable, Iterator, Mapping
 import uvicorn
 
 from dragoman.core.errors import UserError
-from dragoman.serve.connections import protocol
-from dragoman.serve.middleware import Guard
-from dragoman.serve.settings import Serving
+from dragoman.serve.connections import http_protocol
+from dragoman.serve.middleware import RequestLimitMiddleware
+from dragoman.serve.settings import ServerSettings
 from dragoman.serve.uploads import reads_media
-from dragoman.serve.worker_pool import Workers
+from dragoman.serve.worker_pool import WorkerPool
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which would raise a signal again after it has drained: the exit code would not be 0."""
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that exits with code 0 after a signal; uvicorn itself raises the signal again."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, give_up: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, drain_s: float, abort_requests: Callable[[], None]) -> None:
+        """Hold the seconds to drain, and the function that aborts all requests after them."""
         super().__init__(config)
-        self.drain_s, self.give_up = drain_s, give_up
+        self.drain_s, self.abort_requests = drain_s, abort_requests
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Call `shut_down` on SIGINT and SIGTERM, instead of uvicorn's handlers."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self.shut_down)
         yield
 
-    def stop(self) -> None:
+    def shut_down(self) -> None:
+        """Accept no more connections; abort the requests in flight after drain_s, or at once at the second signal."""
         wait = 0.0 if self.should_exit else self.drain_s
-        asyncio.get_running_loop().call_later(wait, self.give_up)
+        asyncio.get_running_loop().call_later(wait, self.abort_requests)
         self.should_exit = True
 
 
-def run(serving: Serving, models: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Serve until a signal; `say` is told the server's address when it is ready."""
-    asyncio.run(serve(serving, models, say))
+def run(settings: ServerSettings, models: Mapping[str, str], on_ready: Callable[[str], None]) -> None:
+    """Serve until a signal. `models` maps names to paths; `on_ready` gets the server's URL once it is ready."""
+    asyncio.run(serve(settings, models, on_ready))
 
 
-async def serve(serving: Serving, models: Mapping[str, str], say: Callable[[str], None]) -> None:
-    listener = bind(serving.host, serving.port)
-    workers = Workers(serving, models)
+async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: Callable[[str], None]) -> None:
+    """Bind the port, start the workers and the HTTP server, call `on_ready`, and serve until a signal."""
+    listener = bind(settings.host, settings.port)
+    pool = WorkerPool(settings, models)
     try:
-        starting = asyncio.create_task(workers.start())
-        app_module = await asyncio.to_thread(
-            importlib.import_module, "dragoman.serve.app"
-        )  # torch: as long as they take
-        await starting
-        app = app_module.build(serving, workers)
+        pool_start = asyncio.create_task(pool.start())
+        # It imports torch, which takes as long as the workers take to start.
+        app_module = await asyncio.to_thread(importlib.import_module, "dragoman.serve.app")
+        await pool_start
+        app = app_module.build_app(settings, pool)
         config = uvicorn.Config(
-            Guard(app, serving, any(map(reads_media, workers.models.values()))),
-            http=protocol(serving),
+            RequestLimitMiddleware(app, settings, any(map(reads_media, pool.models.values()))),
+            http=http_protocol(settings),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=math.ceil(serving.drain_s) + 1,
+            timeout_graceful_shutdown=math.ceil(settings.drain_s) + 1,
         )
         app.state.batcher.start()
-        server = Server(config, serving.drain_s, app.state.batcher.give_up)
-        answering = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not answering.done():
+        server = DrainingServer(config, settings.drain_s, app.state.batcher.abort_all)
+        server_task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not server_task.done():
             await asyncio.sleep(0.01)
-        host = f"[{serving.host}]" if ":" in serving.host else serving.host
-        say(f"http://{host}:{listener.getsockname()[1]}")
-        await answering
-        await app.state.batcher.end()
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        on_ready(f"http://{host}:{listener.getsockname()[1]}")
+        await server_task
+        await app.state.batcher.stop()
     finally:
         listener.close()
-        await workers.end()
+        await pool.stop()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The socket to listen on; nobody is heard until the server starts."""
+    """Return a socket bound to the address, not yet listening; raise UserError if that fails."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
@@ -95,6 +98,6 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         raise UserError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; take another with --host and --port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --host and --port"
         ) from None
     return listener

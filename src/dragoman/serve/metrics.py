@@ -1,83 +1,94 @@
-"""What the server counts, in Prometheus' text form, and the middleware that counts requests and catches our errors.
+"""The server's Prometheus metrics, and the middleware that counts requests and logs unhandled exceptions.
 
     dragoman_requests_total{route, code}   dragoman_request_seconds{route}   dragoman_in_flight
     dragoman_queue_tokens   dragoman_job_items   dragoman_jobs_running   dragoman_jobs_total{outcome}
     dragoman_workers_ready   dragoman_worker_restarts_total
 
-All are of this process since it started; a client that left before its answer counts with the code 499.
+All are of this process since it started. A client that disconnects before its response counts with the code 499.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import JSONResponse
 
-from dragoman.serve.schema import Refused
+from dragoman.serve.schema import APIError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from dragoman.serve.batcher import Batcher
-    from dragoman.serve.worker_pool import Workers
+    from dragoman.serve.worker_pool import WorkerPool
 
 logger = logging.getLogger("dragoman.serve")
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-GONE = 499  # the code counted for a client that left before its answer
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+JOB_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that disconnects before its response
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, batcher: Batcher, workers: Workers) -> None:
-        self.batcher, self.workers = batcher, workers
-        self.registry = CollectorRegistry()
-        where: Any = {"registry": self.registry}
-        self.requests = Counter("dragoman_requests", "Answers by route and code.", ["route", "code"], **where)
-        self.seconds = Histogram("dragoman_request_seconds", "From head to end.", ["route"], buckets=SECONDS, **where)
-        self.in_flight = Gauge("dragoman_in_flight", "Requests being answered.", **where)
-        self.queue = Gauge("dragoman_queue_tokens", "Tokens waiting and at work.", **where)
-        self.items = Histogram(
-            "dragoman_job_items", "Inputs that went through a worker together.", buckets=ITEMS, **where
+    def __init__(self, batcher: Batcher, pool: WorkerPool) -> None:
+        """Create all metrics, and have the batcher report each finished job."""
+        self.batcher, self.pool = batcher, pool
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "dragoman_requests", "Responses by route and code.", ["route", "code"], registry=registry
         )
-        self.jobs = Counter("dragoman_jobs", "Jobs by what became of them.", ["outcome"], **where)
-        self.running = Gauge("dragoman_jobs_running", "Jobs at work.", **where)
-        self.ready = Gauge("dragoman_workers_ready", "Workers that answer.", **where)
-        self.restarts = Counter("dragoman_worker_restarts", "Workers that were replaced.", **where)
-        self.restarted = 0  # counted already
-        batcher.on_job = self.job
+        self.latency = Histogram(
+            "dragoman_request_seconds",
+            "From the head of a request to the end of its response.",
+            ["route"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.in_flight = Gauge("dragoman_in_flight", "Requests in flight.", registry=registry)
+        self.queue_tokens = Gauge("dragoman_queue_tokens", "Tokens queued and running.", registry=registry)
+        self.job_items = Histogram("dragoman_job_items", "Inputs per job.", buckets=JOB_SIZE_BUCKETS, registry=registry)
+        self.jobs = Counter("dragoman_jobs", "Jobs by outcome.", ["outcome"], registry=registry)
+        self.jobs_running = Gauge("dragoman_jobs_running", "Jobs running.", registry=registry)
+        self.workers_ready = Gauge("dragoman_workers_ready", "Workers that are ready.", registry=registry)
+        self.restarts = Counter("dragoman_worker_restarts", "Workers that were replaced.", registry=registry)
+        self.counted_restarts = 0
+        batcher.on_job_finished = self.observe_job
 
-    def job(self, size: int, outcome: str) -> None:
-        self.items.observe(size)
+    def observe_job(self, size: int, outcome: str) -> None:
+        """Count a finished job by its outcome, and its `size` inputs."""
+        self.job_items.observe(size)
         self.jobs.labels(outcome).inc()
 
-    def text(self) -> bytes:
-        self.queue.set(self.batcher.held)
-        self.running.set(len(self.batcher.running))
-        self.ready.set(self.workers.ready)
-        self.restarts.inc(self.workers.restarts - self.restarted)
-        self.restarted = self.workers.restarts
+    def render(self) -> bytes:
+        """Update the gauges from the batcher and the pool; return all metrics in Prometheus' text format."""
+        self.queue_tokens.set(self.batcher.pending_tokens)
+        self.jobs_running.set(len(self.batcher.running))
+        self.workers_ready.set(self.pool.ready_count)
+        self.restarts.inc(self.pool.restart_count - self.counted_restarts)
+        self.counted_restarts = self.pool.restart_count
         return generate_latest(self.registry)
 
 
-class Counted:
-    """ASGI middleware: every request is counted once, and an error of ours is logged once and told without details."""
+class MetricsMiddleware:
+    """ASGI middleware: counts every request once; logs an unhandled exception and answers 500 without details."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        """Hold the wrapped app and the metrics."""
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app; count and time the request, and answer 500 if the app raises before it responds."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, began = GONE, time.perf_counter()
+        status, started = CLIENT_CLOSED_REQUEST, time.perf_counter()
 
-        async def noted(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
+            """Send a message, and note the status of the response."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -85,19 +96,19 @@ class Counted:
 
         self.metrics.in_flight.inc()
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_and_note_status)
         except Exception:
-            logger.exception("%s %s failed", scope["method"], route_of(scope))
-            if status == GONE:  # nothing was sent yet
-                problem = Refused(500, "internal", "the server failed on this request; its log says how")
-                await JSONResponse(problem.body(), problem.status)(scope, receive, noted)
+            logger.exception("%s %s failed", scope["method"], route_pattern(scope))
+            if status == CLIENT_CLOSED_REQUEST:  # nothing was sent yet
+                error = APIError(500, "internal", "the server failed on this request; see its log")
+                await JSONResponse(error.body(), error.status)(scope, receive, send_and_note_status)
         finally:
             self.metrics.in_flight.dec()
-            route = route_of(scope)
+            route = route_pattern(scope)
             self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            self.metrics.latency.labels(route).observe(time.perf_counter() - started)
 
 
-def route_of(scope: Scope) -> str:
-    """The route's pattern: a path that nobody serves makes no series of its own."""
+def route_pattern(scope: Scope) -> str:
+    """Return the pattern of the matched route, or "other": unknown paths must not create time series."""
     return getattr(scope.get("route"), "path", None) or "other"

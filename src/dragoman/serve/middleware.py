@@ -1,9 +1,9 @@
-"""What a request must pass before the app sees it, and what every answer carries.
+"""ASGI middleware: checks on requests before the app runs, headers on every response, cancellation on disconnect.
 
-    request → host → key → encoding → body (whole, small, in time) → app → answer + headers that keep browsers strict
+    request → host → API key → encoding → body (complete, small, in time) → app → response + security headers
 
-Nothing is read of a request that is refused for its head. The body is read here, as a whole, so that the app never
-waits for one: a client that sends too much, too slowly or compressed costs a bounded number of bytes and seconds.
+A request that is refused for its head costs no read of its body. The body is read here completely, so the app never
+waits for one: a client that sends too much, too slowly or compressed data costs a bounded number of bytes and seconds.
 """
 
 from __future__ import annotations
@@ -16,231 +16,238 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from dragoman.serve.schema import Refused
+from dragoman.serve.schema import APIError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from dragoman.serve.settings import Serving
+    from dragoman.serve.settings import ServerSettings
 
 logger = logging.getLogger("dragoman.serve")
 
-LARGEST = 32  # bodies of the largest size that are held at a time: 1,024 connections could bring 12 GB of images
-LINGER = 1.0  # seconds in which a client that is still sending may come to read why it was refused
+MAX_LARGE_BODIES = 32  # of the largest size in memory at a time: 1,024 connections could bring 12 GB of images
+DRAIN_S = 1.0  # seconds that a refused client may go on sending before it reads the error
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY = {
-    "Content-Security-Policy": POLICY,
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-LIBRE = ("/translate", "/languages")  # whose errors look as LibreTranslate's do
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+LIBRETRANSLATE_PATHS = ("/translate", "/languages")  # their errors have LibreTranslate's format
 
-_OURS = re.compile(r"[A-Za-z0-9._-]{1,64}")  # request ids of a client that are taken over: they go into log lines
-
-
-def written(refused: Refused, path: str) -> bytes:
-    """The JSON of a refusal, in the shape that clients of this path know."""
-    return json.dumps({"error": refused.message} if path in LIBRE else refused.body()).encode()
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # client ids that are accepted: they go into log lines
 
 
-def headers_of(refused: Refused) -> dict[str, str]:
-    return refused.headers() | ({"WWW-Authenticate": 'Bearer realm="dragoman"'} if refused.status == 401 else {})
+def error_json(error: APIError, path: str) -> bytes:
+    """Serialize an error as JSON: in LibreTranslate's format for its paths, else in ours."""
+    return json.dumps({"error": error.message} if path in LIBRETRANSLATE_PATHS else error.body()).encode()
 
 
-class Keys:
-    """The API keys that open the server; without any it is open to all.
+def error_headers(error: APIError) -> dict[str, str]:
+    """Return the headers of an error response: Retry-After, WWW-Authenticate."""
+    return error.headers() | ({"WWW-Authenticate": 'Bearer realm="dragoman"'} if error.status == 401 else {})
 
-    Keys are compared by their digests, each with every one: the time tells nothing of a key, nor of its length.
+
+class APIKeys:
+    """The API keys that the server accepts; without any, everyone is admitted.
+
+    Every offered key is compared with every valid one, by digest: the time reveals nothing about a key or its length.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
+        """Hold the SHA-256 digests of the keys."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def admit(self, offered: Sequence[bytes]) -> bool:
-        """Whether one of the offered keys is right, or none is needed."""
-        right = not self._digests
-        for given in offered:
-            digest = hashlib.sha256(given).digest()
-            for known in self._digests:
-                right |= hmac.compare_digest(digest, known)
-        return right
+    def accepts(self, offered: Sequence[bytes]) -> bool:
+        """Return whether one of the offered keys is valid, or no keys are set; compares in constant time."""
+        is_valid = not self._digests
+        for key in offered:
+            digest = hashlib.sha256(key).digest()
+            for valid in self._digests:
+                is_valid |= hmac.compare_digest(digest, valid)
+        return is_valid
 
     def check(self, offered: Sequence[bytes]) -> None:
-        """Nothing where one of the offered keys is right, else the refusal. It repeats no key."""
-        if self.admit(offered):
+        """Raise a 401 unless one of the offered keys is valid. The message repeats no key."""
+        if self.accepts(offered):
             return
-        what = "the API key is not right" if any(offered) else "an API key is missing"
+        what = "the API key is not valid" if any(offered) else "an API key is missing"
         remedy = "send a valid one as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-        raise Refused(401, "unauthorized", f"{what}; {remedy}")
+        raise APIError(401, "unauthorized", f"{what}; {remedy}")
 
 
-def offered_keys(headers: Headers) -> list[bytes]:
-    """The keys that a request brings in its head."""
+def request_keys(headers: Headers) -> list[bytes]:
+    """Return the API keys in a request's headers: Authorization: Bearer, and X-API-Key."""
     schemes = (value.partition(" ") for value in headers.getlist("authorization"))
     bearers = [key.strip() for scheme, _, key in schemes if scheme.lower() == "bearer"]
     return [key.encode("latin-1") for key in [*bearers, *headers.getlist("x-api-key")]]
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no key: health checks, the API's description, and the page, which asks its user for the key.
+def is_public(path: str) -> bool:
+    """Return whether the middleware checks no key: health checks, docs, pages, and /translate, which checks itself.
 
-    /translate takes a key inside its body too, so it asks for itself.
+    /translate also accepts a key in its body, so it checks for itself.
     """
     return path in ("/", "/translate", "/docs", "/openapi.json") or path.startswith(("/health/", "/static/"))
 
 
-class Body:
-    """The body of a request: what `receive` gives, until that is more than `limit`.
+class BodyReader:
+    """Reads the body of a request from `receive`, up to `limit` bytes.
 
-    connections.py reads at most 64 KiB at a time, so never more than limit + 64 KiB come in.
+    connections.py reads at most 64 KiB at a time, so never more than limit + 64 KiB arrive.
     """
 
     def __init__(self, receive: Receive, limit: int) -> None:
+        """Hold the ASGI `receive` and the limit on the body's bytes."""
         self.receive, self.limit = receive, limit
-        self.read = 0
-        self.ended = self.gone = False  # all is here; the client is not
+        self.bytes_read = 0
+        self.is_complete = self.is_disconnected = False
 
-    async def _more(self) -> bytes:
+    async def _read_chunk(self) -> bytes:
+        """Receive one part of the body; note whether it was the last, or the client has disconnected."""
         message = await self.receive()
-        self.gone = message["type"] == "http.disconnect"
-        self.ended = self.gone or not message.get("more_body", False)
+        self.is_disconnected = message["type"] == "http.disconnect"
+        self.is_complete = self.is_disconnected or not message.get("more_body", False)
         data: bytes = message.get("body", b"")
-        self.read += len(data)
+        self.bytes_read += len(data)
         return data
 
-    async def whole(self, seconds: float) -> bytes:
-        """All of it, or a refusal: too large, or not here in time."""
+    async def read(self, seconds: float) -> bytes:
+        """Return the complete body; raise APIError if it exceeds the limit or takes more than `seconds`."""
         parts = []
         try:
             async with asyncio.timeout(seconds):
-                while not self.ended:
-                    parts.append(await self._more())
-                    if self.read > self.limit:
-                        raise too_large(self.limit)
+                while not self.is_complete:
+                    parts.append(await self._read_chunk())
+                    if self.bytes_read > self.limit:
+                        raise body_too_large(self.limit)
         except TimeoutError:
-            raise Refused(408, "slow_body", f"the body did not arrive within {seconds:g} s; send it faster") from None
+            raise APIError(408, "slow_body", f"the body did not arrive within {seconds:g} s; send it faster") from None
         return b"".join(parts)
 
-    async def linger(self) -> None:
-        """Read on for a moment what nobody wants: a connection closed on unread data may take the answer with it."""
-        try:
-            async with asyncio.timeout(LINGER):
-                while not self.ended and self.read < self.limit:
-                    await self._more()
-        except TimeoutError:
-            pass
+    async def drain(self) -> None:
+        """Read and discard for up to DRAIN_S: closing a connection with unread data may lose the response."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self.is_complete and self.bytes_read < self.limit:
+                    await self._read_chunk()
 
 
-def too_large(limit: int) -> Refused:
-    return Refused(413, "too_large", f"the body is larger than {limit:,} bytes; send less at a time")
+def body_too_large(limit: int) -> APIError:
+    """Build the 413 for a body of more than `limit` bytes."""
+    return APIError(413, "too_large", f"the body is larger than {limit:,} bytes; send less at a time")
 
 
-class Guard:
-    """ASGI middleware around the whole app: limits on what comes in, strict headers on what goes out."""
+class RequestLimitMiddleware:
+    """Outermost ASGI middleware: checks host, API key and body of a request, adds security headers to its response."""
 
-    def __init__(self, app: ASGIApp, serving: Serving, media: bool = False) -> None:
-        """`media`: whether a model reads images or sounds, for which bodies may be larger."""
-        self.app, self.serving, self.media = app, serving, media
-        self.held = 0  # bytes of bodies that are larger than texts need
-        self.keys = Keys(serving.keys)
-        self.hosts = allowed_hosts(serving)
+    def __init__(self, app: ASGIApp, settings: ServerSettings, reads_media: bool = False) -> None:
+        """Hold app and settings; with `reads_media` a model reads images or sounds, so bodies may be larger."""
+        self.app, self.settings, self.reads_media = app, settings, reads_media
+        self.reserved_bytes = 0  # for bodies larger than texts need
+        self.keys = APIKeys(settings.keys)
+        self.hosts = allowed_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the start and the end of the server
+        """Check a request's headers, read its whole body within the limits, then call the app; else send the error."""
+        if scope["type"] != "http":  # lifespan
             await self.app(scope, receive, send)
             return
         headers, path = Headers(scope=scope), scope["path"]
-        scope.setdefault("state", {})["request_id"] = number = request_id(headers)
-        send = signed(send, path, number)
-        body = Body(receive, self._limit(path))
-        with ExitStack() as room:
+        scope.setdefault("state", {})["request_id"] = id = request_id(headers)
+        send = with_response_headers(send, path, id)
+        body = BodyReader(receive, self._body_limit(path))
+        with ExitStack() as reservation:
             try:
-                self._check(path, headers)
-                self._set_aside(headers, body.limit, room)
-                data = await body.whole(self.serving.body_s)
-            except Refused as refused:
-                logger.info("request %s: %d %s", number, refused.status, refused.code)
-                await refuse(refused, path, body, send)
+                self._check_headers(path, headers)
+                self._reserve(headers, body.limit, reservation)
+                data = await body.read(self.settings.body_s)
+            except APIError as error:
+                logger.info("request %s: %d %s", id, error.status, error.code)
+                await send_error(error, path, body, send)
                 return
-            if not body.gone:
-                await self.app(scope, replayed(data, receive), send)
+            if not body.is_disconnected:
+                await self.app(scope, replay_body(data, receive), send)
 
-    def _limit(self, path: str) -> int:
-        """The bytes that a body may have: a bare file, JSON with files in base64, or texts."""
-        if not self.media or not path.startswith("/v1/"):
-            return self.serving.max_body
-        bare = path.startswith("/v1/models/")
-        return self.serving.media_bytes if bare else self.serving.max_body + -(-self.serving.media_bytes // 3) * 4
+    def _body_limit(self, path: str) -> int:
+        """Return the most bytes that a body for a path may have: a bare file, JSON with base64 files, or texts."""
+        if not self.reads_media or not path.startswith("/v1/"):
+            return self.settings.max_body
+        is_bare_file = path.startswith("/v1/models/")
+        json_limit = self.settings.max_body + -(-self.settings.media_bytes // 3) * 4
+        return self.settings.media_bytes if is_bare_file else json_limit
 
-    def _set_aside(self, headers: Headers, limit: int, room: ExitStack) -> None:
-        """Set memory aside for a body that is large, until `room` is left; a refusal where there is none."""
-        chunked = "transfer-encoding" in headers
-        announced = limit if chunked else int(headers.get("content-length", "0"))
-        if announced <= self.serving.max_body:
+    def _reserve(self, headers: Headers, limit: int, reservation: ExitStack) -> None:
+        """Reserve memory for a large body until `reservation` closes; raise a 429 if there is none left."""
+        is_chunked = "transfer-encoding" in headers
+        size = limit if is_chunked else int(headers.get("content-length", "0"))
+        if size <= self.settings.max_body:
             return
-        if self.held + announced > LARGEST * limit:
+        if self.reserved_bytes + size > MAX_LARGE_BODIES * limit:
             text = "the server holds as many large bodies as it can; try again in a moment"
-            raise Refused(429, "busy", text, retry_after=1)
-        self.held += announced
-        room.callback(self._let_go, announced)
+            raise APIError(429, "busy", text, retry_after=1)
+        self.reserved_bytes += size
+        reservation.callback(self._release, size)
 
-    def _let_go(self, size: int) -> None:
-        self.held -= size
+    def _release(self, size: int) -> None:
+        """Give reserved memory back."""
+        self.reserved_bytes -= size
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """What the head of a request says is enough to refuse it."""
+    def _check_headers(self, path: str, headers: Headers) -> None:
+        """Raise APIError for a wrong host, a missing key, a compressed body or a wrong or too large Content-Length."""
         host = headers.get("host", "")
         if self.hosts and host and re.sub(r":\d*$", "", host).lower() not in self.hosts:
             allowed = ", ".join(self.hosts)
-            raise Refused(403, "wrong_host", f"this server answers only to the host names {allowed}; use one of them")
-        if not is_open(path):
-            self.keys.check(offered_keys(headers))
+            raise APIError(403, "wrong_host", f"this server answers only to the host names {allowed}; use one of them")
+        if not is_public(path):
+            self.keys.check(request_keys(headers))
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
-            raise Refused(415, "encoded", "the body is compressed; send it without a Content-Encoding")
+            raise APIError(415, "encoded", "the body is compressed; send it without a Content-Encoding")
         length = headers.get("content-length", "0")
         if not length.isdecimal():
-            raise Refused(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
-        if int(length) > self._limit(path):
-            raise too_large(self._limit(path))
+            raise APIError(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
+        if int(length) > self._body_limit(path):
+            raise body_too_large(self._body_limit(path))
 
 
-def allowed_hosts(serving: Serving) -> tuple[str, ...]:
-    """The names by which a server on this machine alone may be called; none where it is bound to the outside.
+def allowed_hosts(settings: ServerSettings) -> tuple[str, ...]:
+    """Return the Host names that a loopback server answers to; for other servers (), which means any.
 
-    A page from elsewhere whose name is made to lead to 127.0.0.1 would be of the server's own origin to a browser.
+    This prevents DNS rebinding: a foreign page whose name resolves to 127.0.0.1 would be same-origin to a browser.
     """
-    if not serving.loopback:
+    if not settings.is_loopback:
         return ()
-    bound = serving.host.strip("[]")
-    names = [*LOOPBACK, f"[{bound}]" if ":" in bound else bound, *serving.hosts]
+    bound = settings.host.strip("[]")
+    names = [*LOOPBACK_HOSTS, f"[{bound}]" if ":" in bound else bound, *settings.hosts]
     return tuple(dict.fromkeys(name.lower() for name in names))
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own, where it is plain, else a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _OURS.fullmatch(given) else secrets.token_hex(8)
+    """Return the client's X-Request-Id if it is plain, else a new random one."""
+    id = headers.get("x-request-id", "")
+    return id if _REQUEST_ID.fullmatch(id) else secrets.token_hex(8)
 
 
-def signed(send: Send, path: str, number: str) -> Send:
-    """`send` with the headers that every answer has."""
+def with_response_headers(send: Send, path: str, id: str) -> Send:
+    """Wrap `send`: responses get security headers and the request id, and outside /static/ no-store."""
 
     async def wrapped(message: Message) -> None:
+        """Send a message; add the headers to the one that starts the response."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers.update(SECURITY | {"X-Request-Id": number})
+            headers.update(SECURITY_HEADERS | {"X-Request-Id": id})
             if not path.startswith("/static/"):
                 headers["Cache-Control"] = "no-store"
             message = {**message, "headers": headers.raw}
@@ -249,25 +256,71 @@ def signed(send: Send, path: str, number: str) -> Send:
     return wrapped
 
 
-def replayed(data: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body first, then what comes after it: the client's leaving."""
-    waiting = [data]
+def replay_body(data: bytes, receive: Receive) -> Receive:
+    """Wrap `receive` so that it returns the complete body first, then what `receive` returns."""
+    unread = [data]
 
     async def wrapped() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        """Return the body at the first call, then receive."""
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()
 
     return wrapped
 
 
-async def refuse(refused: Refused, path: str, body: Body, send: Send) -> None:
-    """Answer, let the client read the answer, and close the connection: what it still sends is nobody's business."""
-    text = written(refused, path)
+async def send_error(error: APIError, path: str, body: BodyReader, send: Send) -> None:
+    """Send an error response, let the client read it, and close the connection without reading the rest of the body."""
+    text = error_json(error, path)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(text)), "Connection": "close"}
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | headers_of(refused)).items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": raw})
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error_headers(error)).items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": text, "more_body": True})
-    if refused.status != 408:  # who was slow before will not be fast now
-        await body.linger()
+    if error.status != 408:  # a client that was too slow would not finish now
+        await body.drain()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class CancelOnDisconnect:
+    """ASGI middleware: cancels a route when its client disconnects."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Hold the wrapped app."""
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app for one request, and cancel it when the client disconnects."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body_received, disconnected = asyncio.Event(), asyncio.Event()
+
+        async def receive_body() -> Message:
+            """Receive the body; after it, wait for the disconnect and return that."""
+            if body_received.is_set():
+                await disconnected.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                body_received.set()
+            return message
+
+        async def cancel_on_disconnect(route: asyncio.Task[None]) -> None:
+            """After the body, wait until the client disconnects, then cancel the route."""
+            await body_received.wait()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            disconnected.set()
+            route.cancel()
+
+        route = asyncio.ensure_future(self.app(scope, receive_body, send))
+        monitor = asyncio.create_task(cancel_on_disconnect(route))
+        try:
+            await asyncio.wait([route])
+            if not disconnected.is_set() or not route.cancelled():
+                route.result()
+        finally:
+            monitor.cancel()
+            route.cancel()
+            with suppress(asyncio.CancelledError):
+                await monitor

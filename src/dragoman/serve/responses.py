@@ -1,8 +1,6 @@
-"""Predictions and models as the API writes them, in words and numbers that JSON has."""
+"""Predictions and model descriptions as the JSON of responses."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.types import SPECIALS, Example
@@ -10,12 +8,11 @@ from dragoman.data.readers import read_pairs
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.search import searches
 from dragoman.serve import uploads
+from dragoman.serve.schema import JSONObject, ModelInfo
 
-Message = dict[str, Any]
 
-
-def written(prediction: Prediction) -> Message:
-    """A prediction as /v1/predict answers."""
+def prediction_to_json(prediction: Prediction) -> JSONObject:
+    """Convert a prediction, with its alternatives, to a result of /v1/predict."""
     return {
         "text": prediction.text,
         "score": prediction.score,
@@ -25,21 +22,24 @@ def written(prediction: Prediction) -> Message:
         "finish_reason": prediction.finish_reason,
         "source_tokens": prediction.source_tokens,
         "source_truncated": prediction.source_truncated,
-        "alternatives": [written(other) for other in prediction.alternatives],
+        "alternatives": [prediction_to_json(other) for other in prediction.alternatives],
         "attention": None if prediction.attention is None else prediction.attention.tolist(),
     }
 
 
-def described(name: str, pipeline: Pipeline) -> Message:
-    """What GET /v1/models says of a model."""
+def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
+    """Build the description of a model for GET /v1/models."""
     config, model, codec = pipeline.config, pipeline.model, pipeline.codec
     search = searches.build(config.generation.search)
-    shape, reads = config.model.model_dump(), uploads.kinds(codec)
+    shape, kinds = config.model.model_dump(), uploads.source_kinds(codec)
     return {
         "name": name,
-        **reads,  # source, second
-        "accepts": list(dict.fromkeys(type for kind in reads.values() if kind for type in uploads.accepted(kind))),
-        "languages": codec.languages,
+        "source": kinds["source"] or "text",
+        "second_source": kinds["second_source"],
+        "accepts": list(
+            dict.fromkeys(type for kind in kinds.values() if kind for type in uploads.accepted_types(kind))
+        ),
+        "languages": codec.target_languages,
         "source_languages": codec.source_languages,
         "kind": "language model" if pipeline.continues_text else "labels" if model.head is not None else "pairs",
         "shape": {
@@ -50,29 +50,32 @@ def described(name: str, pipeline: Pipeline) -> Message:
             "source_vocabulary": len(codec.source),
             "target_vocabulary": len(codec.target),
         },
-        "search": {"name": config.generation.search.name, "beam": search.size, "draws": search.draws},
-        "longest_source": pipeline.reading.longest,
+        "search": {
+            "name": config.generation.search.name,
+            "beam": search.num_hypotheses,
+            "is_sampling": search.is_sampling,
+        },
+        "max_source_positions": pipeline.input_processor.max_source_length,
         "precision": pipeline.precision,
         "device": str(pipeline.device),
-        "example": sample(pipeline),
+        "example": example_input(pipeline),
     }
 
 
-def sample(pipeline: Pipeline) -> Message:
-    """An input to begin with: the first text of the validation file if that is here, else a few of the vocabulary."""
-    codec, pair = pipeline.codec, first_pair(pipeline) or made_up(pipeline)
-    found: Message = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
-    readers = {"source": codec.modality, "second_source": codec.second_source}
-    for side, kind in uploads.kinds(codec).items():
-        if kind == "text":
-            found[side] = getattr(pair, side)
-        elif kind is not None:  # the files of the validation data are nobody's business
-            found[side] = uploads.sample(kind, readers[side])
-    return found
+def example_input(pipeline: Pipeline) -> JSONObject:
+    """Build an input that can be sent: of the first validation pair, else of the vocabulary; files are generated."""
+    codec, pair = pipeline.codec, first_validation_pair(pipeline) or vocabulary_pair(pipeline)
+    example: JSONObject = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
+    for side, modality in (("source", codec.modality or "text"), ("second_source", codec.second_source)):
+        if isinstance(modality, str):
+            example[side] = getattr(pair, side)
+        elif modality is not None:  # never the files of the validation data, which may be private
+            example[side] = uploads.sample_file(modality.kind, modality)
+    return example
 
 
-def first_pair(pipeline: Pipeline) -> Example | None:
-    """The first of the validation file, if that is here."""
+def first_validation_pair(pipeline: Pipeline) -> Example | None:
+    """Return the first pair with a source of the config's validation file; None if it cannot be read."""
     config = pipeline.config
     try:
         pairs = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
@@ -81,10 +84,10 @@ def first_pair(pipeline: Pipeline) -> Example | None:
         return None
 
 
-def made_up(pipeline: Pipeline) -> Example:
-    """The first tokens of the vocabulary, whatever they say."""
+def vocabulary_pair(pipeline: Pipeline) -> Example:
+    """Return an example whose sources are the first five tokens of the vocabulary."""
     codec = pipeline.codec
     tokenizer = codec.target if pipeline.continues_text else codec.source
-    first = len(SPECIALS) + len(tokenizer.extra)
+    first = len(SPECIALS) + len(tokenizer.extra_symbols)
     text = tokenizer.decode(list(range(first, min(first + 5, len(tokenizer)))))
-    return Example(text, target_lang=codec.languages[0] if codec.languages else None, second_source=text)
+    return Example(text, target_lang=codec.target_languages[0] if codec.target_languages else None, second_source=text)

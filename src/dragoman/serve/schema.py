@@ -1,240 +1,305 @@
-"""What requests may say and what answers look like, as JSON; and the one shape of everything that is refused.
+"""The JSON of requests and responses as pydantic models, and the one format of all errors.
 
     {"error": {"code": "too_long", "message": "one sentence", "field": "inputs[3]"}}
 
-Unknown keys, other types and numbers out of bounds are refused with the field's name (422). The bounds here are those
-of any server; what one server allows (serve/settings.py) is checked by `check`.
+Unknown keys, wrong types and numbers out of bounds are refused with the field's name (422). The bounds here hold for
+every server; `check_limits` checks the limits of one server (settings.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
 
+from dragoman.core.generation import GenerationOptions, parse_simple, simple_type
 from dragoman.core.registry import Options
-from dragoman.serve.settings import Serving
+from dragoman.serve.settings import ServerSettings
 
-LARGE = 1_000_000  # no server takes more of anything …
-HUGE = 1 << 30  # … but bytes
+JSONObject = dict[str, Any]  # parsed JSON
 
-Text = Annotated[str, Field(max_length=LARGE)]
+MAX_COUNT = 1_000_000  # no server accepts more of anything …
+MAX_BASE64_CHARS = 1 << 30  # … except bytes
+
+Text = Annotated[str, Field(max_length=MAX_COUNT)]
 Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
 Language = Annotated[str, Field(min_length=1, max_length=100)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
-Size = Annotated[int, Field(ge=1, le=LARGE)]
-Length = Annotated[int, Field(ge=0, le=LARGE)]
+Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Length = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
-class Refused(Exception):
-    """A request that is not served, and why."""
+MAX_LENGTH_RATIO = 10.0  # output tokens for each source token that a request may ask for
+
+
+class APIError(Exception):
+    """An error response: HTTP status, a code for programs, a sentence for people, the field it is about."""
 
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
     ) -> None:
+        """Hold the parts of the response; `retry_after` is in seconds."""
         super().__init__(message)
         self.status, self.code, self.message, self.field, self.retry_after = status, code, message, field, retry_after
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JSONObject:
+        """Return the JSON object of the response: code, message and field."""
         return {"error": {"code": self.code, "message": self.message, "field": self.field}}
 
     def headers(self) -> dict[str, str]:
+        """Return the Retry-After header if `retry_after` is set, else {}."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
-class Problem(Options):
-    """What was refused: a word for programs, a sentence for people, the field it is about."""
+class ErrorDetail(Options):
+    """A code for programs, a sentence for people, and the field the error is about."""
 
     code: str
     message: str
     field: str | None
 
 
-class Failure(Options):
-    """Every answer but 200."""
+class ErrorResponse(Options):
+    """The body of every response but 200."""
 
-    error: Problem
+    error: ErrorDetail
 
 
-def place(location: Sequence[str | int]) -> str | None:
-    """A place in a body as people write it: inputs[3].source."""
-    named = [part for part in location if part not in (TEXT, MEDIUM)]
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
-    return text.removeprefix(".") or None
+def field_path(location: Sequence[str | int]) -> str | None:
+    """Format pydantic's location of a value as a path: inputs[3].source; None for the whole body."""
+    keys = [key for key in location if key not in (TEXT_TAG, FILE_TAG)]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return path.removeprefix(".") or None
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-TEXT, MEDIUM = "<text>", "<medium>"  # what pydantic calls the two in the place of a problem
+TEXT_TAG, FILE_TAG = "<text>", "<file>"  # in the locations of pydantic's errors
 
 
-class Modality(Options):
-    """The bytes of a file in base64: an image, a sound, an array of frames (.npy)."""
+class FileContent(Options):
+    """The bytes of a file in base64: an image, a sound, a video, an array of features (.npy)."""
 
-    data: Annotated[str, Field(min_length=1, max_length=HUGE)]
-
-
-def _either(value: Any) -> str:
-    return MEDIUM if isinstance(value, dict | Modality) else TEXT
+    data: Annotated[str, Field(min_length=1, max_length=MAX_BASE64_CHARS)]
 
 
-# A text, or the bytes of a file where the model reads one; a file's name is a text like any other.
-Given = Annotated[Annotated[Text, Tag(TEXT)] | Annotated[Modality, Tag(MEDIUM)], Discriminator(_either)]
+def _source_tag(value: object) -> str:
+    """Return the tag of the union: a file for a mapping, else a text."""
+    return FILE_TAG if isinstance(value, dict | FileContent) else TEXT_TAG
 
 
-def _source(value: Any) -> Any:
+# A text, or the bytes of a file if the model reads files. The name of a file is never opened: it is just a text.
+TextOrFile = Annotated[
+    Annotated[Text, Tag(TEXT_TAG)] | Annotated[FileContent, Tag(FILE_TAG)], Discriminator(_source_tag)
+]
+
+
+def _source_as_object(value: object) -> object:
+    """Turn a bare text or file into an input with that source; leave other values as they are."""
     return {"source": value} if isinstance(value, str) or (isinstance(value, dict) and "data" in value) else value
 
 
-class Input(Options):
-    """A source, `second_source` where the model reads two, and the languages where it knows several."""
+class PredictInput(Options):
+    """A source, a second source if the model reads two, and languages if the model knows several."""
 
-    source: Given
-    second_source: Given | None = None
+    source: TextOrFile
+    second_source: TextOrFile | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
 
-class Pair(Options):
-    """A source and the target to score; to a language model `source` alone is the text."""
+class ScoreInput(Options):
+    """A source and the target to score; for a language model, `source` alone is the text."""
 
-    source: Given
-    second_source: Given | None = None
+    source: TextOrFile
+    second_source: TextOrFile | None = None
     target: Text | None = None
     source_lang: Language | None = None
     target_lang: Language | None = None
 
 
-Source = Annotated[Input, BeforeValidator(_source, json_schema_input_type=Text | Modality | Input)]
-Scored = Annotated[Pair, BeforeValidator(_source, json_schema_input_type=Text | Modality | Pair)]
+Source = Annotated[
+    PredictInput, BeforeValidator(_source_as_object, json_schema_input_type=Text | FileContent | PredictInput)
+]
+ScorePair = Annotated[
+    ScoreInput, BeforeValidator(_source_as_object, json_schema_input_type=Text | FileContent | ScoreInput)
+]
 
 
-class Predict(Options):
-    """Sources, and how to search for their results; what is left out is as the model has it."""
+class PredictRequest(GenerationOptions):
+    """Sources, and generation options that override the model's own."""
 
-    model: ModelName | None = None  # none: the first
-    inputs: Annotated[list[Source], Field(min_length=1, max_length=LARGE)]
-    beam: Size | None = None  # hypotheses kept at each step; 1 is greedy
-    nbest: Size = 1
+    model: ModelName | None = None  # None: the first
+    inputs: Annotated[list[Source], Field(min_length=1, max_length=MAX_COUNT)]
     attention: bool = False
-    prefix: Annotated[str, Field(max_length=1000)] = ""  # results begin with this
-    require: Annotated[list[Phrase], Field(max_length=20)] = []  # and hold these; needs a beam
-    forbid: Annotated[list[Phrase], Field(max_length=100)] = []  # and hold none of these
-    min_length: Length | None = None  # tokens
-    max_length: Size | None = None  # tokens
-    no_repeat: Length | None = None  # no run of so many tokens twice in a result
-    stream: bool = False  # server-sent events: token (greedy), result, done
+    stream: bool = False  # server-sent events: token (greedy search), result, done
 
-    def options(self) -> dict[str, Any]:
-        """What is asked of the search, without what is not."""
-        named = self.model_dump(exclude={"model", "inputs", "stream"})
-        return {key: value for key, value in named.items() if value != type(self).model_fields[key].default}
+    def options(self) -> JSONObject:
+        """The generation options that the request sets, as JSON, and `attention` if it is true."""
+        values: JSONObject = self.model_dump(
+            mode="json", include=set(GenerationOptions.model_fields), exclude_unset=True
+        )
+        return values | ({"attention": True} if self.attention else {})
 
 
-class Upload(Options):
-    """The same for a file that is a request's whole body, in the query."""
+class UploadFields(Options):
+    """The fields of an upload besides its generation options."""
 
     model_config = ConfigDict(strict=False)  # all that a query has is text
 
     text: Text | None = None  # the other source of a model that reads a text and a file
-    beam: Size | None = None
-    nbest: Size = 1
     attention: bool = False
-    prefix: Annotated[str, Field(max_length=1000)] = ""
-    require: Annotated[list[Phrase], Field(max_length=20)] = []
-    forbid: Annotated[list[Phrase], Field(max_length=100)] = []
-    min_length: Length | None = None
-    max_length: Size | None = None
-    no_repeat: Length | None = None
     stream: bool = False
 
-    def predict(self, model: str, item: dict[str, Any]) -> Predict:
-        return Predict.model_validate({"model": model, "inputs": [item], **self.model_dump(exclude={"text"})})
+
+if TYPE_CHECKING:
+    UploadQuery = UploadFields
+else:  # the same options as a request has, in the query of an upload, whose body is the file
+    UploadQuery = create_model(
+        "UploadQuery",
+        __base__=UploadFields,
+        **{
+            name: (kind, []) if (kind := simple_type(name)) == list[str] else (kind | None, None)
+            for name in GenerationOptions.model_fields
+        },
+    )
 
 
-class Score(Options):
-    """Pairs whose log-probabilities are asked for."""
+def upload_to_request(upload: UploadFields, model: str, item: JSONObject) -> PredictRequest:
+    """Build the predict request of an uploaded file; raises pydantic's ValidationError for a wrong query."""
+    values = parse_simple(upload.model_dump(exclude={"text"}))
+    return PredictRequest.model_validate({"model": model, "inputs": [item], **values})
+
+
+class ScoreRequest(Options):
+    """Pairs to score."""
 
     model: ModelName | None = None
-    inputs: Annotated[list[Scored], Field(min_length=1, max_length=LARGE)]
+    inputs: Annotated[list[ScorePair], Field(min_length=1, max_length=MAX_COUNT)]
 
 
-def check(body: Any, serving: Serving) -> None:
-    """Refuse what this server does not allow."""
+def check_limits(body: Options, settings: ServerSettings) -> None:
+    """Raise APIError if a request exceeds this server's limits: inputs, characters, generation options."""
     inputs = getattr(body, "inputs", None) or []
-    if len(inputs) > serving.max_inputs:
-        text = f"there are {len(inputs):,} inputs; send at most {serving.max_inputs:,} in one request"
-        raise Refused(422, "too_many", text, "inputs")
-    for location, text in texts(body):
-        if len(text) > serving.max_text:
-            *outside, last = location
+    if len(inputs) > settings.max_inputs:
+        text = f"there are {len(inputs):,} inputs; send at most {settings.max_inputs:,} in one request"
+        raise APIError(422, "too_many", text, "inputs")
+    for location, text in iter_texts(body):
+        if len(text) > settings.max_text:
+            *parents, last = location
             side = last if isinstance(last, str) else "text"
-            found = f"the {side} has {len(text):,} characters; send at most {serving.max_text:,}"
-            raise Refused(422, "too_long", found, place(outside if outside and side == last else location))
-    for name in ("beam", "nbest", "min_length", "max_length"):
-        value, most = (
-            getattr(body, name, None),
-            getattr(serving, f"max_{name.removeprefix('min_').removeprefix('max_')}"),
+            message = f"the {side} has {len(text):,} characters; send at most {settings.max_text:,}"
+            raise APIError(422, "too_long", message, field_path(parents if parents and side == last else location))
+    if isinstance(body, GenerationOptions):
+        check_generation_limits(body, settings)
+
+
+def check_generation_limits(options: GenerationOptions, settings: ServerSettings) -> None:
+    """Raise APIError for options that cost more than this server allows, and for exhaustive search."""
+    limits = {
+        "beam": settings.max_beam,
+        "num_samples": settings.max_beam,
+        "nbest": settings.max_nbest,
+        "max_new_tokens": settings.max_length,
+        "min_new_tokens": settings.max_length,
+        "max_length_extra": settings.max_length,
+        "max_length_ratio": MAX_LENGTH_RATIO,
+        "min_length_ratio": MAX_LENGTH_RATIO,
+    }
+    for name, most in limits.items():
+        value = getattr(options, name)
+        if name in options.model_fields_set and value is not None and value > most:
+            raise APIError(422, "too_large", f"{name} is {value:,}; it must not exceed {most:,} here", name)
+    for name, most in {"force_phrases": 20, "forbid_phrases": 100, "choices": 100}.items():
+        if len(getattr(options, name)) > most:
+            raise APIError(422, "too_many", f"{name} has more than {most:,} texts", name)
+    if options.search.name == "exhaustive":
+        raise APIError(
+            422, "not_allowed", "exhaustive search is not served; use beam, greedy, sample or diverse", "search"
         )
-        if value is not None and value > most:
-            raise Refused(422, "too_large", f"{name} is {value:,}; it must not exceed {most:,} here", name)
 
 
-def texts(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text of a request and its place; names of models are none, nor are the bytes of a medium."""
+def iter_texts(value: object, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield every text of a request with its location; skip model names and the bytes of files."""
     if isinstance(value, str):
         yield location, value
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from texts(item, (*location, i))
-    elif isinstance(value, Options) and not isinstance(value, Modality):
+            yield from iter_texts(item, (*location, i))
+    elif isinstance(value, Options) and not isinstance(value, FileContent):
         for name in type(value).model_fields:
             if name not in ("model", "models"):
-                yield from texts(getattr(value, name), (*location, name))
+                yield from iter_texts(getattr(value, name), (*location, name))
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+class SearchInfo(TypedDict):
+    """The search of a model's config."""
+
+    name: str
+    beam: int
+    is_sampling: bool
+
+
+class ModelInfo(TypedDict):
+    """The description of one model in GET /v1/models."""
+
+    name: str
+    source: str  # "text" or the kind of file it reads
+    second_source: str | None
+    accepts: list[str]  # media types
+    languages: list[str]  # of targets, if the model has language tags
+    source_languages: list[str]
+    kind: Literal["pairs", "language model", "labels"]
+    shape: JSONObject
+    search: SearchInfo
+    max_source_positions: int
+    precision: str
+    device: str
+    example: JSONObject  # an input that can be sent
+
+
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 class Result(Options):
-    """One result; scores are log-probabilities, null where nothing was allowed."""
+    """One prediction; scores are log-probabilities, null if the constraints allowed nothing."""
 
     text: str
     score: float | None
     log_prob: float | None
     tokens: list[str]
-    log_probs: list[float]  # of each token, and of </s> where the result ended by itself
+    log_probs: list[float]  # of each token, and of </s> if the result ended with it
     finish_reason: Literal["eos", "length", "no_valid_token", "empty_source"]
     source_tokens: list[str]
-    source_truncated: bool  # the source was too long and only its beginning was read
+    source_truncated: bool  # the source was too long, and only its beginning was read
     alternatives: list[Result]
     attention: list[list[float]] | None  # (tokens with </s>, source tokens)
 
 
-class Predicted(Options):
+class PredictResponse(Options):
     """A result for each input, in order."""
 
     model: str
     results: list[Result]
 
 
-class LogProbability(Options):
+class ScoreResult(Options):
     """log p of a target, and of each of its tokens with </s>."""
 
     log_prob: float | None
     log_probs: list[float | None]
 
 
-class Scores(Options):
+class ScoreResponse(Options):
     """A score for each input, in order."""
 
     model: str
-    results: list[LogProbability]
+    results: list[ScoreResult]
 
 
-class Models(Options):
-    """What is served; the first is the default."""
+class ModelsResponse(Options):
+    """The models that are served; the first is the default."""
 
-    models: list[dict[str, Any]]
+    models: list[JSONObject]

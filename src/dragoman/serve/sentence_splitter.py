@@ -1,11 +1,11 @@
-"""A long text → sentences a model can take, and back, without losing a character.
+"""Split a long text into sentences that a model can read, and join them again without losing a character.
 
     "Dr. No came. He left.\\n\\nEnd"  →  "Dr. No came." " "   "He left." "\\n\\n"   "End" ""
 
-A sentence ends at a line's end, or at a stop (with the quotes and brackets that close behind it) before white space; a
-stop that no other use is made of (。 । ؟) needs no space. "." is not a stop after an abbreviation, a single letter or a
-short number, nor before a lower-case letter: two sentences left together do less harm than one torn apart. What is
-still longer than the limit is cut at such a doubtful stop, a comma, a space, or anywhere, in this order.
+A sentence ends at a line break, or at a stop (with the closing quotes and brackets after it) before white space; an
+unambiguous stop (。 । ؟) needs no space. "." is not a stop after an abbreviation, a single letter or short number, nor
+before a lower-case letter: two joined sentences do less harm than one torn apart. A sentence that is still longer than
+the limit is split at such an ambiguous stop, a comma, a space, or anywhere, in this order.
 """
 
 from __future__ import annotations
@@ -15,61 +15,61 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-LONGEST = 400  # characters of a piece; what a model cannot read whole even so is split further, see translate.py
+MAX_PIECE_CHARS = 400  # libretranslate.py splits a piece further if the model truncates it
 
-_SURE = "。｡！？।॥؟۔።။។៕։"  # stops wherever they stand
-_DOUBTFUL = ".!?…‥．"
+_UNAMBIGUOUS = "。｡！？।॥؟۔።။។៕։"  # always stops
+_AMBIGUOUS = ".!?…‥．"
 _CLOSING = "\"'”’»›“)\\]}」』】）〉》｣"
-# Possessive: a run of 100,000 dots is walked once.
-_STOP = re.compile(rf"[{_DOUBTFUL}{_SURE}]++(?:[{_CLOSING}]|[ \u00a0\u202f][»›])*+(?P<space>\s*+)")
+# Possessive quantifiers: a run of 100,000 dots is scanned once.
+_STOP = re.compile(rf"[{_AMBIGUOUS}{_UNAMBIGUOUS}]++(?:[{_CLOSING}]|[ \u00a0\u202f][»›])*+(?P<space>\s*+)")
 _LINE_END = re.compile(r"\n\s*+")
 _COMMA = re.compile(r"[,;:،؛](?=\s)\s*|[，、；：]\s*|\s[-–—]\s")
 _SPACE = re.compile(r"\s++")
 _SPACES = re.compile(r"\s*+")
 _WORD = re.compile(r"[^\s\"'“„«(\[‘’]*\Z")
-_WINDOW = 24  # characters looked back at for the word before a stop
+_WINDOW = 24  # characters before a stop that are searched for its word
 
 # English, German, French, Spanish, Italian, Portuguese, Dutch, Malay; without their dots, in lower case.
-_SHORTENED = """
+_ABBREVIATION_LIST = """
     mr mrs ms dr prof rev hon st jr sr gen col capt lt sgt mt nos vol vols pp fig figs eq eqs sec ch ed eds approx dept
     est inc ltd co corp vs etc al cf ca op cit jan feb apr jun jul aug sep sept oct nov dec mon tue wed thu fri bzw usw
     evtl ggf inkl nr str tel vgl abb bd hrsg sog zzgl mio mrd geb hr hl mme mlle env av boul chap sra srta ud uds núm
     pág págs sig dña ing arch avv dott ecc pag dra exmo exma sto sta enz blz mevr dhr mej drs yg dsb dll dst
 """
-_ABBREVIATIONS = frozenset(_SHORTENED.split())
+_ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A sentence, or a part of a long one, and the white space behind it."""
+    """A sentence, or a part of a long one, and the white space after it."""
 
     text: str
     space: str
 
 
-def split(text: str, longest: int = LONGEST) -> list[Piece]:
-    """The sentences of a text, none longer than `longest`; put together as they are, they are the text."""
+def split_sentences(text: str, max_chars: int = MAX_PIECE_CHARS) -> list[Piece]:
+    """Split a text into sentences of at most `max_chars` characters; joined unchanged, they are the text."""
     start = _past_spaces(text, 0)
     pieces = [Piece("", text[:start])] if start else []
     for stop in _ends(text, start):
         while start < stop:
-            cut = _cut(text, start, stop, longest)
-            kept = text[start:cut].rstrip()
-            pieces.append(Piece(kept, text[start + len(kept) : cut]))
-            start = cut
+            end = _piece_end(text, start, stop, max_chars)
+            sentence = text[start:end].rstrip()
+            pieces.append(Piece(sentence, text[start + len(sentence) : end]))
+            start = end
     return pieces
 
 
-def join(pieces: Sequence[Piece], texts: Sequence[str] | None = None) -> str:
-    """The pieces as one text again, with other texts (their translations) in place of their own."""
+def join_pieces(pieces: Sequence[Piece], texts: Sequence[str] | None = None) -> str:
+    """Join pieces to one text, with `texts` (their translations) in place of their own."""
     texts = [piece.text for piece in pieces] if texts is None else texts
     last = len(pieces) - 1
-    spaces = [piece.space if i == last else _between(piece, texts[i]) for i, piece in enumerate(pieces)]
+    spaces = [piece.space if i == last else _space_after(piece, texts[i]) for i, piece in enumerate(pieces)]
     return "".join(text + space for text, space in zip(texts, spaces, strict=True))
 
 
 def _ends(text: str, start: int) -> Iterator[int]:
-    """Where the sentences end, each with the white space behind it."""
+    """Yield where each sentence ends, including the white space after it."""
     for line_end in [*(match.end() for match in _LINE_END.finditer(text, start)), len(text)]:
         for match in _STOP.finditer(text, start, line_end):
             if match.end() < line_end and _is_end(text, start, match):
@@ -79,75 +79,89 @@ def _ends(text: str, start: int) -> Iterator[int]:
 
 
 def _is_end(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a stop inside a line, which begins at `start`, is the end of a sentence."""
-    if _is_sure(match):
+    """Return whether the stop `match`, in the line that begins at `start`, ends a sentence."""
+    if _is_unambiguous(match):
         return True
     if not match.group("space") or text[match.end()].islower():
         return False
-    alone = match.group().startswith(".") and not match.group().startswith("..")
-    return not alone or not _shortened(text[max(start, match.start() - _WINDOW) : match.start()])
+    is_single_dot = match.group().startswith(".") and not match.group().startswith("..")
+    return not is_single_dot or not _is_abbreviated(text[max(start, match.start() - _WINDOW) : match.start()])
 
 
-def _is_sure(match: re.Match[str]) -> bool:
-    return any(mark in _SURE for mark in match.group())
+def _is_unambiguous(match: re.Match[str]) -> bool:
+    """Return whether a stop contains a mark that always ends a sentence, such as 。 or ؟."""
+    return any(mark in _UNAMBIGUOUS for mark in match.group())
 
 
-def _shortened(before: str) -> bool:
-    """Whether the last word is an abbreviation, an initial, or the number of an item or a day, before its dot."""
-    found = _WORD.search(before)
-    word = found.group().lower() if found else ""
+def _is_abbreviated(before: str) -> bool:
+    """Return whether the word before a dot is an abbreviation, an initial, or the number of an item or a day."""
+    match = _WORD.search(before)
+    word = match.group().lower() if match else ""
     if word.isdecimal():
         return len(word) <= 2
-    inner = "." in word and all(len(part) <= 3 for part in word.split("."))  # e.g, z.b, u.s, ph.d
-    return (len(word) == 1 and word.isalpha()) or inner or word in _ABBREVIATIONS
+    has_inner_dots = "." in word and all(len(part) <= 3 for part in word.split("."))  # e.g, z.b, u.s, ph.d
+    return (len(word) == 1 and word.isalpha()) or has_inner_dots or word in _ABBREVIATIONS
 
 
-def _cut(text: str, start: int, end: int, longest: int) -> int:
-    """Where to end a piece that begins at `start`: at `end`, or before it where that is too far."""
-    limit = start + longest
+def _piece_end(text: str, start: int, end: int, max_chars: int) -> int:
+    """Return where the piece from `start` ends: at `end`, or at the best split point within `max_chars`."""
+    limit = start + max_chars
     if limit >= end or _past_spaces(text, limit) >= end:
         return end
-    for places, soonest in ((_doubtful_stops, longest // 2), (_commas, longest // 2), (_spaces, 0)):
-        late = [place for place in places(text, start, limit) if place - start > soonest]
-        if late:
-            return _past_spaces(text, late[-1])
-    while limit > max(start + 1, start + longest - 16) and _belongs(text[limit]):
+    for split_points, min_chars in ((_ambiguous_stops, max_chars // 2), (_commas, max_chars // 2), (_spaces, 0)):
+        candidates = [point for point in split_points(text, start, limit) if point - start > min_chars]
+        if candidates:
+            return _past_spaces(text, candidates[-1])
+    while limit > max(start + 1, start + max_chars - 16) and _is_combining(text[limit]):
         limit -= 1  # an accent stays with its letter
     return _past_spaces(text, limit)
 
 
-def _doubtful_stops(text: str, start: int, stop: int) -> list[int]:
-    return [match.end() for match in _STOP.finditer(text, start, stop) if match.group("space") or _is_sure(match)]
+def _ambiguous_stops(text: str, start: int, stop: int) -> list[int]:
+    """Return where stops end that white space follows, or that are unambiguous."""
+    return [
+        match.end() for match in _STOP.finditer(text, start, stop) if match.group("space") or _is_unambiguous(match)
+    ]
 
 
 def _commas(text: str, start: int, stop: int) -> list[int]:
+    """Return where commas, semicolons, colons and dashes end, with the white space after them."""
     return [match.end() for match in _COMMA.finditer(text, start, stop)]
 
 
 def _spaces(text: str, start: int, stop: int) -> list[int]:
+    """Return where runs of white space end."""
     return [match.end() for match in _SPACE.finditer(text, start, stop)]
 
 
 def _past_spaces(text: str, start: int) -> int:
-    found = _SPACES.match(text, start)
-    return found.end() if found else start
+    """Return the index of the first character from `start` on that is no white space."""
+    match = _SPACES.match(text, start)
+    return match.end() if match else start
 
 
-def _belongs(character: str) -> bool:
-    """Whether a character is part of the one before it."""
+def _is_combining(character: str) -> bool:
+    """Return whether a character is a combining mark or an invisible format character."""
     return unicodedata.combining(character) != 0 or unicodedata.category(character) in ("Mn", "Me", "Mc", "Cf")
 
 
-def _between(piece: Piece, text: str) -> str:
-    """The white space after a text that stands for a piece: Chinese and Japanese have none between sentences."""
-    before, now = _unspaced(piece.text), _unspaced(text)
-    if before and not now and not piece.space and text:
+def _space_after(piece: Piece, text: str) -> str:
+    """Return the white space to put after a piece's translation `text`: Chinese and Japanese need none."""
+    source_unspaced, target_unspaced = _ends_in_unspaced_script(piece.text), _ends_in_unspaced_script(text)
+    if source_unspaced and not target_unspaced and not piece.space and text:
         return " "
-    return "" if now and not before and piece.space == " " else piece.space
+    return "" if target_unspaced and not source_unspaced and piece.space == " " else piece.space
 
 
-def _unspaced(text: str) -> bool:
-    """Whether a text ends in a script that writes no spaces."""
-    last = text[-1:]
-    wide = last != "" and unicodedata.east_asian_width(last) in ("W", "F")
-    return wide and not "\uac00" <= last <= "\ud7a3"  # Korean has spaces
+def _ends_in_unspaced_script(text: str) -> bool:
+    """Return whether the last character, emoji aside, is East Asian wide but not Hangul: Chinese or Japanese."""
+    last = next((c for c in reversed(text) if not _is_emoji_or_mark(c)), "")
+    is_wide = last != "" and unicodedata.east_asian_width(last) in ("W", "F")
+    return is_wide and not unicodedata.name(last, "").startswith("HANGUL")  # Korean has spaces
+
+
+def _is_emoji_or_mark(character: str) -> bool:
+    """Return whether a character is an emoji or another symbol, a part of one, a combining mark or white space."""
+    is_skin_tone = "\U0001f3fb" <= character <= "\U0001f3ff"
+    is_symbol = is_skin_tone or unicodedata.category(character) == "So"
+    return is_symbol or _is_combining(character) or character.isspace()

@@ -1,11 +1,11 @@
-"""Sources that are no texts, as requests bring them: a file's bytes in base64, and never its name.
+"""Files in requests (images, sounds, videos, arrays of features): their bytes in base64, never their names.
 
-    {"data": "iVBORw0K…"} ─fit→ told its kind, its place, its bound ─worker→ bytes ─claims looked at→ Example.content
+    {"data": "iVBORw0K…"} ─prepare_input→ + kind, field, limit ─worker→ bytes ─header check→ Example.content
 
-No request can name a file: what stands where a name would is a medium's place in its request, as `inputs[3].source`, or
-"the image" in a view of one; errors call it that. A small file may claim to be a huge one, so what its head claims is
-looked at before anyone decodes it: a PNG of 340 kB and 88 million pixels took 1.4 GB of memory, an hour of silence in a
-FLAC of 180 kB kept a worker from answering pings for 3 s, for which it would have been replaced.
+A request cannot name a file on the server. In error messages a file is called by its field, such as `inputs[3].source`,
+or "the image" in a view of one. A small file may decode to a huge one, so its header is checked before it is decoded:
+a PNG of 340 kB and 88 million pixels took 1.4 GB of memory, and an hour of silence in a FLAC of 180 kB kept a worker
+from answering pings for 3 s, long enough to be replaced.
 """
 
 from __future__ import annotations
@@ -16,154 +16,165 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from dragoman.core.errors import DataError, MissingExtra
 from dragoman.core.types import Example
-from dragoman.serve.schema import Refused
-from dragoman.serve.settings import Serving
+from dragoman.serve.schema import APIError, JSONObject, ModelInfo
+from dragoman.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from dragoman.core.types import Modality
     from dragoman.text.codec import Codec
 
-Message = dict[str, Any]
-
-SIDES = ("source", "second_source")
-NAMES = {"text": "a text", "image": "an image", "sound": "a sound", "frames": "an array", "clip": "a clip"}
-ACCEPTS = {
+SIDES: tuple[Literal["source"], Literal["second_source"]] = ("source", "second_source")
+KIND_NAMES = {"text": "a text", "image": "an image", "audio": "audio", "features": "an array", "video": "a video"}
+CONTENT_TYPES = {
     "text": ["application/json"],
     "image": ["image/jpeg", "image/png", "image/gif", "image/bmp", "image/webp", "image/tiff"],
-    "sound": ["audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"],
-    "frames": ["application/x-npy"],
-    "clip": ["application/zip", "application/x-npy", "image/gif", "image/webp"],
+    "audio": ["audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"],
+    "features": ["application/x-npy"],
+    "video": ["application/zip", "application/x-npy", "image/gif", "image/webp"],
 }
-ANY = "application/octet-stream"  # bytes of which the sender knows no more
+OCTET_STREAM = "application/octet-stream"  # accepted for every kind of file
 REMEDIES = {
     None: "leave it out",
     "text": "send a string",
     "file": 'send {"data": "…"} with the bytes of the file in base64',
 }
-MEMBERS = 1000  # frames of a clip in an archive
-HEAD = 1 << 18  # bytes of such a frame in which its size must stand
-HEARD = 160  # bytes for a frame of sound, a guess: 320 in a plain wav of speech, 80 in an mp3
+MAX_ARCHIVE_MEMBERS = 1000  # frames of a video in an archive
+IMAGE_HEADER_BYTES = 1 << 18  # of such a frame; its size must be within them
+BYTES_PER_FRAME = 160  # an estimate for sounds: 320 in a plain wav of speech, 80 in an mp3
 
 
-def kinds(codec: Codec) -> dict[str, str | None]:
-    """What a model reads: `source`, and `second_source` where there are two."""
-    second = (
-        codec.second_source
-        if codec.second_source is None or isinstance(codec.second_source, str)
-        else codec.second_source.kind
-    )
-    return {"source": "text" if codec.modality is None else codec.modality.kind, "second_source": second}
+def source_kinds(codec: Codec) -> dict[str, str | None]:
+    """Return what a model's sources are (text, image …), by side; None for a second source that it does not read."""
+    second = codec.second_source
+    return {
+        "source": "text" if codec.modality is None else codec.modality.kind,
+        "second_source": second if second is None or isinstance(second, str) else second.kind,
+    }
 
 
-def named(kind: str) -> str:
-    return NAMES.get(kind, f"a file ({kind})")
+def describe_kind(kind: str) -> str:
+    """Name a kind of source in a sentence: "an image"."""
+    return KIND_NAMES.get(kind, f"a file ({kind})")
 
 
-def accepted(kind: str) -> list[str]:
-    return ACCEPTS.get(kind, [ANY])
+def describe_sources(model: ModelInfo) -> str:
+    """Name what a model reads in a sentence: "a text and an image"."""
+    return " and ".join(describe_kind(kind) for side in SIDES if (kind := model[side]))
 
 
-def reads_media(model: Mapping[str, Any]) -> bool:
-    """Whether one of a model's sources is no text; `model` is what GET /v1/models says of it."""
+def accepted_types(kind: str) -> list[str]:
+    """Return the media types of the files that are read as this kind."""
+    return CONTENT_TYPES.get(kind, [OCTET_STREAM])
+
+
+def reads_media(model: ModelInfo) -> bool:
+    """Return whether a model reads anything but text."""
     return any(model[side] not in (None, "text") for side in SIDES)
 
 
-# -- in the process that listens ---------------------------------------------------------------------------------------
+# -- in the server's process -------------------------------------------------------------------------------------------
 
 
-def fit(item: Message, model: Mapping[str, Any], where: str, serving: Serving) -> None:
-    """Refuse an input that is not what the model reads; a medium in it is told what the worker must know."""
+def prepare_input(item: JSONObject, model: ModelInfo, path: str, settings: ServerSettings) -> None:
+    """Raise APIError if an input is not what the model reads; add kind, field and size limit to its files."""
     for side in SIDES:
-        kind, found, place = model[side], item.get(side), f"{where}{side}"
-        if found == "" and side == "second_source":  # which would be looked for in the first, behind a tab
-            found = None
-        problem = misfit(kind, found)
+        kind, value, field = model[side], item.get(side), f"{path}{side}"
+        if value == "" and side == "second_source":  # the pipeline would look for it behind a tab in the first
+            value = None
+        problem = input_problem(kind, value)
         if problem is not None:
-            code, text = ("missing", "is missing") if found is None else ("invalid", problem)
-            reads = " and ".join(named(model[one]) for one in SIDES if model[one])
+            code, text = ("missing", "is missing") if value is None else ("invalid", problem)
             remedy = REMEDIES[kind if kind in REMEDIES else "file"]
-            message = f"{place} {text}, and the model '{model['name']}' reads {reads}; {remedy}"
-            raise Refused(422, code, message, place)
-        if isinstance(found, dict):
-            found |= told(kind, place if where else f"the {kind}", serving)
+            message = f"{field} {text}, and the model '{model['name']}' reads {describe_sources(model)}; {remedy}"
+            raise APIError(422, code, message, field)
+        if isinstance(value, dict):
+            value |= media_limits(kind, field if path else f"the {kind}", settings)
 
 
-def misfit(kind: str | None, found: Any) -> str | None:
-    """What is wrong with what was sent for a source, if anything is."""
+def input_problem(kind: str | None, value: object) -> str | None:
+    """Return what is wrong with a value for a source of this kind, None being no source; None if it is right."""
     if kind is None:
-        return None if found is None else "was sent"
+        return None if value is None else "was sent"
     if kind == "text":
-        return None if isinstance(found, str) else "is no text"
-    return None if isinstance(found, dict) else "is a text, which names nothing here"
+        return None if isinstance(value, str) else "is not a text"
+    return None if isinstance(value, dict) else "is a text, and files are not read by name"
 
 
-def told(kind: str | None, place: str, serving: Serving) -> Message:
-    most = serving.media_seconds if kind == "sound" else serving.media_pixels
-    return {"kind": kind, "place": place, "most": most}
+def media_limits(kind: str | None, field: str, settings: ServerSettings) -> JSONObject:
+    """Return what the worker must know of a file: its kind, its field, the limit in seconds or pixels."""
+    limit = settings.media_seconds if kind == "audio" else settings.media_pixels
+    return {"kind": kind, "field": field, "limit": limit}
 
 
-def fit_all(asked: Message, model: Mapping[str, Any], serving: Serving) -> None:
-    """The same for all inputs of a view."""
-    if isinstance(asked.get("source"), dict):
-        fit(asked["source"], model, "", serving)
-    for name in ("inputs", "texts", "sources"):
-        for i, item in enumerate(asked.get(name) or ()):
-            fit(item, model, f"{name}[{i}].", serving)
+def prepare_view_inputs(body: JSONObject, model: ModelInfo, settings: ServerSettings) -> None:
+    """Prepare `source`, `inputs` and `sources` of a view's request in place, see `prepare_input`."""
+    if isinstance(body.get("source"), dict):
+        prepare_input(body["source"], model, "", settings)
+    for name in ("inputs", "sources"):
+        for i, item in enumerate(body.get(name) or ()):
+            prepare_input(item, model, f"{name}[{i}].", settings)
 
 
-def check_size(values: Sequence[Any], serving: Serving) -> None:
-    """Refuse more bytes of media than one request may bring."""
+def check_media_size(values: Sequence[object], settings: ServerSettings) -> None:
+    """Raise a 413 if the base64 files among the values have more bytes than one request may."""
     total = sum(len(value["data"]) * 3 // 4 - 2 for value in values if isinstance(value, dict))
-    if total > serving.media_bytes:
-        text = f"the media have {total:,} bytes; send at most {serving.media_bytes:,} in one request"
-        raise Refused(413, "too_large", text)
+    if total > settings.media_bytes:
+        text = f"the files have {total:,} bytes; send at most {settings.media_bytes:,} in one request"
+        raise APIError(413, "too_large", text)
 
 
-def sent_as(content_type: str, kind: str) -> bool:
-    """Whether a body of this type may be of this kind; what it is is found out by reading it."""
+def accepts_content_type(content_type: str, kind: str) -> bool:
+    """Return whether a Content-Type fits a kind: octet-stream, one of its types, or any image/ or audio/."""
     sent = content_type.partition(";")[0].strip().lower()
-    family = accepted(kind)[0].partition("/")[0]
-    return sent == ANY or sent in accepted(kind) or (family in ("image", "audio") and sent.startswith(f"{family}/"))
+    family = accepted_types(kind)[0].partition("/")[0]
+    return (
+        sent == OCTET_STREAM
+        or sent in accepted_types(kind)
+        or (family in ("image", "audio") and sent.startswith(f"{family}/"))
+    )
 
 
-def upload(model: Mapping[str, Any], content_type: str, data: bytes, text: str | None) -> Message:
-    """The input that a bare file stands for, with the text of the other source where the model reads two."""
-    media = [side for side in SIDES if model[side] not in (None, "text")]
-    if len(media) != 1:
-        count = "no file" if not media else "two files"
-        raise Refused(415, "wrong_type", f"the model '{model['name']}' reads {count}; send JSON to /v1/predict")
-    (side,) = media
-    kind = model[side]
-    if not sent_as(content_type, kind):
-        types = ", ".join([*accepted(kind), ANY])
-        found = f"the body must be {named(kind)}, sent as one of the types {types}"
-        raise Refused(415, "wrong_type", f"{found}; say which with the header Content-Type")
+def input_from_upload(model: ModelInfo, content_type: str, data: bytes, text: str | None) -> JSONObject:
+    """Build the input from an uploaded file, and `text` as the other source; raise APIError if they do not fit."""
+    file_sides = [side for side in SIDES if model[side] not in (None, "text")]
+    if len(file_sides) != 1:
+        count = "no file" if not file_sides else "two files"
+        raise APIError(415, "wrong_type", f"the model '{model['name']}' reads {count}; send JSON to /v1/predict")
+    (side,) = file_sides
+    kind = model[side] or ""
+    if not accepts_content_type(content_type, kind):
+        types = ", ".join([*accepted_types(kind), OCTET_STREAM])
+        problem = f"the body must be {describe_kind(kind)}, sent as one of the types {types}"
+        raise APIError(415, "wrong_type", f"{problem}; set the header Content-Type")
     if not data:
-        raise Refused(422, "missing", f"the body is empty; send the bytes of {named(kind)}")
-    (other,) = (one for one in SIDES if one != side)
+        raise APIError(422, "missing", f"the body is empty; send the bytes of {describe_kind(kind)}")
+    other: Literal["source", "second_source"] = "source" if side == "second_source" else "second_source"
     if (model[other] is None) != (text is None):
-        wrong = "is missing in the query" if text is None else "was sent"
-        reads = " and ".join(named(model[one]) for one in SIDES if model[one])
-        remedy = "send the other source by it" if text is None else "leave it out"
-        raise Refused(422, "invalid", f"text {wrong}, and the model '{model['name']}' reads {reads}; {remedy}", "text")
+        problem = "is missing in the query" if text is None else "was sent"
+        remedy = "send the other source in it" if text is None else "leave it out"
+        message = f"text {problem}, and the model '{model['name']}' reads {describe_sources(model)}; {remedy}"
+        raise APIError(422, "invalid", message, "text")
     return {side: {"data": base64.b64encode(data).decode("ascii")}, other: text}
 
 
-def counter(codec: Codec, longest: int) -> Callable[[Message], int]:
-    """How many positions the sources of an input have, guessed from their bytes: only who decodes them knows."""
-    readers: list[Any] = [reader for reader in (codec.modality, codec.second_source) if reader not in (None, "text")]
-    image = max((len(reader.blank()) for reader in readers), default=1)  # all images of a model have one size
+def position_counter(codec: Codec, max_positions: int) -> Callable[[JSONObject], int]:
+    """Return a function that estimates an input's source positions from its bytes and characters."""
+    modalities = [m for m in (codec.modality, codec.second_source) if m is not None and not isinstance(m, str)]
+    image_positions = max((len(modality.blank()) for modality in modalities), default=1)  # all images have one size
 
-    def positions(value: Any) -> int:
+    def positions(value: object) -> int:
+        """Estimate the positions of one source: characters of a text, or frames by the bytes of a file."""
         if not isinstance(value, dict):
-            return len(value or "")  # a character is a token at most, nearly always
-        return image if value["kind"] == "image" else max(len(value["data"]) * 3 // 4 // HEARD, 1)
+            return len(str(value or ""))  # almost never more tokens than characters
+        return image_positions if value["kind"] == "image" else max(len(value["data"]) * 3 // 4 // BYTES_PER_FRAME, 1)
 
-    def count(item: Message) -> int:
-        return sum(min(positions(item.get(side)), longest) for side in SIDES)  # more are not read
+    def count(item: JSONObject) -> int:
+        """Sum the estimates of both sources, each at most `max_positions`."""
+        return sum(min(positions(item.get(side)), max_positions) for side in SIDES)  # the model reads no more
 
     return count
 
@@ -171,13 +182,14 @@ def counter(codec: Codec, longest: int) -> Callable[[Message], int]:
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
-def example(item: Mapping[str, Any]) -> Example:
-    """What an item says, with the bytes of its media."""
+def to_example(item: JSONObject) -> Example:
+    """Build the Example of a worker's item, with the decoded bytes of its files."""
     texts: dict[str, str] = {}
     contents: dict[str, bytes | None] = {}
     for side in SIDES:
-        value: Any = item.get(side) or ""
-        texts[side], contents[side] = (value, None) if isinstance(value, str) else (value["place"], content(value))
+        value: str | JSONObject = item.get(side) or ""
+        texts[side], contents[side] = (value, None) if isinstance(value, str) else (value["field"], decode_file(value))
+    ids = item.get("source_ids")
     return Example(
         texts["source"],
         item.get("target"),
@@ -186,128 +198,134 @@ def example(item: Mapping[str, Any]) -> Example:
         second_source=texts["second_source"],
         content=contents["source"],
         second_source_content=contents["second_source"],
+        source_ids=None if ids is None else tuple(ids),
     )
 
 
-def content(medium: Mapping[str, Any]) -> bytes:
-    """The bytes of a medium that claims no more than may be decoded."""
-    place = medium["place"]
+def decode_file(file: JSONObject) -> bytes:
+    """Decode a base64 file; raise DataError if its header is damaged or says that it is too large."""
+    field = file["field"]
     try:
-        data = base64.b64decode(medium["data"], validate=True)
+        data = base64.b64decode(file["data"], validate=True)
     except (binascii.Error, ValueError):
-        raise DataError(f"'{place}' is not base64; send the bytes of the file in base64, without line breaks") from None
-    kind = medium["kind"]
+        raise DataError(f"'{field}' is not base64; send the bytes of the file in base64, without line breaks") from None
+    kind = file["kind"]
     try:
-        if kind in CLAIMS:
-            CLAIMS[kind](data, medium["most"])
-    except Claim as claim:
-        raise DataError(f"'{place}' {claim}; send a smaller one") from None
+        if kind in HEADER_CHECKS:
+            HEADER_CHECKS[kind](data, file["limit"])
+    except FileTooLarge as error:
+        raise DataError(f"'{field}' {error}; send a smaller one") from None
     except MissingExtra:
         raise
-    except Exception:  # a damaged head makes readers raise whatever they stumble over
-        types = ", ".join(accepted(kind))
-        raise DataError(f"'{place}' is not {named(kind)} that can be read; send one of {types}") from None
+    except Exception:  # readers raise all kinds of errors on a damaged header
+        types = ", ".join(accepted_types(kind))
+        raise DataError(f"'{field}' is not {describe_kind(kind)} that can be read; send one of {types}") from None
     return data
 
 
-class Claim(Exception):
-    """What a file claims of itself is too much."""
+class FileTooLarge(Exception):
+    """A file would be too large once decoded."""
 
 
-def image_claims(data: bytes, most: int) -> None:
-    from dragoman.modalities.image import FORMATS, pillow
+def check_image_header(data: bytes, limit: float) -> None:
+    """Raise FileTooLarge if an image's header declares more than `limit` pixels."""
+    from dragoman.modalities.image import IMAGE_FORMATS, import_pillow
 
-    pil = pillow()
+    pil = import_pillow()
     try:
-        with pil.Image.open(io.BytesIO(data), formats=FORMATS) as file:
+        with pil.Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
             width, height = file.size
-    except pil.Image.DecompressionBombError:  # so many that Pillow does not even open it
-        raise Claim(f"has far more pixels than the {most:,} at most that are decoded here") from None
-    if width * height > most:
-        raise Claim(f"has {width:,} × {height:,} pixels, and {most:,} at most are decoded here")
+    except pil.Image.DecompressionBombError:  # Pillow does not even open it
+        raise FileTooLarge(f"has far more pixels than the limit of this server, {limit:,}") from None
+    if width * height > limit:
+        raise FileTooLarge(f"has {width:,} × {height:,} pixels, and the limit of this server is {limit:,}")
 
 
-def clip_claims(data: bytes, most: int) -> None:
-    """An array, or images: one that moves, or the members of an archive, each of which is decoded by itself."""
-    from dragoman.modalities.video import IMAGES
+def check_video_header(data: bytes, limit: float) -> None:
+    """Raise FileTooLarge if an image in it has more than `limit` pixels, an array lies, or an archive has too many."""
+    from dragoman.modalities.video import IMAGE_SUFFIXES
 
     if data.startswith(b"\x93NUMPY"):
-        array_claims(data, most)
+        check_array_header(data, limit)
     elif not data.startswith(b"PK"):
-        image_claims(data, most)
+        check_image_header(data, limit)
     else:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if len(archive.infolist()) > MEMBERS:
-                raise Claim(f"has {len(archive.infolist()):,} members, and {MEMBERS:,} at most are looked at here")
+            if len(archive.infolist()) > MAX_ARCHIVE_MEMBERS:
+                raise FileTooLarge(
+                    f"has {len(archive.infolist()):,} members, and the limit of this server is {MAX_ARCHIVE_MEMBERS:,}"
+                )
             for name in archive.namelist():
-                if name.lower().endswith(IMAGES):
+                if name.lower().endswith(IMAGE_SUFFIXES):
                     with archive.open(name) as member:
-                        image_claims(member.read(HEAD), most)
+                        check_image_header(member.read(IMAGE_HEADER_BYTES), limit)
 
 
-def sound_claims(data: bytes, most: float) -> None:
-    """Seconds, and the samples of all channels as if they were of stereo at 48 kHz: both take memory."""
-    from dragoman.modalities.audio import soundfile
+def check_audio_header(data: bytes, limit: float) -> None:
+    """Raise FileTooLarge if a sound lasts more than `limit` seconds, or has as many samples (stereo at 48 kHz)."""
+    from dragoman.modalities.audio import import_soundfile
 
-    with soundfile().SoundFile(io.BytesIO(data)) as file:
+    with import_soundfile().SoundFile(io.BytesIO(data)) as file:
         seconds = max(file.frames / file.samplerate, file.frames * file.channels / (2 * 48_000))
-    if seconds > most:
-        raise Claim(f"lasts {seconds:,.0f} seconds, or has as many samples, and {most:,.0f} at most are decoded here")
+    if seconds > limit:
+        raise FileTooLarge(
+            f"lasts {seconds:,.0f} seconds, or has as many samples, and the limit of this server is {limit:,.0f}"
+        )
 
 
-def array_claims(data: bytes, most: int) -> None:
-    """An .npy whose numbers are all there."""
+def check_array_header(data: bytes, limit: float) -> None:
+    """Raise FileTooLarge if an .npy header declares more bytes than the file has; `limit` is ignored."""
     from numpy.lib import format as npy
 
     file = io.BytesIO(data)
-    heads = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    shape, _, dtype = heads[npy.read_magic(file)](file)
-    claimed, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
-    if claimed > there:
-        raise Claim(f"claims to have {claimed:,} bytes of numbers, and has {there:,}")
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    shape, _, dtype = readers[npy.read_magic(file)](file)
+    declared, actual = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+    if declared > actual:
+        raise FileTooLarge(f"declares {declared:,} bytes of numbers, and has {actual:,}")
 
 
-CLAIMS: dict[str, Callable[[bytes, Any], None]] = {
-    "image": image_claims,
-    "sound": sound_claims,
-    "frames": array_claims,
-    "clip": clip_claims,
+HEADER_CHECKS: dict[str, Callable[[bytes, float], None]] = {
+    "image": check_image_header,
+    "audio": check_audio_header,
+    "features": check_array_header,
+    "video": check_video_header,
 }
 
 
-# -- a medium to begin with --------------------------------------------------------------------------------------------
+# -- sample files ------------------------------------------------------------------------------------------------------
 
 
-def sample(kind: str, medium: Any) -> Message | None:
-    """One that can be sent: colors, a tone, a few frames."""
+def sample_file(kind: str, modality: Modality) -> JSONObject | None:
+    """Generate a small file of this kind in base64: colors, a tone, frames, numbers; None for an unknown kind."""
     import numpy as np
 
-    if kind not in ACCEPTS:
+    if kind not in CONTENT_TYPES:
         return None
     file = io.BytesIO()
     if kind == "image":
-        from dragoman.modalities.image import pillow
+        from dragoman.modalities.image import import_pillow
 
         y, x = np.mgrid[:32, :32].astype(np.uint8) * 8
-        pillow().Image.fromarray(np.stack([y, x, 255 - y], -1)).save(file, "png")
-    elif kind == "sound":
-        tone(file, getattr(medium, "rate", 16_000))
-    elif kind == "clip":
+        import_pillow().Image.fromarray(np.stack([y, x, 255 - y], -1)).save(file, "png")
+    elif kind == "audio":
+        write_tone(file, getattr(modality, "rate", 16_000))
+    elif kind == "video":
         np.save(file, np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3))
     else:
-        numbers = getattr(medium, "numbers", medium.width)
+        numbers = getattr(modality, "numbers", modality.width)
         np.save(file, np.sin(np.arange(8 * numbers, dtype=np.float32)).reshape(8, numbers))
     return {"data": base64.b64encode(file.getvalue()).decode("ascii")}
 
 
-def ready(item: Message, reads: Mapping[str, str | None]) -> Message:
-    """A sample as a worker takes it."""
-    media = {side: item[side] for side in SIDES if isinstance(item.get(side), dict)}
-    return item | {side: medium | told(reads[side], side, Serving()) for side, medium in media.items()}
+def prepare_sample(item: JSONObject, kinds: Mapping[str, str | None]) -> JSONObject:
+    """Return a sample input whose files have kind, field and default size limit added; `kinds` by side."""
+    files: dict[str, JSONObject] = {side: item[side] for side in SIDES if isinstance(item.get(side), dict)}
+    return item | {side: file | media_limits(kinds[side], side, ServerSettings()) for side, file in files.items()}
 
 
-def tone(file: io.BytesIO, rate: int) -> None:
-    """A tenth of a second of 440 Hz as a wav."""
+def write_tone(file: io.BytesIO, rate: int) -> None:
+    """Write a tenth of a second of 440 Hz as a wav with this sample rate."""
     import wave
 
     import numpy as np

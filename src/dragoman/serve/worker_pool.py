@@ -1,11 +1,11 @@
-"""The decode workers as the server sees them: started, watched, cancelled, replaced.
+"""The pool of worker processes: starts, monitors, cancels and replaces them.
 
     starting ──ready──→ ready ──no pong for silence_s──→ silent ──for hang_s──→ killed ──→ starting …
-                          └──its pipe ends (a crash)──────────────────────────────────────→
+                          └──its pipe closes (a crash)─────────────────────────────────────→
 
-A worker has one job at a time. A job whose worker is lost raises Lost; one that was cancelled and is not left within
-cancel_s costs the worker its life, since its main thread must be stuck. This process never computes: it reads and
-writes messages (worker.py has their form), so that it answers whatever the workers do.
+A worker runs one job at a time. If a worker dies, its job raises WorkerLost. If a cancelled job does not stop within
+cancel_s, its worker is killed: the main thread must be stuck. This process never computes: it only reads and writes
+messages (worker_process.py defines their format), so it stays responsive whatever the workers do.
 """
 
 from __future__ import annotations
@@ -13,110 +13,113 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from dragoman.core.errors import UserError
-from dragoman.serve.settings import Serving
-from dragoman.serve.worker_process import HEAD, Message, frame, parse
+from dragoman.core.processes import describe_exit
+from dragoman.serve.schema import JSONObject, ModelInfo
+from dragoman.serve.settings import ServerSettings
+from dragoman.serve.worker_process import LENGTH_PREFIX, decode_message, encode_message
 
 logger = logging.getLogger("dragoman")
 
-Hear = Callable[[Message], None]  # takes the tokens and results of a job
+OnOutput = Callable[[JSONObject], None]  # gets the tokens and results of a job
 
-AGAIN = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0)  # seconds until the next start, by how often a worker was lost as it started
-LEAVE_S = 2.0  # that a worker has to end after its pipe was closed
-REAP_S = 0.2  # until the code of a process that crashed is known
+RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0)  # by how often in a row a worker died while it loaded its models
+EXIT_TIMEOUT_S = 2.0  # for a worker to exit after its pipe was closed
+REAP_TIMEOUT_S = 0.2  # for the exit code of a crashed process
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The worker of a job died, or had to be killed."""
 
 
-class Worker:
-    """One process after the other, of which at most one lives."""
+class WorkerHandle:
+    """The server's side of one worker: a process, which is replaced when it dies."""
 
-    def __init__(self, number: int, serving: Serving, load: Message) -> None:
-        self.number, self.serving, self.load = number, serving, load
+    def __init__(self, number: int, settings: ServerSettings, load_message: JSONObject) -> None:
+        """Hold the settings and the message that a new process gets first; `supervise` starts the process."""
+        self.number, self.settings, self.load_message = number, settings, load_message
         self.ready = asyncio.Event()
-        self.models: list[Message] = []
+        self.models: list[ModelInfo] = []
         self.process: asyncio.subprocess.Process | None = None
         self.restarts = 0
-        self.ending = False
-        self.job: int | None = None  # the id of the job at work
-        self.outcome: asyncio.Future[Message] | None = None  # of that job
-        self.hear: Hear | None = None  # who hears of its tokens and results
-        self.cancelled_at: float | None = None  # when it was cancelled
-        self.heard = 0.0  # when the last pong came
+        self.is_stopping = False
+        self.running_job: int | None = None  # its id
+        self.outcome: asyncio.Future[JSONObject] | None = None  # of the running job
+        self.on_output: OnOutput | None = None  # of the running job
+        self.cancelled_at: float | None = None  # when the running job was cancelled
+        self.last_pong = 0.0
         self.pongs: dict[int, asyncio.Future[bool]] = {}  # of pings not answered yet
         self.pings = 0
 
     # -- one job -----------------------------------------------------------------------------------------------------
 
-    async def do(self, job: Message, hear: Hear) -> Message:
-        """The message that ends a job: done, failed or cancelled."""
-        self.job, self.hear, self.cancelled_at = job["id"], hear, None
+    async def run_job(self, job: JSONObject, on_output: OnOutput) -> JSONObject:
+        """Send a job, pass its outputs to `on_output`, and return its last message: done, failed or cancelled."""
+        self.running_job, self.on_output, self.cancelled_at = job["id"], on_output, None
         self.outcome = asyncio.get_running_loop().create_future()
         try:
             self.send(job)
             return await self.outcome
         finally:
-            self.job = self.outcome = self.hear = self.cancelled_at = None
+            self.running_job = self.outcome = self.on_output = self.cancelled_at = None
 
     def cancel(self, job: int) -> None:
-        """Have a job left, if it is still the one at work."""
-        if self.job == job and self.cancelled_at is None:
+        """Cancel a job, by its id, if it is still running."""
+        if self.running_job == job and self.cancelled_at is None:
             self.cancelled_at = asyncio.get_running_loop().time()
             self.send({"kind": "cancel", "id": job})
 
-    async def answers(self, within: float) -> bool:
-        """Whether the process answers a ping."""
+    async def is_responsive(self, timeout: float) -> bool:
+        """Return whether the process answers a ping within `timeout` seconds."""
         if not self.ready.is_set():
             return False
         with suppress(TimeoutError):
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout):
                 return await self.ping()
         return False
 
     def ping(self) -> asyncio.Future[bool]:
+        """Send a ping; the future is true once it is answered, false if the process dies first."""
         self.pings += 1
         self.pongs[self.pings] = asyncio.get_running_loop().create_future()
         self.send({"kind": "ping", "id": self.pings})
         return self.pongs[self.pings]
 
-    def send(self, message: Message) -> None:
-        """Write without waiting: the listener in the worker always reads. A pipe that ended tells of itself."""
+    def send(self, message: JSONObject) -> None:
+        """Write a message without waiting: the worker's reader thread always reads. A closed pipe is ignored."""
         if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
-            self.process.stdin.write(frame(message))
+            self.process.stdin.write(encode_message(message))
 
-    # -- its lives ---------------------------------------------------------------------------------------------------
+    # -- the process -------------------------------------------------------------------------------------------------
 
-    async def keep(self, first: asyncio.Future[None]) -> None:
-        """Live, and live again; `first` is done when the first life is ready, or fails as that failed."""
+    async def supervise(self, first_start: asyncio.Future[None]) -> None:
+        """Run the process and restart it whenever it dies; a failure at first sets `first_start`'s exception."""
         failures = 0
         while True:
             try:
-                reason = await self.live(first)
+                reason = await self.run_process(first_start)
             except UserError as error:
-                if not first.done():
-                    first.set_exception(error)
+                if not first_start.done():
+                    first_start.set_exception(error)
                     return
                 reason = f"cannot load its models: {error}"
-            if self.ending:
+            if self.is_stopping:
                 return
-            if not first.done():
-                first.set_exception(UserError(f"a worker {reason} while it loaded the models; see the messages above"))
+            if not first_start.done():
+                text = f"a worker {reason} while it loaded the models; see the messages above"
+                first_start.set_exception(UserError(text))
                 return
             failures = 0 if self.models else failures + 1
-            wait = AGAIN[min(failures, len(AGAIN) - 1)]
-            logger.warning("worker %d %s; another one starts", self.number, reason)
+            logger.warning("worker %d %s; it is restarted", self.number, reason)
             self.restarts += 1
-            await asyncio.sleep(wait)
+            await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)])
 
-    async def live(self, first: asyncio.Future[None]) -> str:
-        """Start a process and take its messages until it ends; how it ended."""
+    async def run_process(self, first_start: asyncio.Future[None]) -> str:
+        """Start a process, load its models and handle its messages until it exits; return how it exited."""
         self.models = []
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -124,163 +127,170 @@ class Worker:
             "dragoman.serve.worker_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": str(self.serving.threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(self.settings.threads)},
             start_new_session=True,  # Ctrl-C in a terminal is for the parent, which drains
         )
-        watch: asyncio.Task[None] | None = None
+        monitor: asyncio.Task[None] | None = None
         try:
-            self.send(self.load)
+            self.send(self.load_message)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.serving.start_s):
-                    self.models = self.loaded(await self.message())
+                async with asyncio.timeout(self.settings.start_s):
+                    self.models = self.loaded_models(await self.read_message())
             if self.models:
-                watch = asyncio.create_task(self.watch())
-                if not first.done():
-                    first.set_result(None)
-                while (message := await self.message()) is not None:
-                    self.take(message)
+                monitor = asyncio.create_task(self.monitor())
+                if not first_start.done():
+                    first_start.set_result(None)
+                while (message := await self.read_message()) is not None:
+                    self.handle_message(message)
         finally:
             self.ready.clear()
-            if watch is not None:
-                watch.cancel()
-            reason = await self.bury()
+            if monitor is not None:
+                monitor.cancel()
+            reason = await self.reap()
         return reason
 
-    def loaded(self, message: Message | None) -> list[Message]:
-        """What a new process says of its models; nothing where it ended instead."""
+    def loaded_models(self, message: JSONObject | None) -> list[ModelInfo]:
+        """Return the models in a new process's first message; [] if it exited; UserError if it could not load them."""
         if message is None:
             return []
         if message["kind"] == "unusable":
             raise UserError(message["message"])
-        return message["models"]  # type: ignore[no-any-return]
+        models: list[ModelInfo] = message["models"]
+        return models
 
-    async def message(self) -> Message | None:
+    async def read_message(self) -> JSONObject | None:
+        """Read the next message of the process; None at the end of the pipe."""
         assert self.process is not None
         assert self.process.stdout is not None
         try:
-            (size,) = HEAD.unpack(await self.process.stdout.readexactly(HEAD.size))
-            return parse(await self.process.stdout.readexactly(size))
+            (size,) = LENGTH_PREFIX.unpack(await self.process.stdout.readexactly(LENGTH_PREFIX.size))
+            return decode_message(await self.process.stdout.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    def take(self, message: Message) -> None:
+    def handle_message(self, message: JSONObject) -> None:
+        """Resolve a ping, or pass on a token, a result or the end of the running job."""
         if message["kind"] == "pong":
-            self.heard = asyncio.get_running_loop().time()
-            waiting = self.pongs.pop(message["id"], None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(True)
-        elif message["id"] != self.job or self.outcome is None or self.outcome.done():
+            self.last_pong = asyncio.get_running_loop().time()
+            pong = self.pongs.pop(message["id"], None)
+            if pong is not None and not pong.done():
+                pong.set_result(True)
+        elif message["id"] != self.running_job or self.outcome is None or self.outcome.done():
             return
         elif message["kind"] in ("token", "result"):
-            if self.hear is not None:
-                self.hear(message)
+            if self.on_output is not None:
+                self.on_output(message)
         else:
             self.outcome.set_result(message)
 
-    async def watch(self) -> None:
-        """Ping; a process that does not answer is not ready, and in the end it is killed."""
-        loop, serving = asyncio.get_running_loop(), self.serving
-        self.heard = before = loop.time()
+    async def monitor(self) -> None:
+        """Ping regularly; mark a silent process as not ready, and kill it if it stays silent or does not cancel."""
+        loop, settings = asyncio.get_running_loop(), self.settings
+        self.last_pong = last_check = loop.time()
         while True:
             now = loop.time()
-            if now - before > serving.silence_s / 2:  # this process itself was held up: pongs may lie unread
-                self.heard = max(self.heard, now - serving.silence_s / 2)
-            before = now
-            silence = now - self.heard
-            stuck = self.cancelled_at is not None and now - self.cancelled_at > serving.cancel_s
-            if (silence > serving.hang_s or stuck) and self.process is not None:
-                logger.warning("worker %d does not %s", self.number, "leave a job" if stuck else "answer")
+            if now - last_check > settings.silence_s / 2:  # this process itself was delayed: pongs may be unread
+                self.last_pong = max(self.last_pong, now - settings.silence_s / 2)
+            last_check = now
+            silence = now - self.last_pong
+            is_stuck = self.cancelled_at is not None and now - self.cancelled_at > settings.cancel_s
+            if (silence > settings.hang_s or is_stuck) and self.process is not None:
+                logger.warning("worker %d does not %s", self.number, "stop a cancelled job" if is_stuck else "respond")
                 self.process.kill()
                 self.ready.clear()
                 return
-            if silence > serving.silence_s:
+            if silence > settings.silence_s:
                 self.ready.clear()
             else:
                 self.ready.set()
             self.ping()
-            await asyncio.sleep(serving.ping_s)
+            await asyncio.sleep(settings.ping_s)
 
-    async def bury(self) -> str:
-        """Make sure that the process has ended, and let go who waits for it; how it ended."""
+    async def reap(self) -> str:
+        """Close the pipe, wait for the exit, kill if needed; fail the running job and pings; return how it exited."""
         assert self.process is not None
         if self.process.stdin is not None:
             self.process.stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S if self.ending else REAP_S):
+            async with asyncio.timeout(EXIT_TIMEOUT_S if self.is_stopping else REAP_TIMEOUT_S):
                 await self.process.wait()
         with suppress(ProcessLookupError):
             if self.process.returncode is None:
                 self.process.kill()
         code = await self.process.wait()
         if self.outcome is not None and not self.outcome.done():
-            self.outcome.set_exception(Lost())
-        for waiting in self.pongs.values():
-            if not waiting.done():
-                waiting.set_result(False)
+            self.outcome.set_exception(WorkerLost())
+        for pong in self.pongs.values():
+            if not pong.done():
+                pong.set_result(False)
         self.pongs.clear()
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return describe_exit(code)
 
 
-class Workers:
-    """All of them, and what they say of their models."""
+class WorkerPool:
+    """All workers, and the descriptions of the models that they have loaded."""
 
-    def __init__(self, serving: Serving, models: Mapping[str, str]) -> None:
-        """`models` are paths by name."""
-        load = {
+    def __init__(self, settings: ServerSettings, models: Mapping[str, str]) -> None:
+        """Create the handles of all workers; `models` maps names to paths. `start` starts them."""
+        load_message = {
             "kind": "load",
             "models": dict(models),
-            "device": serving.device,
-            "precision": serving.precision,
-            "plain": serving.plain,
-            "threads": serving.threads,
-            "imports": serving.imports,
+            "device": settings.device,
+            "precision": settings.precision,
+            "reference": settings.reference,
+            "threads": settings.threads,
+            "plugins": settings.plugins,
         }
-        self.serving, self.paths = serving, dict(models)
-        self.every = [Worker(i + 1, serving, load) for i in range(serving.workers or how_many(serving.device))]
-        self.models: dict[str, Message] = {}
-        self.lives: list[asyncio.Task[None]] = []
+        self.settings, self.paths = settings, dict(models)
+        count = settings.workers or default_worker_count(settings.device)
+        self.workers = [WorkerHandle(i + 1, settings, load_message) for i in range(count)]
+        self.models: dict[str, ModelInfo] = {}
+        self.supervisors: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Until all are ready; a model that cannot be loaded is the user's error."""
+        """Start all workers and wait until all have loaded the models; raise UserError if one cannot."""
         loop = asyncio.get_running_loop()
-        firsts = [loop.create_future() for _ in self.every]
-        self.lives = [loop.create_task(worker.keep(first)) for worker, first in zip(self.every, firsts, strict=True)]
-        outcomes = await asyncio.gather(*firsts, return_exceptions=True)
-        for outcome in outcomes:
+        starts = [loop.create_future() for _ in self.workers]
+        self.supervisors = [
+            loop.create_task(worker.supervise(start)) for worker, start in zip(self.workers, starts, strict=True)
+        ]
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(outcome, BaseException):
-                await self.end()
+                await self.stop()
                 raise outcome
-        self.models = {model["name"]: model for model in self.every[0].models}
+        self.models = {model["name"]: model for model in self.workers[0].models}
 
-    async def end(self) -> None:
-        """Close their pipes and see them go."""
-        for worker in self.every:
-            worker.ending = True
+    async def stop(self) -> None:
+        """Close the pipes of all workers, and wait until they have exited, or cancel them after EXIT_TIMEOUT_S."""
+        for worker in self.workers:
+            worker.is_stopping = True
             if worker.process is not None and worker.process.stdin is not None:
                 worker.process.stdin.close()
-        await asyncio.wait(self.lives, timeout=LEAVE_S)
-        for life in self.lives:
-            life.cancel()
-        await asyncio.gather(*self.lives, return_exceptions=True)
+        await asyncio.wait(self.supervisors, timeout=EXIT_TIMEOUT_S)
+        for supervisor in self.supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self.supervisors, return_exceptions=True)
 
     @property
-    def ready(self) -> int:
-        return sum(worker.ready.is_set() for worker in self.every)
+    def ready_count(self) -> int:
+        """How many workers are ready."""
+        return sum(worker.ready.is_set() for worker in self.workers)
 
     @property
-    def restarts(self) -> int:
-        return sum(worker.restarts for worker in self.every)
+    def restart_count(self) -> int:
+        """How many times a worker was restarted."""
+        return sum(worker.restarts for worker in self.workers)
 
-    async def probe(self) -> int:
-        """How many answer a ping just now."""
-        return sum(await asyncio.gather(*(worker.answers(self.serving.silence_s) for worker in self.every)))
+    async def count_responsive(self) -> int:
+        """Ping all workers; return how many answer in time."""
+        return sum(await asyncio.gather(*(worker.is_responsive(self.settings.silence_s) for worker in self.workers)))
 
 
-def how_many(device: str) -> int:
-    """One process fills a GPU; on a CPU one for each core, with one thread each, shares it best."""
+def default_worker_count(device: str) -> int:
+    """Return 1 for a GPU, which one process fills, and one worker per core (of one thread each) for a CPU."""
     if device != "cpu":
-        from dragoman.inference import device as devices
+        from dragoman.inference.device import select_device
 
-        if devices.pick(device).type != "cpu":
+        if select_device(device).type != "cpu":
             return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

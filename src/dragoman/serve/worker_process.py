@@ -1,15 +1,15 @@
-"""A process that loads the models and computes. `python -m dragoman.serve.worker_process`, started by workers.py alone.
+"""A process that loads the models and computes: `python -m dragoman.serve.worker_process`, started by worker_pool.py.
 
-    parent ──load, job, cancel, ping──→ listener ──jobs──→ main thread ──ready, token, result, done, …──→ parent
-                                            └──pong──────────────────────────────────────────────────────→
+    parent ──load, job, cancel, ping──→ reader thread ──jobs──→ main thread ──ready, token, result, done, …──→ parent
+                                            └──pong──────────────────────────────────────────────────────────→
 
-A message is its length in four bytes, a line of JSON, and for a `result` the JSON that goes to the client as it is;
-nothing is unpickled. A job names what to `do`, its model, items and options, and an id, which every answer carries: a
-`token` on its way, the `result` of each item, and one of done, failed and cancelled, which ends it.
+A message is its length in four bytes, a line of JSON, and for a `result` the JSON that is sent to the client unchanged;
+nothing is unpickled. A job has an id, a task (predict, score, inspect), a model, items and options. Every message about
+the job carries its id: a `token` while it runs, the `result` of each item, and one of done, failed and cancelled.
 
-The listener answers pings while the main thread computes. To cancel a job it signals the main thread, whose handler
-raises if that job is still the one at work; a search is left between two operations then, a few milliseconds later.
-The end of the parent closes the pipe, which ends the process. SIGINT and SIGTERM are the parent's business: it drains.
+The reader thread answers pings while the main thread computes. To cancel a job it signals the main thread, whose
+handler raises JobCancelled if that job is still running; the search stops a few milliseconds later. When the parent
+dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains and closes the pipe.
 """
 
 from __future__ import annotations
@@ -24,175 +24,178 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from dragoman.core.json import finite
+from dragoman.core.json import replace_nonfinite
+from dragoman.serve.schema import JSONObject, ModelInfo
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
 
-Message = dict[str, Any]
-
-HEAD = struct.Struct(">I")
+LENGTH_PREFIX = struct.Struct(">I")
 
 logger = logging.getLogger("dragoman")
 
 
-class Cancelled(BaseException):
-    """The job at work is not wanted any more; no `except Exception` on the way shall keep it."""
+class JobCancelled(BaseException):
+    """The running job was cancelled. A BaseException, so that no `except Exception` on the way swallows it."""
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def frame(message: Message, result: bytes = b"") -> bytes:
-    """A message as it travels, in ASCII."""
+def encode_message(message: JSONObject, result: bytes = b"") -> bytes:
+    """Serialize a message with its length prefix; `result` is JSON that is appended unchanged."""
     data = json.dumps(message).encode() + b"\n" + result
-    return HEAD.pack(len(data)) + data
+    return LENGTH_PREFIX.pack(len(data)) + data
 
 
-def parse(data: bytes) -> Message:
+def decode_message(data: bytes) -> JSONObject:
+    """Parse a message without its length prefix; an appended result is under the key "json", as bytes."""
     line, _, result = data.partition(b"\n")
-    message: Message = json.loads(line)
+    message: JSONObject = json.loads(line)
     return message | {"json": result} if result else message
 
 
-def encoded(value: Any) -> bytes:
-    """JSON, row by row: one call for a view's millions of numbers would let no ping be answered for seconds."""
-    return "".join(written_out(value)).encode()
+def encode_result(value: object) -> bytes:
+    """Serialize a value to JSON in chunks, so that pongs are not delayed; nonfinite numbers become null.
+
+    A number that JSON cannot express (log p of the impossible) becomes null.
+    """
+    return "".join(_json_chunks(value)).encode()
 
 
-def written_out(value: Any) -> Iterator[str]:
+def _json_chunks(value: object) -> Iterator[str]:
+    """Yield the JSON of a value in parts; a list without nested values is one part."""
     if isinstance(value, dict):
         for i, (key, item) in enumerate(value.items()):
             yield f"{', ' if i else '{'}{json.dumps(str(key))}: "
-            yield from written_out(item)
+            yield from _json_chunks(item)
         yield "}" if value else "{}"
     elif isinstance(value, list | tuple) and any(isinstance(item, dict | list | tuple) for item in value):
         for i, item in enumerate(value):
             yield ", " if i else "["
-            yield from written_out(item)
+            yield from _json_chunks(item)
         yield "]"
     else:
-        yield flat(value)
+        try:
+            yield json.dumps(value, allow_nan=False)
+        except ValueError:
+            yield json.dumps(replace_nonfinite(value))
 
 
-def flat(value: Any) -> str:
-    """A value, or a list of values; a number that JSON has no word for (log p of the impossible) is null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(finite(value))
-
-
-def receive(file: IO[bytes]) -> Message | None:
-    """The next message; None at the end."""
-    head = file.read(HEAD.size)
-    if len(head) < HEAD.size:
+def read_message(file: IO[bytes]) -> JSONObject | None:
+    """Read the next message from a pipe; None at its end."""
+    prefix = file.read(LENGTH_PREFIX.size)
+    if len(prefix) < LENGTH_PREFIX.size:
         return None
-    (size,) = HEAD.unpack(head)
+    (size,) = LENGTH_PREFIX.unpack(prefix)
     data = file.read(size)
-    return parse(data) if len(data) == size else None
+    return decode_message(data) if len(data) == size else None
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-class Worker:
-    """The two pipes, the job at work, and the models."""
+class WorkerProcess:
+    """The worker's side of the pipes: reads messages in a thread, runs jobs one by one in the main thread."""
 
-    def __init__(self, into: IO[bytes], out: IO[bytes]) -> None:
-        self.into, self.out = into, out
-        self.jobs: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.writing = threading.Lock()
-        self.at_work: int | None = None  # the id of the job that may be cancelled now
-        self.unwanted: int | None = None  # the id of the last one that was
-        self.telling = False  # the main thread writes a message, which must not be left half written
+    def __init__(self, input: IO[bytes], output: IO[bytes]) -> None:
+        """Hold the pipes from and to the server."""
+        self.input, self.output = input, output
+        self.jobs: queue.SimpleQueue[JSONObject] = queue.SimpleQueue()
+        self.write_lock = threading.Lock()
+        self.running_job: int | None = None  # its id
+        self.cancelled_job: int | None = None  # the id of the last one that was cancelled
+        self.is_sending = False  # the main thread writes a message, which must not be interrupted
         self.pipelines: dict[str, Pipeline] = {}
+        self.codec_fingerprints: dict[str, str] = {}
 
-    def send(self, message: Message, result: bytes = b"") -> None:
-        data = frame(message, result)
-        with self.writing:
-            self.out.write(data)
-            self.out.flush()
+    def send(self, message: JSONObject, result: bytes = b"") -> None:
+        """Write a message to the parent; safe from both threads."""
+        data = encode_message(message, result)
+        with self.write_lock:
+            self.output.write(data)
+            self.output.flush()
 
-    def listen(self) -> None:
-        """Take messages as they come; without a parent there is no reason to go on."""
+    def read_messages(self) -> None:
+        """Read in a thread: answer pings, interrupt cancelled jobs, queue others; exit when the pipe closes."""
         try:
-            while (message := receive(self.into)) is not None:
+            while (message := read_message(self.input)) is not None:
                 if message["kind"] == "ping":
                     self.send({"kind": "pong", "id": message["id"]})
                 elif message["kind"] == "cancel":
-                    self.unwanted = message["id"]
+                    self.cancelled_job = message["id"]
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 else:
                     self.jobs.put(message)
         finally:
             os._exit(0)
 
-    def check(self, *_: Any) -> None:
-        """The handler of the signal: leave the job at work if it is not wanted."""
-        if self.at_work is not None and self.at_work == self.unwanted and not self.telling:
-            raise Cancelled
+    def raise_if_cancelled(self, *_: object) -> None:
+        """Raise JobCancelled if the running job is cancelled and not sending; also SIGUSR1's handler, args ignored."""
+        if self.running_job is not None and self.running_job == self.cancelled_job and not self.is_sending:
+            raise JobCancelled
 
-    def work(self) -> None:
-        """Load the models, then answer jobs for ever."""
+    def run(self) -> None:
+        """Load the models of the first message, then run the queued jobs forever; return if loading fails."""
         from dragoman.core.errors import UserError
 
         try:
-            models = self.load(self.jobs.get())
+            models = self.load_models(self.jobs.get())
         except UserError as error:
             self.send({"kind": "unusable", "message": str(error)})
             return
         self.send({"kind": "ready", "models": models})
         while True:
             job = self.jobs.get()
-            self.send({"id": job["id"]} | self.outcome(job))
+            self.send({"id": job["id"]} | self.run_job(job))
 
-    def load(self, message: Message) -> list[Message]:
-        """Open every model, and use it once: what is made or imported on first use is made before anyone waits."""
-        from dragoman.core.errors import UserError
+    def load_models(self, message: JSONObject) -> list[ModelInfo]:
+        """Import plugins, load each model and run it once, so that no request waits for that; return descriptions."""
+        from dragoman.core.plugins import load_plugin
 
-        for module in message["imports"]:
-            try:
-                __import__(module)
-            except ImportError as error:
-                raise UserError(f"--import {module}: {error}") from None
+        for plugin in message["plugins"]:
+            load_plugin(plugin)
         import torch
 
         from dragoman.inference import pipeline
-        from dragoman.serve.responses import described
+        from dragoman.serve.responses import describe_model
 
         torch.set_num_threads(message["threads"])
-        found = []
+        descriptions = []
         for name, path in message["models"].items():
-            opened = pipeline.load(path, message["device"], precision=message["precision"], plain=message["plain"])
-            opened.reading = replace(opened.reading, bounded=True)  # the pairs are strangers'
-            self.pipelines[name] = opened
-            found.append(described(name, opened))
-            warm(opened, found[-1]["example"])
-        return found
+            loaded = pipeline.load(
+                path, message["device"], precision=message["precision"], reference=message["reference"]
+            )
+            loaded.input_processor = replace(loaded.input_processor, bounded=True)  # the pairs come from strangers
+            self.pipelines[name] = loaded
+            self.codec_fingerprints[name] = loaded.codec.fingerprint
+            descriptions.append(describe_model(name, loaded))
+            warm_up(loaded, descriptions[-1]["example"])
+        return descriptions
 
-    def outcome(self, job: Message) -> Message:
-        """What became of a job, without its id."""
+    def run_job(self, job: JSONObject) -> JSONObject:
+        """Run a job and send its results; return the message that ends it, without the id, also if it is cancelled."""
         try:
-            self.at_work = job["id"]
-            self.check()
-            return self.computed(job)
-        except Cancelled:
+            self.running_job = job["id"]
+            self.raise_if_cancelled()
+            return self._run_uncancelled(job)
+        except JobCancelled:
             return {"kind": "cancelled"}
         finally:
-            self.at_work = None
+            self.running_job = None
 
-    def computed(self, job: Message) -> Message:
+    def _run_uncancelled(self, job: JSONObject) -> JSONObject:
+        """Compute a job and send each result; return {"kind": "done"}, or a failed message for an error."""
         import torch
 
         from dragoman.core.errors import DragomanError
 
         try:
             for i, result in enumerate(self.compute(job)):
-                self.tell({"kind": "result", "id": job["id"], "item": i}, encoded(result))
+                self.send_output({"kind": "result", "id": job["id"], "item": i}, encode_result(result))
             return {"kind": "done"}
         except DragomanError as error:
             return {"kind": "failed", "status": 422, "code": "refused", "message": str(error)}
@@ -200,94 +203,95 @@ class Worker:
             text = "the model ran out of memory on this request; send less at a time"
             return {"kind": "failed", "status": 503, "code": "out_of_memory", "message": text}
         except Exception:
-            logger.exception("a %s for the model '%s' failed", job["do"], job["model"])
-            text = "the server failed on this request; its log says how"
+            logger.exception("the task %s for the model '%s' failed", job["task"], job["model"])
+            text = "the server failed on this request; see its log"
             return {"kind": "failed", "status": 500, "code": "internal", "message": text}
 
-    def compute(self, job: Message) -> list[Any]:
-        from dragoman.serve import uploads as media
+    def compute(self, job: JSONObject) -> list[JSONObject]:
+        """Compute the result of each item of a job: views, scores or predictions; tokens are sent as they come."""
+        from dragoman.serve import uploads
 
         pipeline, items = self.pipelines[job["model"]], job["items"]
-        if job["do"] == "score":
-            rows = pipeline.token_scores([media.example(item) for item in items])
-            return [{"log_prob": sum(row), "log_probs": row} for row in rows]
-        if job["do"] == "inspect":
+        if job["task"] == "inspect":
             from dragoman.serve import view_routes
 
-            return [view_routes.answer(self.pipelines, job["model"], job["view"], item) for item in items]
+            return [view_routes.compute_view(self.pipelines, job["model"], job["view"], item) for item in items]
+        examples = [uploads.to_example(item) for item in items]
+        if job["codec_fingerprint"] != self.codec_fingerprints[job["model"]]:  # the folder has changed: tokenize again
+            examples = [replace(example, source_ids=None) for example in examples]
+        if job["task"] == "score":
+            rows = pipeline.token_scores(examples)
+            return [{"log_prob": sum(row), "log_probs": row} for row in rows]
 
-        def tell(place: int, token: int) -> None:
-            self.tell({"kind": "token", "id": job["id"], "item": place - job["first"], "token": token})
+        def send_token(index: int, token: int) -> None:
+            """Send one token of an item."""
+            self.send_output({"kind": "token", "id": job["id"], "item": index - job["first_index"], "token": token})
 
-        examples, told = [media.example(item) for item in items], tell if job["stream"] else None
-        return predicted(pipeline, examples, job["options"], job["first"], told)
+        on_token = send_token if job["stream"] else None
+        return predict(pipeline, examples, job["options"], job["first_index"], on_token)
 
-    def tell(self, message: Message, result: bytes = b"") -> None:
-        """Send something about the job at work, which is not cancelled in the middle of it."""
-        self.telling = True
+    def send_output(self, message: JSONObject, result: bytes = b"") -> None:
+        """Send a token or result of the running job; a cancellation takes effect after the write."""
+        self.is_sending = True
         self.send(message, result)
-        self.telling = False
-        self.check()
+        self.is_sending = False
+        self.raise_if_cancelled()
 
 
-# -- what it computes --------------------------------------------------------------------------------------------------
+# -- predictions -------------------------------------------------------------------------------------------------------
 
 
-def predicted(
+def predict(
     pipeline: Pipeline,
     examples: Sequence[Example],
-    options: Message,
-    first: int = 0,
-    tell: Callable[[int, int], None] | None = None,
-) -> list[Message]:
-    """The predictions of some sources, as the API writes them; options are those of schema.Predict."""
-    from dragoman.inference.constraints import Constraints
-    from dragoman.serve.responses import written
+    options: JSONObject,
+    first_index: int = 0,
+    on_token: Callable[[int, int], None] | None = None,
+) -> list[JSONObject]:
+    """Predict with generation options and `attention` as JSON; return predictions as the API writes them.
 
-    constraints = Constraints(
-        prefix=options.get("prefix", ""),
-        require=tuple(options.get("require", ())),
-        forbid=tuple(options.get("forbid", ())),
-        shortest=options.get("min_length"),
-        longest=options.get("max_length"),
-    )
-    found = pipeline.with_generation(no_repeat=options.get("no_repeat")).stream(
+    `first_index` is the position of the first example in its request, `on_token` gets (position, token id).
+    """
+    from dragoman.core.generation import GenerationOptions
+    from dragoman.serve.responses import prediction_to_json
+
+    values = {name: value for name, value in options.items() if name != "attention"}
+    predictions = pipeline.stream(
         examples,
-        beam=options.get("beam"),
-        nbest=options.get("nbest", 1),
-        attention=options.get("attention", False),
-        constraints=constraints,
-        first=first,
-        tell=tell,
+        GenerationOptions.model_validate(values),
+        attention=bool(options.get("attention", False)),
+        first_index=first_index,
+        on_token=on_token,
     )
-    return [written(prediction) for prediction in found]
+    return [prediction_to_json(prediction) for prediction in predictions]
 
 
-def warm(pipeline: Pipeline, item: Message) -> None:
-    """One greedy and one default search of a few tokens; what is missing for reading media is missed at once."""
+def warm_up(pipeline: Pipeline, item: JSONObject) -> None:
+    """Search two tokens greedily and by default; only MissingExtra is raised, other errors are logged."""
     from dragoman.core.errors import DragomanError, MissingExtra
-    from dragoman.serve import uploads as media
+    from dragoman.serve import uploads
 
-    item = media.ready(item, media.kinds(pipeline.codec))
-    for options in ({"beam": 1, "max_length": 2}, {"max_length": 2}):
+    item = uploads.prepare_sample(item, uploads.source_kinds(pipeline.codec))
+    for options in ({"beam": 1, "max_new_tokens": 2}, {"max_new_tokens": 2}):
         try:
-            predicted(pipeline, [media.example(item)], options)
+            predict(pipeline, [uploads.to_example(item)], options)
         except MissingExtra:
             raise
         except DragomanError as error:
-            logger.info("the first search was refused: %s", error)
+            logger.info("the warm-up search failed: %s", error)
 
 
 def main() -> None:
+    """Run a worker on the process's stdin and stdout, which libraries then no longer print to."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # a terminal or a service manager sends them to all processes
         signal.signal(ignored, signal.SIG_IGN)
-    into, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no message
-    worker = Worker(into, out)
-    signal.signal(signal.SIGUSR1, worker.check)
-    threading.Thread(target=worker.listen, daemon=True).start()
+    input, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library's prints must not be read as messages
+    worker = WorkerProcess(input, output)
+    signal.signal(signal.SIGUSR1, worker.raise_if_cancelled)
+    threading.Thread(target=worker.read_messages, daemon=True).start()
     try:
-        worker.work()
+        worker.run()
     except BrokenPipeError:  # the parent is gone
         sys.exit(0)
 

@@ -1,13 +1,13 @@
-"""Byte-pair encoding to watch (Sennrich et al. 2016): which pairs merge, in which order, and how a word is split.
+"""Byte-pair encoding step by step (Sennrich et al. 2016): which pairs merge, in which order, and how a word is split.
 
-A word is its characters and </w>; again and again, the most frequent pair of neighbors becomes one symbol:
+A word is its characters and </w>. In every step the most frequent pair of neighbors becomes one symbol:
 
     l o w </w> ×5   l o w e r </w> ×2   n e w e s t </w> ×6   w i d e s t </w> ×3
     (e, s) 9 times, (es, t) 9, (est, </w>) 9, (l, o) 7, …
 
-Of pairs that are equally frequent, the one seen first merges. The vocabulary is the characters, the space between
-words, </w>, and what merges add. For teaching: the tokenizer that models are trained with is text/tokenizers/bpe.py,
-and `explain` shows how that one, or any other, splits a text.
+Of equally frequent pairs, the one seen first merges. The vocabulary is the characters, the space
+between words, </w>, and the merged symbols. This is for teaching; models are trained with
+text/tokenizers/bpe.py. `explain_split` shows how any tokenizer splits a text.
 """
 
 from __future__ import annotations
@@ -17,188 +17,187 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dragoman.text.sentencepiece_model import words
+from dragoman.text.sentencepiece_model import split_words
 from dragoman.text.tokenizers import Tokenizer
 from dragoman.text.tokenizers.bpe import BPE
 from dragoman.text.tokenizers.unigram import Unigram
 
-END = "</w>"
+END_OF_WORD = "</w>"
 SPACE = " "
 
 Pair = tuple[str, str]
 
 
 class Merge(NamedTuple):
-    """A pair that became one symbol, and what was reached with it."""
+    """A learned merge, and the vocabulary size and compression after it."""
 
     pair: Pair
-    times: int  # how often the pair stood in the words
-    size: int  # symbols in the vocabulary now
-    ratio: float  # symbols that the words had as characters, over those they have now
+    times: int  # how often the pair occurred
+    size: int  # symbols in the vocabulary after the merge
+    ratio: float  # compression: characters of all words over symbols of all words
 
     @property
     def symbol(self) -> str:
+        """The new symbol: the two of the pair joined."""
         return "".join(self.pair)
 
 
-class Step(NamedTuple):
-    """How a word is split after a merge; the first step, of no pair, is its characters."""
+class SplitStep(NamedTuple):
+    """The symbols of a word after a merge; the first step, without a pair, is its characters."""
 
     symbols: list[str]
     pair: Pair | None = None
-    number: int = 0  # the place of the merge in the order of learning, from 1
+    number: int = 0  # of the merge in the order of learning, from 1
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def count(lines: Iterable[str]) -> Counter[str]:
-    """How often each word occurs, in the order in which they were seen first."""
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    """Count the words of some texts, in the order of their first occurrence."""
     return Counter(word for line in lines for word in line.split())
 
 
-def alphabet(counts: Iterable[str]) -> list[str]:
-    """The symbols of some words before any merge: twelve for low, lower, newest, widest."""
-    return [*dict.fromkeys("".join(counts)), SPACE, END]
+def initial_symbols(counts: Iterable[str]) -> list[str]:
+    """The vocabulary before any merge: the distinct characters of the words, the space and </w>."""
+    return [*dict.fromkeys("".join(counts)), SPACE, END_OF_WORD]
 
 
-def learn(
+def learn_merges(
     counts: Mapping[str, int], *, merges: int | None = None, size: int | None = None, ratio: float | None = None
 ) -> list[Merge]:
-    """The merges of counted words in order, until there are so many, or the vocabulary or the ratio is reached.
+    """Learn merges from word counts until one of the limits is reached: number, vocabulary size or compression ratio.
 
-    Without any of these limits, until every word is one symbol.
+    Without limits, until every word is one symbol.
     """
     corpus = _Corpus(counts)
-    symbols = set(alphabet(counts))
-    longest, found = corpus.length, list[Merge]()
+    symbols = set(initial_symbols(counts))
+    characters, learned = corpus.length, list[Merge]()
     while (
-        (merges is None or len(found) < merges)
+        (merges is None or len(learned) < merges)
         and (size is None or len(symbols) < size)
-        and (ratio is None or not found or found[-1].ratio < ratio)
-        and (pair := corpus.best()) is not None
+        and (ratio is None or not learned or learned[-1].ratio < ratio)
+        and (pair := corpus.most_frequent_pair()) is not None
     ):
         times = corpus.counts[pair]
         corpus.merge(pair)
         symbols.add("".join(pair))
-        found.append(Merge(pair, times, len(symbols), longest / corpus.length))
-    return found
+        learned.append(Merge(pair, times, len(symbols), characters / corpus.length))
+    return learned
 
 
 class _Corpus:
-    """Words as symbols, and where every pair of neighbors stands: a merge looks only at the words that have it."""
+    """Words as symbols, with an index from pairs to words: a merge visits only the words that contain it."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
-        self.words = [spell(word) for word in counts]
+        self.words = [split_characters(word) for word in counts]
         self.times = list(counts.values())
         self.length = sum(n * len(word) for n, word in zip(self.times, self.words, strict=True))
         self.counts: Counter[Pair] = Counter()
-        self.places: defaultdict[Pair, set[int]] = defaultdict(set)
+        self.word_ids: defaultdict[Pair, set[int]] = defaultdict(set)
         for i in range(len(self.words)):
-            self._enter(i)
+            self._add_pairs(i)
 
-    def best(self) -> Pair | None:
-        """The most frequent pair, of equals the one seen first."""
+    def most_frequent_pair(self) -> Pair | None:
+        """The most frequent pair; of equals the one seen first; None if every word is one symbol."""
         most = max(self.counts.values(), default=0)
         equals = [pair for pair, n in self.counts.items() if n == most]
-        return min(equals, key=self._first, default=None)
+        return min(equals, key=self._first_position, default=None)
 
     def merge(self, pair: Pair) -> None:
-        for i in tuple(self.places[pair]):
-            self._leave(i)
-            before, self.words[i] = len(self.words[i]), merged(self.words[i], pair)
+        """Merge a pair in all words that contain it, and update counts and lengths."""
+        for i in tuple(self.word_ids[pair]):
+            self._remove_pairs(i)
+            before, self.words[i] = len(self.words[i]), merge_pair(self.words[i], pair)
             self.length -= self.times[i] * (before - len(self.words[i]))
-            self._enter(i)
+            self._add_pairs(i)
 
-    def _first(self, pair: Pair) -> tuple[int, int]:
-        """The first word that has a pair, and where."""
-        word = min(self.places[pair])
+    def _first_position(self, pair: Pair) -> tuple[int, int]:
+        """The first word that contains a pair, and the position in it."""
+        word = min(self.word_ids[pair])
         return word, list(pairwise(self.words[word])).index(pair)
 
-    def _enter(self, i: int) -> None:
+    def _add_pairs(self, i: int) -> None:
+        """Add the pairs of word i to counts and index."""
         for pair in pairwise(self.words[i]):
             self.counts[pair] += self.times[i]
-            self.places[pair].add(i)
+            self.word_ids[pair].add(i)
 
-    def _leave(self, i: int) -> None:
+    def _remove_pairs(self, i: int) -> None:
+        """Remove the pairs of word i from counts and index."""
         for pair in pairwise(self.words[i]):
             self.counts[pair] -= self.times[i]
-            self.places[pair].discard(i)
-            if not self.places[pair]:
-                del self.counts[pair], self.places[pair]
+            self.word_ids[pair].discard(i)
+            if not self.word_ids[pair]:
+                del self.counts[pair], self.word_ids[pair]
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
 
 
-def spell(word: str) -> list[str]:
-    """The symbols of a word before any merge."""
-    return [*word, END]
+def split_characters(word: str) -> list[str]:
+    """The symbols of a word before any merge: its characters and </w>."""
+    return [*word, END_OF_WORD]
 
 
-def merged(symbols: Sequence[str], pair: Pair) -> list[str]:
-    """The symbols with every such pair joined, from left to right."""
+def merge_pair(symbols: Sequence[str], pair: Pair) -> list[str]:
+    """The symbols with every occurrence of a pair joined, from left to right."""
     joined: list[str] = []
     i = 0
     while i < len(symbols):
-        here = tuple(symbols[i : i + 2]) == pair
-        joined.append("".join(pair) if here else symbols[i])
-        i += 2 if here else 1
+        matches = tuple(symbols[i : i + 2]) == pair
+        joined.append("".join(pair) if matches else symbols[i])
+        i += 2 if matches else 1
     return joined
 
 
-def split(word: str, merges: Iterable[Merge]) -> list[Step]:
-    """A word from its characters to its final symbols, one step for each merge that changes it."""
-    steps = [Step(spell(word))]
+def trace_split(word: str, merges: Iterable[Merge]) -> list[SplitStep]:
+    """Split a word by learned merges: one step for each merge that changes it, the characters first."""
+    steps = [SplitStep(split_characters(word))]
     for number, merge in enumerate(merges, 1):
-        symbols = merged(steps[-1].symbols, merge.pair)
+        symbols = merge_pair(steps[-1].symbols, merge.pair)
         if len(symbols) < len(steps[-1].symbols):
-            steps.append(Step(symbols, merge.pair, number))
+            steps.append(SplitStep(symbols, merge.pair, number))
     return steps
 
 
-def reading(text: str, merges: Sequence[Merge]) -> str:
-    """A text with what was merged in angle brackets: low lower new<es>t wid<es>t."""
-    return " ".join(bracketed(split(word, merges)[-1].symbols) for word in text.split())
+def bracket_symbols(symbols: Iterable[str]) -> str:
+    """Join symbols to one word, merged ones in angle brackets: new<es>t. A </w> of its own is left out."""
+    return "".join(symbol if len(symbol) == 1 else f"<{symbol}>" for symbol in symbols if symbol != END_OF_WORD)
 
 
-def bracketed(symbols: Iterable[str]) -> str:
-    """Symbols as one word; a </w> of its own is not shown, since the word ends there anyhow."""
-    return "".join(symbol if len(symbol) == 1 else f"<{symbol}>" for symbol in symbols if symbol != END)
-
-
-# -- a tokenizer that was learned --------------------------------------------------------------------------------------
+# -- tokenizers of models ----------------------------------------------------------------------------------------------
 
 
 class Explanation(NamedTuple):
-    """How a tokenizer splits a text; BPE has the merges that led there, unigram the log-probability of each piece."""
+    """How a tokenizer splits a text; for BPE with the merges, for unigram with the log-probability of each piece."""
 
     text: str
     pieces: list[str]
-    steps: list[Step] | None = None
-    scores: list[float | None] | None = None  # None for a byte or an unknown character, which have no probability
+    steps: list[SplitStep] | None = None
+    scores: list[float | None] | None = None  # None for bytes and unknown characters
 
 
-def explain(tokenizer: Tokenizer, text: str) -> Explanation:
-    """The pieces of a text, and why they are these."""
+def explain_split(tokenizer: Tokenizer, text: str) -> Explanation:
+    """How a tokenizer splits a text: its pieces, for BPE with the merges, for unigram with scores."""
     ids = tokenizer.encode(text)
     pieces = tokenizer.pieces(ids)
     if isinstance(tokenizer, BPE):
-        steps = replay("".join(words(text)), tokenizer.scores)
-        if tokenizer.spell(steps[-1].symbols) != ids:
-            raise RuntimeError(f"the merges of {text!r} do not lead to the pieces that the tokenizer gives")
+        steps = replay_merges("".join(split_words(text)), tokenizer.scores)
+        if tokenizer.piece_ids(steps[-1].symbols) != ids:
+            raise RuntimeError(f"the merges of {text!r} do not give the pieces of the tokenizer")
         return Explanation(text, pieces, steps=steps)
     if isinstance(tokenizer, Unigram):
         return Explanation(text, pieces, scores=[tokenizer.scores.get(piece) for piece in pieces])
     return Explanation(text, pieces)
 
 
-def replay(text: str, scores: Mapping[str, float]) -> list[Step]:
-    """The merges of a sentencepiece model on a text, one at a time: the best-scored first, the leftmost of equals.
+def replay_merges(text: str, scores: Mapping[str, float]) -> list[SplitStep]:
+    """Apply the merges of a sentencepiece BPE model to a text: the best-scored first, the leftmost of equals.
 
     Such a model scores its merges 0, −1, −2, … in the order of learning.
     """
-    steps = [Step(list(text))]
+    steps = [SplitStep(list(text))]
     while True:
         symbols = steps[-1].symbols
         pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]
@@ -206,4 +205,4 @@ def replay(text: str, scores: Mapping[str, float]) -> list[Step]:
             return steps
         score, i = min(pairs)
         pair = symbols[i], symbols[i + 1]
-        steps.append(Step([*symbols[:i], "".join(pair), *symbols[i + 2 :]], pair, 1 + round(score)))
+        steps.append(SplitStep([*symbols[:i], "".join(pair), *symbols[i + 2 :]], pair, 1 + round(score)))

@@ -1,17 +1,19 @@
-"""Both sides of a pair ↔ ids: one tokenizer for each side (or one for both), Unicode normalization, language tags.
+"""Encode both sides of a pair as ids: a tokenizer per side (or one for both), Unicode normalization, language tags.
 
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
-A source is never empty, then: even a blank line has its </s>. Where the source is no text, a medium reads the file that
-it names, and there are no source ids but an array of numbers. A second source is encoded as the first is, by the same
-tokenizer where both are texts, but without tags. For a model that copies, unknown words of a source are
-numbered: the first different one is <copy:0>, the next <copy:1>, on both sides, and the number reads as the word again.
+A source is never empty: even a blank line has its </s>. If the source is not text, a modality reads
+the file that it names, and the source is an array of numbers. A second source is encoded like the
+first, with the same tokenizer if both are texts, but without tags. For a model with a pointer,
+out-of-vocabulary words of a source get numbered copy slots: the first distinct one is <copy:0>, the
+next <copy:1>, on both sides; decoding turns a slot into its word again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,23 +24,25 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, SPECIALS, UNK, Example, Modality
 from dragoman.text.normalization import Form, normalize
 from dragoman.text.tokenizers import Tokenizer, tokenizers
-from dragoman.text.vocabulary import UNKNOWN
+from dragoman.text.vocabulary import UNK_SURFACE
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    SourceIds = list[int] | NDArray[Any]  # ids of a text, or the numbers of a modality
 
-Reader = Modality | Literal["text"]  # what a second source is read by: its medium, or the source's tokenizer
+
+SecondSourceReader = Modality | Literal["text"]  # its modality, or "text": the source's tokenizer
 
 
-def copies(count: int) -> list[str]:
-    """The symbols that unknown words of a source go by."""
+def copy_slot_symbols(count: int) -> list[str]:
+    """The symbols of the copy slots: <copy:0>, <copy:1>, …"""
     return [f"<copy:{k}>" for k in range(count)]
 
 
-def tags(example: Example) -> list[str]:
-    """The symbols that say which language comes in and which shall come out."""
+def language_tags(example: Example) -> list[str]:
+    """The symbols that name the source and target language of an example, as far as it has them."""
     return [
         *([f"<from:{example.source_lang}>"] if example.source_lang else []),
         *([f"<to:{example.target_lang}>"] if example.target_lang else []),
@@ -47,58 +51,61 @@ def tags(example: Example) -> list[str]:
 
 @dataclass
 class Codec:
-    """Text ↔ ids for both sides; with a joint vocabulary `source` and `target` are one object.
+    """Text ↔ ids for both sides; with a joint vocabulary `source` and `target` are the same object.
 
-    With a medium, sources are files. Where no source is a text, `source` is the target's tokenizer, which nobody asks.
+    With a modality, sources are files. If no source is text, `source` is the target's tokenizer and is not used.
     """
 
     source: Tokenizer
     target: Tokenizer
     normalization: Form = "nfc"
     modality: Modality | None = None
-    second_source: Reader | None = None  # of a model with two sources
+    second_source: SecondSourceReader | None = None  # of a model with two sources
 
     @property
-    def joint(self) -> bool:
+    def is_joint(self) -> bool:
+        """Whether both sides share one tokenizer."""
         return self.source is self.target
 
     @property
-    def samples(self) -> bool:
-        return (self.source.samples and reads_text(self.modality, self.second_source)) or self.target.samples
+    def is_stochastic(self) -> bool:
+        """Whether encoding with a generator may give other ids than without (subword regularization)."""
+        reads_text = has_text_source(self.modality, self.second_source)
+        return (self.source.is_stochastic and reads_text) or self.target.is_stochastic
 
     @property
     def source_size(self) -> int:
-        """Tokens that a source may have, or numbers at each of its positions."""
+        """The size of the source vocabulary, or the numbers at each position of a modality."""
         return len(self.source) if self.modality is None else self.modality.width
 
     @property
     def second_source_size(self) -> int:
-        """The same of a second source; 0 where there is none."""
+        """The size of the second source's vocabulary, or its numbers at each position; 0 if there is none."""
         if self.second_source is None:
             return 0
         return len(self.source) if isinstance(self.second_source, str) else self.second_source.width
 
     @property
-    def languages(self) -> list[str]:
-        """The languages that can be asked for, where the model knows several."""
-        return [symbol[4:-1] for symbol in self.source.extra if symbol.startswith("<to:")]
+    def target_languages(self) -> list[str]:
+        """The target languages of a multilingual model; [] for others."""
+        return [symbol[4:-1] for symbol in self.source.extra_symbols if symbol.startswith("<to:")]
 
     @property
     def source_languages(self) -> list[str]:
-        """The languages that a source can be said to be in."""
-        return [symbol[6:-1] for symbol in self.source.extra if symbol.startswith("<from:")]
+        """The source languages that a multilingual model distinguishes; [] for others."""
+        return [symbol[6:-1] for symbol in self.source.extra_symbols if symbol.startswith("<from:")]
 
-    def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> list[int] | NDArray[Any]:
+    def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> SourceIds:
+        """The ids of an example's source with tags and </s>, or its numbers; with a generator, sampled subwords."""
         if self.modality is not None:
             return self.modality.read(example)
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
-        ids = self._numbered(ids, text, self.source, self._strangers(example.source))
-        return [*(self._tag(tag, example) for tag in tags(example)), *ids, EOS]
+        ids = self._replace_oov(ids, text, self.source, self._oov_words(example.source))
+        return [*(self._tag_id(tag, example) for tag in language_tags(example)), *ids, EOS]
 
-    def encode_second_source(
-        self, example: Example, rng: np.random.Generator | None = None
-    ) -> list[int] | NDArray[Any]:
+    def encode_second_source(self, example: Example, rng: np.random.Generator | None = None) -> SourceIds:
+        """The ids of an example's second source with </s>, or its numbers; with a generator, sampled subwords."""
         if not isinstance(self.second_source, str):
             assert self.second_source is not None
             return self.second_source.read(
@@ -108,147 +115,178 @@ class Codec:
         return [*(self.source.encode(text) if rng is None else self.source.sample(text, rng)), EOS]
 
     def encode_target(self, text: str, rng: np.random.Generator | None = None, source: str = "") -> list[int]:
+        """The ids of a target with </s>; OOV words of `source` become copy slots; with `rng`, sampled subwords."""
         text = normalize(text, self.normalization)
         ids = self.target.encode(text) if rng is None else self.target.sample(text, rng)
-        return [*self._numbered(ids, text, self.target, self._strangers(source)), EOS]
+        return [*self._replace_oov(ids, text, self.target, self._oov_words(source)), EOS]
 
     def decode(self, ids: Sequence[int], source: str = "", unknown: Sequence[str] = ()) -> str:
-        """Target ids → text; <s>, </s> and padding are left out, numbers read as the words of the source they name.
+        """Target ids → text without <s>, </s> and padding; copy slots become the words of the source.
 
-        `unknown` has a word for each <unk> in turn, or "" where it stays.
+        `unknown` has a replacement for each <unk> in turn; "" keeps it.
         """
         ids = [i for i in ids if i >= len(SPECIALS) - 1]
-        names = dict(zip(self._copies, self._strangers(source), strict=False))
-        if not unknown and not any(id in names for id in ids):
+        slot_words = dict(zip(self._copy_slot_ids, self._oov_words(source), strict=False))
+        if not unknown and not any(id in slot_words for id in ids):
             return self.target.decode(ids)
-        pieces = self.target.decode([UNK if id in names else id for id in ids]).split(UNKNOWN)
-        given = iter(unknown)
-        words = [names.get(id) or next(given, "") or UNKNOWN for id in ids if id in names or id == UNK]
-        words += [UNKNOWN] * (len(pieces) - 1 - len(words))  # what else looks like one
+        pieces = self.target.decode([UNK if id in slot_words else id for id in ids]).split(UNK_SURFACE)
+        replacements = iter(unknown)
+        words = [
+            slot_words.get(id) or next(replacements, "") or UNK_SURFACE for id in ids if id in slot_words or id == UNK
+        ]
+        words += [UNK_SURFACE] * (len(pieces) - 1 - len(words))  # the text may contain the character ⁇ itself
         return "".join(piece + word for piece, word in zip(pieces, [*words, ""], strict=True))
 
     @cached_property
-    def _copies(self) -> list[int]:
-        """The ids of the numbers."""
-        count = sum(symbol.startswith("<copy:") for symbol in self.target.extra) if self.joint else 0
-        return [id for symbol in copies(count) if (id := self.target.id(symbol)) is not None]
+    def _copy_slot_ids(self) -> list[int]:
+        """The ids of the copy slots, in order; [] without a joint vocabulary."""
+        count = sum(symbol.startswith("<copy:") for symbol in self.target.extra_symbols) if self.is_joint else 0
+        return [id for symbol in copy_slot_symbols(count) if (id := self.target.symbol_id(symbol)) is not None]
 
-    def _strangers(self, source: str) -> list[str]:
-        """The different unknown words of a source, in order, where they are numbered at all."""
-        if not self._copies or not source:
+    def _oov_words(self, source: str) -> list[str]:
+        """The distinct out-of-vocabulary words of a source, in order; [] for a model without copy slots."""
+        if not self._copy_slot_ids or not source:
             return []
         return list(dict.fromkeys(self.source.unknown_words(normalize(source, self.normalization))))
 
-    def _numbered(self, ids: list[int], text: str, tokenizer: Tokenizer, strangers: list[str]) -> list[int]:
-        """Ids with the number of a word of the source in place of <unk>, where the unknown word is one of them."""
-        if not strangers or UNK not in ids:
+    def _replace_oov(self, ids: list[int], text: str, tokenizer: Tokenizer, oov_words: list[str]) -> list[int]:
+        """Replace <unk> by the copy slot of its word, if the word is one of the source's."""
+        if not oov_words or UNK not in ids:
             return ids
-        number = dict(zip(strangers, self._copies, strict=False))
+        slots = dict(zip(oov_words, self._copy_slot_ids, strict=False))
         unknown = iter(tokenizer.unknown_words(text))
-        return [number.get(next(unknown, ""), UNK) if id == UNK else id for id in ids]
+        return [slots.get(next(unknown, ""), UNK) if id == UNK else id for id in ids]
 
-    def words(self, ids: Sequence[int], source: str) -> list[str]:
-        """What of a source stands at each of its ids, an unknown word as it is written; "" at a tag and at </s>."""
+    def source_words(self, ids: Sequence[int], source: str) -> list[str]:
+        """The text of each source id; an unknown word as the source spells it, "" for tags and </s>."""
         unknown = iter(self.source.unknown_words(normalize(source, self.normalization)))
-        strangers = {UNK, *self._copies}
-        return [next(unknown, "") if id in strangers else self.source.decode([id]).strip() for id in ids]
+        unknown_ids = {UNK, *self._copy_slot_ids}
+        return [next(unknown, "") if id in unknown_ids else self.source.decode([id]).strip() for id in ids]
 
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
+        """The source tokens of ids, for display."""
         return self.source.pieces(ids)
 
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        """The target tokens of ids, for display."""
         return self.target.pieces(ids)
 
-    def _tag(self, tag: str, example: Example) -> int:
-        found = self.source.id(tag)
-        if found is None:
+    def _tag_id(self, tag: str, example: Example) -> int:
+        """The id of a language tag; DataError, with the example's file and line, if the model does not know it."""
+        id = self.source.symbol_id(tag)
+        if id is None:
             raise DataError(
                 f"the language tag {tag} was not in the training data, so the model cannot know it",
                 example.file or None,
                 example.line or None,
             )
-        return found
+        return id
 
     # -- as files ------------------------------------------------------------------------------------------------
 
-    def files(self) -> dict[str, bytes]:
-        """Everything learned, as the files of a model folder."""
-        sides = {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
-        files = {f"{side}.{name}": data for side, part in sides.items() for name, data in part.state().items()}
-        for name, modality in {"medium": self.modality, "second_source": self.second_source}.items():
-            if modality is not None and not isinstance(modality, str):
-                files |= {f"{name}.{key}": data for key, data in modality.state().items()}
-        return files
+    def to_files(self) -> dict[str, bytes]:
+        """The learned tokenizers as files of a model folder, by name: joint.*, or source.* and target.*."""
+        sides = {"joint": self.source} if self.is_joint else {"source": self.source, "target": self.target}
+        return {f"{side}.{name}": data for side, part in sides.items() for name, data in part.to_files().items()}
 
     @property
     def fingerprint(self) -> str:
-        """The same for codecs that give the same ids."""
-        digest = hashlib.sha256(json.dumps([self.normalization, self.joint]).encode())
+        """A hash that is equal for codecs that encode alike."""
+        digest = hashlib.sha256(json.dumps([self.normalization, self.is_joint]).encode())
         digest.update(repr(self.modality).encode() if self.modality is not None else b"")
         digest.update(b"second_source " + repr(self.second_source).encode() if self.second_source is not None else b"")
-        for name, data in sorted(self.files().items()):
+        for name, data in sorted(self.to_files().items()):
             digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
         return digest.hexdigest()
 
 
-def reads_text(modality: Modality | None, second_source: Reader | None) -> bool:
-    """Whether a source, of one or two, is a text."""
+def has_text_source(modality: Modality | None, second_source: SecondSourceReader | None) -> bool:
+    """Whether at least one of the sources is text."""
     return modality is None or isinstance(second_source, str)
 
 
-def learn(
+class CodecLearner:
+    """Learns the tokenizers of a codec from single texts, in any order, so that one pass over a corpus is enough."""
+
+    def __init__(
+        self,
+        source: Part,
+        target: Part,
+        joint: bool,
+        normalization: Form,
+        modality: Modality | None = None,
+        second_source: SecondSourceReader | None = None,
+    ) -> None:
+        reads_text = has_text_source(modality, second_source)
+        self.source = tokenizers.build(source if reads_text else target)
+        self.target = self.source if joint or not reads_text else tokenizers.build(target)
+        self.source_counts: Counter[str] = Counter()
+        self.target_counts = self.source_counts if self.target is self.source else Counter()
+        self.normalization, self.modality, self.second_source = normalization, modality, second_source
+
+    def add_source(self, text: str) -> None:
+        """Count the learning units of a source text, normalized."""
+        self.source_counts.update(self.source.learning_units(normalize(text, self.normalization)))
+
+    def add_target(self, text: str) -> None:
+        """Count the learning units of a target text, normalized."""
+        self.target_counts.update(self.target.learning_units(normalize(text, self.normalization)))
+
+    def finish(self, extra_symbols: Sequence[str]) -> Codec:
+        """Learn the tokenizers from the counts; extra symbols (language tags) belong to the source."""
+        self.source.learn_from_counts(self.source_counts, extra_symbols)
+        if self.target is not self.source:
+            self.target.learn_from_counts(self.target_counts)
+        return Codec(self.source, self.target, self.normalization, self.modality, self.second_source)
+
+
+def learn_codec(
     source: Part,
     target: Part,
     joint: bool,
     normalization: Form,
     sources: Iterable[str],
     targets: Iterable[str],
-    extra: Sequence[str],
+    extra_symbols: Sequence[str],
     modality: Modality | None = None,
-    second_source: Reader | None = None,
+    second_source: SecondSourceReader | None = None,
 ) -> Codec:
-    """New tokenizers from the training texts; `extra` are the language tags, which belong to the source.
+    """Learn new tokenizers from the training texts; extra symbols (language tags) belong to the source.
 
-    `sources` are the texts of all sources that are texts.
+    `sources` has the texts of every source that is text.
     """
 
-    def clean(lines: Iterable[str]) -> Iterable[str]:
-        return (normalize(line, normalization) for line in lines)
-
-    if not reads_text(modality, second_source):
-        only = tokenizers.build(target)
-        only.learn(clean(targets), extra)
-        return Codec(only, only, normalization, modality, second_source)
-    first = tokenizers.build(source)
-    if joint:
-        first.learn((line for side in (sources, targets) for line in clean(side)), extra)
-        return Codec(first, first, normalization, modality, second_source)
-    other = tokenizers.build(target)
-    first.learn(clean(sources), extra)
-    other.learn(clean(targets))
-    return Codec(first, other, normalization, modality, second_source)
+    learner = CodecLearner(source, target, joint, normalization, modality, second_source)
+    if has_text_source(modality, second_source):
+        for text in sources:
+            learner.add_source(text)
+    for text in targets:
+        learner.add_target(text)
+    return learner.finish(extra_symbols)
 
 
-def restore(
+def restore_codec(
     source: Part,
     target: Part,
     joint: bool,
     normalization: Form,
     files: dict[str, bytes],
     modality: Modality | None = None,
-    second_source: Reader | None = None,
+    second_source: SecondSourceReader | None = None,
 ) -> Codec:
-    """The codec of a model folder from its files."""
+    """Restore the codec of a model folder from its files; ModelError if files are missing."""
 
-    def one(side: str, part: Part) -> Tokenizer:
-        mine = {name.removeprefix(f"{side}."): data for name, data in files.items() if name.startswith(f"{side}.")}
-        if not mine:
+    def restore_tokenizer(side: str, part: Part) -> Tokenizer:
+        prefix = f"{side}."
+        own_files = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
+        if not own_files:
             raise ModelError(f"the files of the {side} tokenizer are missing")
         tokenizer = tokenizers.build(part)
-        tokenizer.restore(mine)
+        tokenizer.restore(own_files)
         return tokenizer
 
-    if joint or not reads_text(modality, second_source):
-        both = one("joint", source if reads_text(modality, second_source) else target)
+    if joint or not has_text_source(modality, second_source):
+        both = restore_tokenizer("joint", source if has_text_source(modality, second_source) else target)
         return Codec(both, both, normalization, modality, second_source)
-    return Codec(one("source", source), one("target", target), normalization, modality, second_source)
+    source_tokenizer, target_tokenizer = restore_tokenizer("source", source), restore_tokenizer("target", target)
+    return Codec(source_tokenizer, target_tokenizer, normalization, modality, second_source)

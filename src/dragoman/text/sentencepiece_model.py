@@ -1,13 +1,14 @@
-"""Subword pieces: what BPE and unigram share. sentencepiece learns and splits; sampling, decoding and files are ours.
+"""Subword tokenizers on sentencepiece, which learns and splits; sampling, decoding and files are ours.
 
-    "a  dog" → ▁a ▁ ▁dog → ids          a space is "▁" (U+2581); one more stands before the first word, so that a word
-                                        has one spelling wherever it stands
+    "a  dog" → ▁a ▁ ▁dog → ids          a space is "▁" (U+2581); one is added before the first word, so that a word is
+                                        spelled alike everywhere
 
-Decoding turns "▁" into spaces again and drops the first. So a text comes back exactly, double spaces and all, but for a
-"▁" of its own, which becomes a space. A piece holds "▁" at its beginning or not at all: words are split independently
-of each other, and a split can be drawn word by word. What no piece covers is spelled by its UTF-8 bytes, or is <unk>.
+Decoding turns "▁" into spaces and drops the first. It restores a text exactly, double spaces
+included; only a "▁" in the text becomes a space. A piece has "▁" at its beginning or not at all:
+words are split independently of each other, and splits are sampled word by word. What no piece
+covers is spelled by its UTF-8 bytes, or is <unk>.
 
-The specials and language tags are control symbols of the sentencepiece model, which it never finds in text.
+Special symbols and language tags are control symbols of the sentencepiece model, which never match text.
 """
 
 from __future__ import annotations
@@ -17,25 +18,34 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, UNK
-from dragoman.text.normalization import well_formed
-from dragoman.text.vocabulary import FILE, MARK, Learned, Vocabulary, join, read
+from dragoman.text.normalization import replace_surrogates
+from dragoman.text.vocabulary import (
+    SPACE_MARKER,
+    TOKENIZER_FILE,
+    TokenizerFile,
+    Vocabulary,
+    count_units,
+    join_parts,
+    parse_tokenizer_file,
+)
 
 if TYPE_CHECKING:
     import numpy as np
+    from sentencepiece import SentencePieceProcessor
 
-MODEL = "tokenizer.model"
-LONGEST_WORD = 1000  # characters that are learned from at once; at 65,536 sentencepiece aborts the whole process
+MODEL_FILE = "tokenizer.model"
+MAX_WORD_LENGTH = 1000  # characters, in training; at 65,536 sentencepiece aborts the whole process
 
 
-class Pieces:
-    """A tokenizer over a sentencepiece model; a kind of it says how the split of a word is drawn."""
+class SentencePieceTokenizer:
+    """A tokenizer with a sentencepiece model; subclasses define how a word is split at random."""
 
     kind: str
-    format: str  # of the corpus: "text" has one word to a line, "tsv" also its count
+    corpus_format: str  # "text": one word on a line; "tsv": with its count
 
     def __init__(self, *, size: int, byte_fallback: bool, character_coverage: float) -> None:
         self.size, self.byte_fallback, self.character_coverage = size, byte_fallback, character_coverage
@@ -43,155 +53,174 @@ class Pieces:
         self.vocabulary = Vocabulary((), byte_fallback=byte_fallback)
 
     @property
-    def samples(self) -> bool:
+    def is_stochastic(self) -> bool:
+        """Whether `sample` may differ from `encode`; a subclass says."""
         raise NotImplementedError
 
-    def corpus(self, counts: Counter[str]) -> Iterable[str]:
-        """Counted words as this kind's trainer reads them."""
+    def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
+        """Word counts as lines of a training corpus."""
         raise NotImplementedError
 
-    def draw(self, word: str, rng: np.random.Generator) -> list[str]:
-        """Some split of a word (which begins with "▁"), from the generator and nothing else."""
+    def sample_word(self, word: str, rng: np.random.Generator) -> list[str]:
+        """A random split of a word, which begins with "▁"; it depends on the generator alone."""
         raise NotImplementedError
 
-    def learn(self, lines: Iterable[str], extra: Sequence[str] = ()) -> None:
-        extra = list(dict.fromkeys(extra))
-        counts = count(lines, extra)
+    def learn(self, lines: Iterable[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Train a sentencepiece model on texts."""
+        self.learn_from_counts(count_units(lines, self.learning_units), extra_symbols)
+
+    def learning_units(self, text: str) -> Sequence[str]:
+        """The words of a text. No piece spans a space, so the trainer needs nothing but their counts."""
+        return replace_surrogates(text).translate(_SEPARATORS).split(" ")
+
+    def learn_from_counts(self, counts: Counter[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Train a sentencepiece model on the counts of words, and load it; DataError if there are none."""
+        extra_symbols = list(dict.fromkeys(extra_symbols))
+        counts = split_symbols(counts, extra_symbols)
         if not counts:
             raise DataError(f"the {self.kind} tokenizer has nothing to learn from: the training texts are empty")
-        model = train(
-            self.corpus(counts),
-            extra,
+        model = train_sentencepiece(
+            self.corpus_lines(counts),
+            extra_symbols,
             kind=self.kind,
-            format=self.format,
+            corpus_format=self.corpus_format,
             size=self.size,
             byte_fallback=self.byte_fallback,
             character_coverage=self.character_coverage,
         )
-        self._open(model, extra, self.byte_fallback)
+        self._load_model(model, extra_symbols, self.byte_fallback)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._processor.encode(well_formed(text))
+        """Text → ids of the best split."""
+        ids: list[int] = self._processor.encode(replace_surrogates(text))
         return ids
 
     def unknown_words(self, text: str) -> list[str]:
-        """Subwords know nearly all there is, and what they do not know is no word."""
+        """[], whatever the text: subwords cover nearly all text, and what they do not cover is no word."""
         return []
 
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
-        if not self.samples:
+        """Text → ids of a random split; the best split where the tokenizer is not stochastic."""
+        if not self.is_stochastic:
             return self.encode(text)
-        return self.spell([piece for word in words(text) for piece in self.draw(word, rng)])
+        return self.piece_ids([piece for word in split_words(text) for piece in self.sample_word(word, rng)])
 
-    def spell(self, pieces: Iterable[str]) -> list[int]:
-        """The ids of pieces; a run of unknown ones is a single <unk>, as sentencepiece has it."""
+    def piece_ids(self, pieces: Iterable[str]) -> list[int]:
+        """The ids of pieces; a run of unknown ones is a single <unk>, as in sentencepiece."""
         ids: list[int] = []
         for piece in pieces:
-            found = self.vocabulary.find(piece)
-            if found is not None:
-                ids.append(found)
+            id = self.vocabulary.token_id(piece)
+            if id is not None:
+                ids.append(id)
             elif self.byte_fallback or ids[-1:] != [UNK]:
-                ids.extend(self.vocabulary.spell(piece))
+                ids.extend(self.vocabulary.fallback_ids(piece))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return join(self.vocabulary.parts(ids)).replace(MARK, " ").removeprefix(" ")
+        """Ids → text: "▁" becomes a space, except the first, which is dropped."""
+        return join_parts(self.vocabulary.surface_parts(ids)).replace(SPACE_MARKER, " ").removeprefix(" ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The piece of each id, for display."""
         return [self.vocabulary.name(id) for id in ids]
 
-    def id(self, symbol: str) -> int | None:
-        return self.vocabulary.id(symbol)
+    def symbol_id(self, symbol: str) -> int | None:
+        """The id of a special or extra symbol; None if there is none."""
+        return self.vocabulary.symbol_id(symbol)
 
     @property
-    def extra(self) -> Sequence[str]:
-        return self.vocabulary.extra
+    def extra_symbols(self) -> Sequence[str]:
+        """The extra symbols of the vocabulary."""
+        return self.vocabulary.extra_symbols
 
     def __len__(self) -> int:
         return len(self.vocabulary)
 
-    def state(self) -> dict[str, bytes]:
+    def to_files(self) -> dict[str, bytes]:
+        """tokenizer.json, and the sentencepiece model with its SHA-256 in it."""
         digest = hashlib.sha256(self.model).hexdigest()
-        extra = tuple(self.vocabulary.extra)
-        learned = Learned(kind=self.kind, extra=extra, byte_fallback=self.byte_fallback, sha256=digest)
-        return {FILE: learned.file(), MODEL: self.model}
+        extra = tuple(self.vocabulary.extra_symbols)
+        learned = TokenizerFile(kind=self.kind, extra=extra, byte_fallback=self.byte_fallback, sha256=digest)
+        return {TOKENIZER_FILE: learned.to_bytes(), MODEL_FILE: self.model}
 
     def restore(self, files: dict[str, bytes]) -> None:
-        """What was learned, with the options it was learned with."""
-        learned = read(files, self.kind)
-        if MODEL not in files:
-            raise ModelError(f"{MODEL} of the {self.kind} tokenizer is missing; copy the model folder again")
-        if hashlib.sha256(files[MODEL]).hexdigest() != learned.sha256:
-            raise ModelError(f"{MODEL} is not the file that {FILE} was written with; copy the model folder again")
+        """Load what `to_files` saved, with the options it was learned with; ModelError if it is damaged."""
+        learned = parse_tokenizer_file(files, self.kind)
+        if MODEL_FILE not in files:
+            raise ModelError(f"{MODEL_FILE} of the {self.kind} tokenizer is missing; copy the model folder again")
+        if hashlib.sha256(files[MODEL_FILE]).hexdigest() != learned.sha256:
+            raise ModelError(
+                f"{MODEL_FILE} is not the model that {TOKENIZER_FILE} was written with; copy the model folder again"
+            )
         try:
-            self._open(files[MODEL], learned.extra, learned.byte_fallback)
+            self._load_model(files[MODEL_FILE], learned.extra, learned.byte_fallback)
         except ValueError as error:
-            raise ModelError(f"{FILE} is damaged ({error}); copy the model folder again") from None
+            raise ModelError(f"{TOKENIZER_FILE} is damaged ({error}); copy the model folder again") from None
 
     # -- the model as tables ---------------------------------------------------------------------------------------
 
-    def _open(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
-        """Read a sentencepiece model: its pieces as our vocabulary, and the score of each."""
-        processor = load(model)
+    def _load_model(self, model: bytes, extra_symbols: Sequence[str], byte_fallback: bool) -> None:
+        """Load a sentencepiece model: its pieces as our vocabulary, and their scores; ModelError if they do not fit."""
+        processor = load_sentencepiece(model)
         names = [processor.id_to_piece(i) for i in range(len(processor))]
-        symbols, reserved = (len(Vocabulary((), extra, byte_fallback=on)) for on in (False, byte_fallback))
+        symbols, reserved = (len(Vocabulary((), extra_symbols, byte_fallback=on)) for on in (False, byte_fallback))
 
-        def fits(i: int) -> bool:
+        def has_expected_type(i: int) -> bool:
             if i < symbols:
                 return bool(processor.is_unknown(i) if i == UNK else processor.is_control(i))
             return bool(processor.is_byte(i) == (i < reserved) and not processor.is_control(i))
 
-        vocabulary = Vocabulary(names[reserved:], extra, byte_fallback=byte_fallback)
-        if vocabulary.names != names or not all(map(fits, range(len(names)))):
-            raise ModelError(f"{MODEL} and {FILE} do not belong together; copy the model folder again")
-        if any(MARK in name[1:] for name in vocabulary.tokens):
-            raise ModelError(f"{MODEL} holds pieces that reach over a space; only models learned here can be read")
+        vocabulary = Vocabulary(names[reserved:], extra_symbols, byte_fallback=byte_fallback)
+        if vocabulary.names != names or not all(map(has_expected_type, range(len(names)))):
+            raise ModelError(f"{MODEL_FILE} and {TOKENIZER_FILE} do not belong together; copy the model folder again")
+        if any(SPACE_MARKER in name[1:] for name in vocabulary.tokens):
+            raise ModelError(f"{MODEL_FILE} has pieces that span a space; only models learned by Dragoman can be read")
         self.model, self.vocabulary, self.byte_fallback, self._processor = model, vocabulary, byte_fallback, processor
         self.scores: dict[str, float] = {names[i]: processor.get_score(i) for i in range(reserved, len(names))}
-        self.longest = max(map(len, self.scores), default=1)  # characters of the longest piece
+        self.max_piece_length = max(map(len, self.scores), default=1)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """To another process: the model as bytes; the tables are read from it again."""
+    def __getstate__(self) -> dict[str, object]:
+        """Pickle the model as bytes; the tables are rebuilt from it."""
         return {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.model:
-            self._open(self.model, self.vocabulary.extra, self.byte_fallback)
+            self._load_model(self.model, self.vocabulary.extra_symbols, self.byte_fallback)
 
 
-def words(text: str) -> list[str]:
-    """A text as sentencepiece sees it, cut before every "▁"."""
+def split_words(text: str) -> list[str]:
+    """Split a text before every space or "▁", as sentencepiece does; each word begins with "▁"."""
     if not text:
         return []
-    return [MARK + word for word in well_formed(text).replace(" ", MARK).split(MARK)]
+    return [SPACE_MARKER + word for word in replace_surrogates(text).replace(" ", SPACE_MARKER).split(SPACE_MARKER)]
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-def train(
+def train_sentencepiece(
     corpus: Iterable[str],
-    extra: Sequence[str],
+    extra_symbols: Sequence[str],
     *,
     kind: str,
-    format: str,
+    corpus_format: str,
     size: int,
     byte_fallback: bool,
     character_coverage: float,
 ) -> bytes:
-    """The sentencepiece model of a corpus."""
+    """Train a sentencepiece model on the lines of a corpus; returns its bytes."""
     import sentencepiece
 
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(corpus),
-            input_format=format,
+            input_format=corpus_format,
             model_writer=model,
             model_type=kind,
             vocab_size=min(size, 1 << 30),
-            hard_vocab_limit=False,  # fewer pieces where the texts do not hold as many
+            hard_vocab_limit=False,  # small corpora give fewer pieces
             byte_fallback=byte_fallback,
             character_coverage=character_coverage,
             pad_id=PAD,
@@ -202,60 +231,57 @@ def train(
             bos_piece=SPECIALS[BOS],
             eos_piece=SPECIALS[EOS],
             unk_piece=SPECIALS[UNK],
-            control_symbols=list(extra),
+            control_symbols=list(extra_symbols),
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             max_sentence_length=1 << 20,
-            num_threads=1,  # another number gives other sums, hence other scores
+            num_threads=1,  # more threads give other sums, hence other scores
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain(str(error), kind, size, byte_fallback) from None
+        raise _training_error(str(error), kind, size, byte_fallback) from None
     return model.getvalue()
 
 
-def count(lines: Iterable[str], extra: Sequence[str]) -> Counter[str]:
-    """How often each word occurs. No piece reaches over a space, so words are all that matters to learning.
+def split_symbols(words: Counter[str], extra_symbols: Sequence[str]) -> Counter[str]:
+    """Split words that contain a special symbol, and words that are too long, as the trainer needs it.
 
-    The trainer cuts out what is spelled like a special symbol, and its letters would not be learned: the first of them
-    counts as a word by itself, and so does the rest.
+    The trainer removes text that is spelled like a special symbol, and would not learn its letters.
+    So the first letter of such text counts as one word, and the rest as another.
     """
-    found: Counter[str] = Counter()
-    for line in lines:
-        found.update(well_formed(line).translate(_SEPARATORS).split(" "))
-    reserved = re.compile(f"({'|'.join(map(re.escape, [*SPECIALS, *extra]))}|<0x[0-9A-F]{{2}}>)")
+    reserved = re.compile(f"({'|'.join(map(re.escape, [*SPECIALS, *extra_symbols]))}|<0x[0-9A-F]{{2}}>)")
     counts: Counter[str] = Counter()
-    for word in sorted(found):
+    for word in sorted(words):
         for part in reserved.sub(lambda symbol: f"{symbol[0][0]} {symbol[0][1:]}", word).split(" "):
-            for start in range(0, len(part), LONGEST_WORD):
-                counts[part[start : start + LONGEST_WORD]] += found[word]
+            for start in range(0, len(part), MAX_WORD_LENGTH):
+                counts[part[start : start + MAX_WORD_LENGTH]] += words[word]
     return counts
 
 
-# To the trainer, a tab separates a word from its count, and a word with "▅" is skipped. Neither is learned, then.
-_SEPARATORS = str.maketrans({MARK: " ", "\t": " ", "\u2585": " "})
+# For the trainer, a tab separates a word from its count, and a word with "▅" is skipped. Neither is learned.
+_SEPARATORS = str.maketrans({SPACE_MARKER: " ", "\t": " ", "\u2585": " "})
 
 
-def _explain(message: str, kind: str, size: int, byte_fallback: bool) -> Exception:
-    """sentencepiece's complaint as a sentence of ours."""
+def _training_error(message: str, kind: str, size: int, byte_fallback: bool) -> Exception:
+    """A trainer's error message as an error with a remedy."""
     small = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
     if small:
         remedy = ", set byte_fallback to false (256 fewer)" if byte_fallback else ""
         return PartError(
-            f"{kind}: a vocabulary of size {size} has no room for the characters of the training texts. "
+            f"{kind}: a vocabulary of size {size} is too small for the characters of the training texts. "
             f"Set size to more than {small[1]}{remedy}, or lower character_coverage."
         )
     first = message.split("\n", 1)[0][:200]
     return DataError(f"the {kind} tokenizer could not learn from the training texts (sentencepiece: {first})")
 
 
-def load(model: bytes) -> Any:
-    """The sentencepiece processor of a model."""
+def load_sentencepiece(model: bytes) -> SentencePieceProcessor:
+    """The sentencepiece processor of a serialized model; ModelError if it is none."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError:
-        raise ModelError(f"{MODEL} is not a sentencepiece model; copy the model folder again") from None
+        raise ModelError(f"{MODEL_FILE} is not a sentencepiece model; copy the model folder again") from None
     return processor

@@ -1,107 +1,109 @@
-"""Token ↔ id, and the tokenizers that are nothing but a way to split text and a look-up.
+"""Vocabularies (token ↔ id), and tokenizers that split a text and look its tokens up.
 
     id   0 … 3          <pad> <s> </s> <unk>
-         4 …            the extra symbols (language tags), in the order given
-         next 256       the bytes, where unknown tokens are spelled by their UTF-8 bytes ("byte fallback")
-         the rest       the learned tokens, most frequent first, equals in order of their spelling
+         4 …            the extra symbols (language tags), in the order of the config
+         next 256       the bytes, if unknown tokens are spelled by their UTF-8 bytes ("byte fallback")
+         the rest       the learned tokens, most frequent first, ties in alphabetical order
 
-Text is looked up among the learned tokens alone. A text that spells "</s>" finds the learned token "</s>" if there is
-one, with an id of its own, and never the special.
+Only learned tokens are looked up in text. A text with "</s>" in it gets the id of a learned token
+"</s>", if there is one, and never that of the special symbol.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.types import SPECIALS, UNK
-from dragoman.text.normalization import well_formed
+from dragoman.text.normalization import replace_surrogates
 
 if TYPE_CHECKING:
     import numpy as np
 
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-UNKNOWN = "\u2047"  # ⁇, what <unk> reads as in a text
-MARK = "\u2581"  # ▁, a space before a word
-FILE = "tokenizer.json"
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+UNK_SURFACE = "\u2047"  # ⁇, how <unk> is decoded
+SPACE_MARKER = "\u2581"  # ▁, stands for the space before a word
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Vocabulary:
-    """Ids of specials, extra symbols, bytes (if asked for) and learned tokens, in that order."""
+    """The ids of special symbols, extra symbols, bytes (with byte_fallback) and learned tokens, in that order."""
 
-    def __init__(self, tokens: Sequence[str], extra: Sequence[str] = (), *, byte_fallback: bool = False) -> None:
-        self.tokens, self.extra, self.byte_fallback = list(tokens), list(extra), byte_fallback
-        symbols = [*SPECIALS, *extra]
-        self.names = [*symbols, *(BYTES if byte_fallback else ()), *tokens]
+    def __init__(
+        self, tokens: Sequence[str], extra_symbols: Sequence[str] = (), *, byte_fallback: bool = False
+    ) -> None:
+        self.tokens, self.extra_symbols, self.byte_fallback = list(tokens), list(extra_symbols), byte_fallback
+        symbols = [*SPECIALS, *extra_symbols]
+        self.names = [*symbols, *(BYTE_TOKENS if byte_fallback else ()), *tokens]
         self._symbols = {symbol: i for i, symbol in enumerate(symbols)}
-        self._byte = len(symbols)  # the id of byte 0
-        self._first = len(self.names) - len(self.tokens)  # the id of the first learned token
-        self._tokens = {token: i for i, token in enumerate(tokens, self._first)}
+        self._first_byte = len(symbols)  # the id of byte 0
+        self._first_token = len(self.names) - len(self.tokens)  # the id of the first learned token
+        self._tokens = {token: i for i, token in enumerate(tokens, self._first_token)}
         if len(self._symbols) < len(symbols) or len(self._tokens) < len(self.tokens):
             raise ValueError("a vocabulary cannot hold the same symbol twice")
 
     @classmethod
-    def counted(
+    def from_counts(
         cls,
         counts: Mapping[str, int],
-        extra: Sequence[str] = (),
+        extra_symbols: Sequence[str] = (),
         *,
         min_count: int = 1,
         size: int | None = None,
         byte_fallback: bool = False,
     ) -> Vocabulary:
-        """The most frequent tokens; `size` is that of the whole vocabulary, specials and all."""
+        """The vocabulary of the most frequent tokens; `size` counts every entry, special symbols included."""
         tokens = sorted((token for token, n in counts.items() if n >= min_count), key=lambda t: (-counts[t], t))
         if size is not None:
-            reserved = len(cls((), extra, byte_fallback=byte_fallback))
+            reserved = len(cls((), extra_symbols, byte_fallback=byte_fallback))
             if size <= reserved:
                 raise PartError(
-                    f"a vocabulary of size {size} has no room for tokens: {reserved} of its ids are taken by special "
-                    f"symbols{', bytes' if byte_fallback else ''} and language tags. Ask for a larger size."
+                    f"a vocabulary of size {size} is too small: special symbols{', bytes' if byte_fallback else ''} "
+                    f"and language tags take {reserved} ids. Set a larger size."
                 )
             tokens = tokens[: size - reserved]
-        return cls(tokens, extra, byte_fallback=byte_fallback)
+        return cls(tokens, extra_symbols, byte_fallback=byte_fallback)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def id(self, symbol: str) -> int | None:
-        """The id of a special or extra symbol."""
+    def symbol_id(self, symbol: str) -> int | None:
+        """The id of a special or extra symbol; None if there is none."""
         return self._symbols.get(symbol)
 
-    def find(self, token: str) -> int | None:
-        """The id of a token of text."""
+    def token_id(self, token: str) -> int | None:
+        """The id of a learned token; None if it was not learned."""
         return self._tokens.get(token)
 
-    def spell(self, text: str) -> list[int]:
-        """A text that has no token: its bytes, or <unk> where bytes are not in the vocabulary."""
-        return [self._byte + byte for byte in text.encode()] if self.byte_fallback else [UNK]
+    def fallback_ids(self, text: str) -> list[int]:
+        """The ids of a text that was not learned: its UTF-8 bytes with byte_fallback, else one <unk>."""
+        return [self._first_byte + byte for byte in text.encode()] if self.byte_fallback else [UNK]
 
-    def byte(self, id: int) -> int | None:
-        """The byte that an id stands for, if it stands for one."""
-        return id - self._byte if self._byte <= id < self._first else None
+    def id_to_byte(self, id: int) -> int | None:
+        """The byte of an id; None if it is no byte token."""
+        return id - self._first_byte if self._first_byte <= id < self._first_token else None
 
     def name(self, id: int) -> str:
-        """The token of an id; an id past the end is <unk>."""
+        """The token or symbol of an id; <unk> for an id out of range."""
         return self.names[id] if 0 <= id < len(self.names) else SPECIALS[UNK]
 
-    def parts(self, ids: Iterable[int], unknown: str = UNKNOWN) -> Iterator[str | int]:
-        """What ids stand for in a text: tokens, and bytes as ints; specials and extra symbols stand for nothing."""
+    def surface_parts(self, ids: Iterable[int], unknown: str = UNK_SURFACE) -> Iterator[str | int]:
+        """The tokens of ids, bytes as ints; special and extra symbols are left out, <unk> becomes `unknown`."""
         for id in ids:
-            if self._byte <= id < self._first:
-                yield id - self._byte
-            elif self._first <= id < len(self.names):
+            if self._first_byte <= id < self._first_token:
+                yield id - self._first_byte
+            elif self._first_token <= id < len(self.names):
                 yield self.names[id]
             elif id == UNK:
                 yield unknown
 
 
-def join(parts: Iterable[str | int]) -> str:
-    """Strings and bytes → text; bytes that are not UTF-8 become U+FFFD."""
+def join_parts(parts: Iterable[str | int]) -> str:
+    """Join strings and bytes to a text; bytes that are not UTF-8 become U+FFFD."""
     data = b"".join(part.encode() if isinstance(part, str) else bytes((part,)) for part in parts)
     return data.decode("utf-8", errors="replace")
 
@@ -109,8 +111,8 @@ def join(parts: Iterable[str | int]) -> str:
 # -- as a file ---------------------------------------------------------------------------------------------------------
 
 
-class Learned(BaseModel):
-    """What tokenizer.json holds."""
+class TokenizerFile(BaseModel):
+    """The content of tokenizer.json."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -121,34 +123,45 @@ class Learned(BaseModel):
     lowercase: bool = False
     sha256: str = ""  # of the sentencepiece model beside it
 
-    def file(self) -> bytes:
+    def to_bytes(self) -> bytes:
+        """The file as JSON."""
         return self.model_dump_json(indent=1, exclude_defaults=True).encode() + b"\n"
 
 
-def read(files: Mapping[str, bytes], kind: str) -> Learned:
-    """The tokenizer.json of a model folder, or a ModelError that says what is wrong with it."""
-    if FILE not in files:
-        raise ModelError(f"{FILE} of the {kind} tokenizer is missing; copy the model folder again")
+def parse_tokenizer_file(files: Mapping[str, bytes], kind: str) -> TokenizerFile:
+    """Parse the tokenizer.json of a model folder; ModelError if it is missing, damaged or of another kind."""
+    if TOKENIZER_FILE not in files:
+        raise ModelError(f"{TOKENIZER_FILE} of the {kind} tokenizer is missing; copy the model folder again")
     try:
-        learned = Learned.model_validate_json(files[FILE])
+        learned = TokenizerFile.model_validate_json(files[TOKENIZER_FILE])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(key) for key in first["loc"])
-        found = f"{where}: {first['msg']}" if where else first["msg"]
-        raise ModelError(f"{FILE} is damaged ({found}); copy the model folder again") from None
+        problem = f"{where}: {first['msg']}" if where else first["msg"]
+        raise ModelError(f"{TOKENIZER_FILE} is damaged ({problem}); copy the model folder again") from None
     if learned.kind != kind:
-        raise ModelError(f"{FILE} belongs to a '{learned.kind[:40]}' tokenizer, but the config asks for '{kind}'")
+        raise ModelError(
+            f"{TOKENIZER_FILE} belongs to a '{learned.kind[:40]}' tokenizer, but the config asks for '{kind}'"
+        )
     return learned
 
 
-# -- tokenizers that look up -------------------------------------------------------------------------------------------
+# -- tokenizers with a vocabulary --------------------------------------------------------------------------------------
 
 
-class Lookup:
-    """A tokenizer that looks tokens up in a vocabulary; a kind of it says how text is split into them and joined."""
+def count_units(lines: Iterable[str], learning_units: Callable[[str], Sequence[str]]) -> Counter[str]:
+    """Count the learning units of training texts."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(learning_units(line))
+    return counts
+
+
+class LookupTokenizer:
+    """A tokenizer that looks up whole tokens in a vocabulary; subclasses define how text is split and joined."""
 
     kind: str
-    samples = False
+    is_stochastic = False
 
     def __init__(
         self, *, min_count: int = 1, size: int | None = None, byte_fallback: bool = False, lowercase: bool = False
@@ -157,23 +170,30 @@ class Lookup:
         self.vocabulary = Vocabulary((), byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:
-        """The tokens of a text."""
+        """Split a text into tokens; every subclass does so in its own way."""
         raise NotImplementedError
 
-    def unknown(self, token: str) -> list[int]:
-        """The ids of a token that was not learned."""
-        return self.vocabulary.spell(token)
+    def fallback_ids(self, token: str) -> list[int]:
+        """The ids of a token that is not in the vocabulary: its UTF-8 bytes or <unk>."""
+        return self.vocabulary.fallback_ids(token)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return join(self.vocabulary.parts(ids))
+        """Ids → text: the tokens joined without spaces."""
+        return join_parts(self.vocabulary.surface_parts(ids))
 
-    def learn(self, lines: Iterable[str], extra: Sequence[str] = ()) -> None:
-        counts: Counter[str] = Counter()
-        for line in lines:
-            counts.update(self.split(self._clean(line)))
-        self.vocabulary = Vocabulary.counted(
+    def learn(self, lines: Iterable[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Build the vocabulary from training texts."""
+        self.learn_from_counts(count_units(lines, self.learning_units), extra_symbols)
+
+    def learning_units(self, text: str) -> Sequence[str]:
+        """The tokens of a text, whose counts decide the vocabulary."""
+        return self.split(self._clean(text))
+
+    def learn_from_counts(self, counts: Counter[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Build the vocabulary from the counts of tokens; DataError if it would be empty."""
+        self.vocabulary = Vocabulary.from_counts(
             counts,
-            list(dict.fromkeys(extra)),
+            list(dict.fromkeys(extra_symbols)),
             min_count=self.min_count,
             size=self.size,
             byte_fallback=self.byte_fallback,
@@ -185,54 +205,63 @@ class Lookup:
             )
 
     def encode(self, text: str) -> list[int]:
+        """Text → ids; a token that was not learned is its UTF-8 bytes or <unk>."""
         ids: list[int] = []
         for token in self.split(self._clean(text)):
-            found = self.vocabulary.find(token)
-            if found is None:
-                ids.extend(self.unknown(token))
+            id = self.vocabulary.token_id(token)
+            if id is None:
+                ids.extend(self.fallback_ids(token))
             else:
-                ids.append(found)
+                ids.append(id)
         return ids
 
     def unknown_words(self, text: str) -> list[str]:
-        """What of a text becomes <unk>, in order, as it stands there."""
-        words = [token for token in self.split(text) if self.unknown(token) == [UNK]]
-        return [word.removeprefix(MARK) for word in words if self.vocabulary.find(self._clean(word)) is None]
+        """The tokens of a text that become <unk>, in order, as the text spells them."""
+        words = [token for token in self.split(text) if self.fallback_ids(token) == [UNK]]
+        return [
+            word.removeprefix(SPACE_MARKER) for word in words if self.vocabulary.token_id(self._clean(word)) is None
+        ]
 
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
+        """The same as `encode`, without using the generator: there is one split."""
         return self.encode(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The token of each id, for display."""
         return [self.vocabulary.name(id) for id in ids]
 
-    def id(self, symbol: str) -> int | None:
-        return self.vocabulary.id(symbol)
+    def symbol_id(self, symbol: str) -> int | None:
+        """The id of a special or extra symbol; None if there is none."""
+        return self.vocabulary.symbol_id(symbol)
 
     @property
-    def extra(self) -> Sequence[str]:
-        return self.vocabulary.extra
+    def extra_symbols(self) -> Sequence[str]:
+        """The extra symbols of the vocabulary."""
+        return self.vocabulary.extra_symbols
 
     def __len__(self) -> int:
         return len(self.vocabulary)
 
-    def state(self) -> dict[str, bytes]:
-        learned = Learned(
+    def to_files(self) -> dict[str, bytes]:
+        """The vocabulary as tokenizer.json."""
+        learned = TokenizerFile(
             kind=self.kind,
-            extra=tuple(self.vocabulary.extra),
+            extra=tuple(self.vocabulary.extra_symbols),
             tokens=tuple(self.vocabulary.tokens),
             byte_fallback=self.byte_fallback,
             lowercase=self.lowercase,
         )
-        return {FILE: learned.file()}
+        return {TOKENIZER_FILE: learned.to_bytes()}
 
     def restore(self, files: dict[str, bytes]) -> None:
-        """What was learned, with the options it was learned with."""
-        learned = read(files, self.kind)
+        """Load what `to_files` saved, with the options it was learned with; ModelError if it is damaged."""
+        learned = parse_tokenizer_file(files, self.kind)
         try:
             self.vocabulary = Vocabulary(learned.tokens, learned.extra, byte_fallback=learned.byte_fallback)
         except ValueError as error:
-            raise ModelError(f"{FILE} is damaged ({error}); copy the model folder again") from None
+            raise ModelError(f"{TOKENIZER_FILE} is damaged ({error}); copy the model folder again") from None
         self.byte_fallback, self.lowercase = learned.byte_fallback, learned.lowercase
 
     def _clean(self, text: str) -> str:
-        return well_formed(text.lower() if self.lowercase else text)
+        """The text without lone surrogates, in lower case with `lowercase`."""
+        return replace_surrogates(text.lower() if self.lowercase else text)

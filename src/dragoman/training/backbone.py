@@ -1,75 +1,78 @@
-"""Weights that another library trained, put into a part of a new model before training begins.
+"""Initialize a part of a new model with weights that another library trained.
 
-    name in the file ─map: the beginning of a name → another beginning→ name in the model
+    name in the file ─map: prefix in the file → prefix in the model→ name in the model
 
     training:
       backbone: {file: resnet18.safetensors, map: {"": frontend.net}}
 
-Of a file some weights may be left over (the classifier of a ResNet, or its last stage). But the model may not lack any:
-all that stands below a place of the map must be in the file, and in its shape.
+Weights of the file may be left over (the classifier of a ResNet, or its last stage). But the model may not lack any:
+every weight below a prefix of the map must be in the file, and have its shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dragoman.checkpoint import model_folder
 from dragoman.config import Backbone
 from dragoman.core.errors import ModelError, RunError
 
-SHOWN = 4  # names in a message
+MAX_PROBLEMS = 4  # named in an error
 
 
-def load(model: nn.Module, options: Backbone) -> list[str]:
-    """Fill the parts of a model that the map names; returns the names of the file that nothing was done with."""
+def load_backbone(model: nn.Module, options: Backbone) -> list[str]:
+    """Load pretrained weights into the parts of a model that the map names; returns the unused names of the file."""
     path = Path(options.file)
     if not path.is_file():
         raise RunError(f"training.backbone.file: there is no file '{path}'; name a safetensors file with weights")
     try:
-        found = model_folder.tensors(path.parent, path.name)
+        pretrained = model_folder.load_tensors(path.parent, path.name)
     except ModelError as error:
-        raise RunError(f"training.backbone.file: {error}; a checkpoint in another form must be saved as one") from None
+        raise RunError(f"training.backbone.file: {error}; convert the checkpoint to safetensors") from None
     own = model_folder.unique_weights(model)
-    renamed = rename(found, options.map)
-    wanted = {name: x for name, x in own.items() if any(below(name, place) for place in options.map.values())}
+    file_names = map_names(pretrained, options.map)
+    filled = {name: x for name, x in own.items() if any(is_below(name, prefix) for prefix in options.map.values())}
     problems = [
-        f"no weight of the model stands below '{place}'"
-        for place in options.map.values()
-        if not any(below(name, place) for name in own)
+        f"no weight of the model is below '{prefix}'"
+        for prefix in options.map.values()
+        if not any(is_below(name, prefix) for name in own)
     ]
-    problems += [f"'{name}' is missing" for name in wanted if name not in renamed]
+    problems += [f"'{name}' is missing" for name in filled if name not in file_names]
     problems += [
-        f"'{renamed[name]}' is {tuple(found[renamed[name]].shape)}, but '{name}' of the model is {tuple(x.shape)}"
-        for name, x in wanted.items()
-        if name in renamed and found[renamed[name]].shape != x.shape
+        f"'{file_names[name]}' is {tuple(pretrained[file_names[name]].shape)}, "
+        f"but '{name}' of the model is {tuple(x.shape)}"
+        for name, x in filled.items()
+        if name in file_names and pretrained[file_names[name]].shape != x.shape
     ]
     if problems:
-        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        more = f" and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise RunError(
-            f"training.backbone: {options.file} does not fit: {'; '.join(problems[:SHOWN])}{more}. The file begins "
-            f"with {', '.join(list(found)[:2])}; set model.frontend to the same sizes, and backbone.map to its names"
+            f"training.backbone: {options.file} does not fit: {'; '.join(problems[:MAX_PROBLEMS])}{more}. The file "
+            f"begins with {', '.join(list(pretrained)[:2])}; set model.frontend to the same sizes, and backbone.map to "
+            "its names"
         )
     with torch.no_grad():
-        for name, x in wanted.items():
-            x.copy_(found[renamed[name]])
-    return [name for name in found if name not in {renamed[name] for name in wanted}]
+        for name, x in filled.items():
+            x.copy_(pretrained[file_names[name]])
+    used = {file_names[name] for name in filled}
+    return [name for name in pretrained if name not in used]
 
 
-def rename(found: Mapping[str, Tensor], places: Mapping[str, str]) -> dict[str, str]:
-    """Name in the model → name in the file; the longest beginning that fits a name decides."""
-    renamed = {}
-    for name in found:
-        fitting = [beginning for beginning in places if below(name, beginning)]
+def map_names(file_names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:
+    """Name in the model → name in the file; of several prefixes that fit a name, the longest is replaced."""
+    mapped = {}
+    for name in file_names:
+        fitting = [prefix for prefix in prefixes if is_below(name, prefix)]
         if fitting:
-            beginning = max(fitting, key=len)
-            renamed[f"{places[beginning]}.{name.removeprefix(beginning).removeprefix('.')}"] = name
-    return renamed
+            prefix = max(fitting, key=len)
+            mapped[f"{prefixes[prefix]}.{name.removeprefix(prefix).removeprefix('.')}"] = name
+    return mapped
 
 
-def below(name: str, place: str) -> bool:
-    """Whether a name stands below a place, as layer1.0.weight below layer1; all do below ''."""
-    return not place or name.startswith(f"{place}.")
+def is_below(name: str, prefix: str) -> bool:
+    """Whether a weight belongs to a module, as layer1.0.weight to layer1; every weight belongs to ''."""
+    return not prefix or name.startswith(f"{prefix}.")

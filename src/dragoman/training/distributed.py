@@ -1,19 +1,18 @@
-"""Training on many ranks: each takes batches of its own, and all take the same step.
+"""Data-parallel training: each rank computes the gradient of its own batches, and all take the same step.
 
     g = Σ_r n_r g_r / Σ_r n_r        g_r: the gradient of rank r's batches, a mean over their n_r tokens (or sentences)
 
-n_r g_r is a sum over tokens, so g is the mean over the tokens of all ranks and does not depend on how many ranks share
-them. The gradients are added after the backward passes, in flat buckets, and not by torch's DistributedDataParallel:
-a rank may split a batch that did not fit into memory, have no batch at all at the end of the epochs, leave a parameter
-unused, or replay its backward pass as a CUDA graph, and none of these may change what the other ranks are waiting for.
-What is given up is adding while the backward pass still runs: 260 MB for a Transformer-base, once an update.
+n_r g_r is a sum over tokens, so g is the mean over the tokens of all ranks and does not depend on the number of ranks.
+Gradients are all-reduced after the backward pass, in flat buckets, and not by torch's DistributedDataParallel: a rank
+may split a batch that did not fit into memory, have no batch at the end of the epochs, leave a parameter unused, or
+replay its backward pass as a CUDA graph, and none of these may change which collectives the other ranks wait for. The
+cost is that communication does not overlap with the backward pass: 260 MB per update for a Transformer-base.
 
-    update     exchange of a few numbers (loss, tokens, signals) → buckets added → the same optimizer step everywhere
-    rank 0     prepares, validates, saves, logs; the others wait for its word, as long as it lives
-    watch.py   every rank gives signs of life: one that gives none is named, and all end
+    update         all-gather of a few numbers (loss, tokens, signals) → gradient buckets → the same optimizer step
+    rank 0         prepares, validates, saves and logs; the others wait for its result, as long as it is alive
+    heartbeat.py   every rank sends heartbeats; one that stops is named, and all end
 
-r rank, n_r what its gradient is a mean over. The only file that imports torch.distributed, and only where there are
-ranks: alone, nothing of it runs.
+r rank, n_r what its gradient is a mean over. Only this file imports torch.distributed, and only with several ranks.
 """
 
 from __future__ import annotations
@@ -31,57 +30,87 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.errors import Diverged, RunError, Stopped, UserError
-from dragoman.training.gradient import Update
-from dragoman.training.heartbeat import AGAIN, LINGER, Watch, named
+from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped, UserError
+from dragoman.training.gradient import GradientResult
+from dragoman.training.heartbeat import EXIT_SECONDS, RESTART_HINT, HeartbeatMonitor, KeyValueStore, format_ranks
 
-BUCKET = 1 << 23  # numbers added at once: 32 MB of float32, large enough for the network, small beside the model
+BUCKET_SIZE = 1 << 23  # numbers reduced at once: 32 MB of float32, large for the network, small beside the model
 
 T = TypeVar("T")
+StopSignal = Callable[[], int | None]  # the number of the signal that asks for a stop, if one came
 
 
-class Ranks(Protocol):
-    """What a trainer asks of the other ranks."""
+class RankGroup(Protocol):
+    """The collectives that a trainer uses."""
 
-    number: int  # of this rank
-    count: int
+    rank: int  # of this process
+    world_size: int
 
     @property
-    def first(self) -> bool: ...
-    def device(self, device: torch.device) -> torch.device: ...
-    def spread(self, tensors: Sequence[Tensor]) -> None: ...
-    def merge(self, found: Update, weight: int, parameters: Sequence[nn.Parameter]) -> Update: ...
-    def listen(self, asked: Callable[[], int | None]) -> Callable[[], int | None]: ...
-    def from_first(self, make: Callable[[], T]) -> T: ...
-    def share(self, value: T) -> list[T]: ...
+    def is_rank0(self) -> bool:
+        """Whether this process prepares, validates, saves and logs for all."""
+        ...
+
+    def local_device(self, device: torch.device) -> torch.device:
+        """The device of this rank, where `device` is the one that the config selects."""
+        ...
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0."""
+        ...
+
+    def reduce_gradient(
+        self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
+    ) -> GradientResult:
+        """Average the gradients of all ranks, weighted by `weight`, and sum their losses and tokens."""
+        ...
+
+    def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
+        """Turn the stop signal of this process into one that is the same on all ranks."""
+        ...
+
+    def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
+        """Compute a value on rank 0 alone and return it, as JSON can hold it, on all ranks."""
+        ...
+
+    def all_gather(self, value: T) -> list[T]:
+        """A small value of every rank, in their order."""
+        ...
 
 
-class Alone:
-    """One rank, which has nobody to ask."""
+class SingleRank:
+    """Training in one process: every collective is the identity."""
 
-    number, count, first = 0, 1, True
+    rank, world_size, is_rank0 = 0, 1, True
 
-    def device(self, device: torch.device) -> torch.device:
+    def local_device(self, device: torch.device) -> torch.device:
+        """`device` itself, which the config selects."""
         return device
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        pass
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Leave the tensors as they are."""
 
-    def merge(self, found: Update, weight: int, parameters: Sequence[nn.Parameter]) -> Update:
-        return found
+    def reduce_gradient(
+        self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
+    ) -> GradientResult:
+        """Return the result of this rank; weight and parameters are ignored."""
+        return result
 
-    def listen(self, asked: Callable[[], int | None]) -> Callable[[], int | None]:
-        return asked
+    def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
+        """Return the signal of this process."""
+        return own_signal
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        return make()
+    def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
+        """Compute the value here and return it."""
+        return compute()
 
-    def share(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
+        """The value of this rank alone, as a list."""
         return [value]
 
 
-def position() -> tuple[int, int]:
-    """This process's rank and how many there are, as torchrun says in the environment."""
+def rank_and_world_size() -> tuple[int, int]:
+    """This process's rank and the number of ranks, from the environment variables that torchrun sets."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count <= 1:
         return 0, 1
@@ -92,13 +121,13 @@ def position() -> tuple[int, int]:
 
 
 @contextmanager
-def joined(device: torch.device, timeout: float) -> Iterator[Ranks]:
-    """Meet the other ranks, if there are any, for as long as a training lasts."""
-    number, count = position()
-    if count == 1:
-        yield Alone()
+def join_ranks(device: torch.device, timeout: float) -> Iterator[RankGroup]:
+    """Connect to the other ranks, if there are any, for as long as the training lasts."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        yield SingleRank()
         return
-    ranks = Together(number, count, device, timeout)
+    ranks = DistributedRanks(rank, world_size, device, timeout)
     try:
         yield ranks
     except BaseException as error:
@@ -107,214 +136,229 @@ def joined(device: torch.device, timeout: float) -> Iterator[Ranks]:
     ranks.leave(None)
 
 
-# -- all together ------------------------------------------------------------------------------------------------------
+# -- several ranks -----------------------------------------------------------------------------------------------------
 
 
-class Together:
-    """This rank among others: every method but `listen` is called by all ranks in the same order."""
+class DistributedRanks:
+    """This rank of several; all ranks call its methods (but `synchronize_signals`) in the same order."""
 
-    def __init__(self, number: int, count: int, device: torch.device, timeout: float) -> None:
+    def __init__(self, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
         import torch.distributed
 
-        self.number, self.count, self.dist = number, count, torch.distributed
-        dist: Any = torch.distributed  # not all of what it offers is typed
-        self._place = own_device(device)
-        self._told = self._signal = 0
-        self._asked: Callable[[], int | None] = lambda: None
+        self.rank, self.world_size, self.dist = rank, world_size, torch.distributed
+        dist: Any = torch.distributed  # parts of its interface are untyped
+        self._device = select_rank_device(device)
+        self._broadcasts = self._signal = 0
+        self._own_signal: StopSignal = lambda: None
         limit = timedelta(seconds=timeout)
         try:
             store = next(dist.rendezvous("env://", timeout=limit))[0]
         except RuntimeError as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise RunError(f"rank {number}: not all {count} ranks met at {where} within {timeout} s: {error}") from None
-        name = meet(store, number, count, timeout)
-        self.store = dist.PrefixStore(name, store)
-        # The watch has a connection of its own: one call at a time goes through each.
-        self.watch = Watch(dist.PrefixStore(name, store.clone()), number, count, timeout)
-        self.watch.start()
-        # Numbers of the host go through gloo also where gradients go through NCCL: no GPU has to wait for them.
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise RunError(
+                f"rank {rank}: not all {world_size} ranks connected to {address} within {timeout} s: {error}"
+            ) from None
+        name = rendezvous(store, rank, world_size, timeout)
+        self.store: KeyValueStore = dist.PrefixStore(name, store)
+        # The monitor has a connection of its own: a connection serves one call at a time.
+        self.monitor = HeartbeatMonitor(dist.PrefixStore(name, store.clone()), rank, world_size, timeout)
+        self.monitor.start()
+        # CPU tensors go through gloo even where gradients go through NCCL: no GPU has to wait for them.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        with self._exchange():
+        with self._collective():
             group = dist.PrefixStore("group", self.store)
-            dist.init_process_group(backend, store=group, rank=number, world_size=count, timeout=limit)
+            dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=limit)
 
     @property
-    def first(self) -> bool:
-        return self.number == 0
+    def is_rank0(self) -> bool:
+        """Whether this process prepares, validates, saves and logs for all."""
+        return self.rank == 0
 
-    def device(self, device: torch.device) -> torch.device:
-        return self._place
+    def local_device(self, device: torch.device) -> torch.device:
+        """The GPU of this rank, or the CPU, as chosen at the start; `device` is ignored."""
+        return self._device
 
     @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """What breaks in here was broken by one of the ranks, which is named."""
-        began = time.monotonic()
+    def _explain_failures(self) -> Iterator[None]:
+        """Turn a failure of the connection into an error that names the lost rank."""
+        started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            raise self.watch.blame(str(error), time.monotonic() - began) from None
+            raise self.monitor.explain_failure(str(error), time.monotonic() - started) from None
 
     @contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """Around everything that waits for all ranks; they are counted, so that one that does not come is known."""
-        self.watch.turn += 1
-        with self._blaming():
+    def _collective(self) -> Iterator[None]:
+        """Wrap a call that waits for all ranks: count it, to see which rank did not join, and explain its failure."""
+        self.monitor.collectives += 1
+        with self._explain_failures():
             yield
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Rank 0's values for everyone: the same seed need not give the same weights on another kind of machine."""
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0: equal seeds need not give equal weights on different machines."""
         for x in tensors:
-            with self._exchange():
+            with self._collective():
                 self.dist.broadcast(x, 0)
 
-    def merge(self, found: Update, weight: int, parameters: Sequence[nn.Parameter]) -> Update:
-        """What all ranks found together, and their gradient in every one of them.
+    def reduce_gradient(
+        self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
+    ) -> GradientResult:
+        """Average the gradients of all ranks, weighted by `weight`, and sum their losses and tokens.
 
-        One that is not finite anywhere is not finite in the sum, so all ranks skip the same updates. The smallest
-        limit counts for all, as it is saved for all; so does a signal that asked any rank to stop.
+        If any loss or gradient is not finite, the sum is not, so all ranks skip the same updates. The smallest batch
+        limit of any rank is returned to all, and so is a stop signal that any rank received.
         """
         absent = [p.grad is None for p in parameters]
-        limit = math.inf if found.limit is None else found.limit
-        row = [float(found.loss), found.tokens, weight, limit, self._asked() or 0, sum(absent)]
-        losses, tokens, weights, limits, signals, missing = zip(*self._gather(row), strict=True)
+        max_area = math.inf if result.max_area is None else result.max_area
+        row = [float(result.loss), result.tokens, weight, max_area, self._own_signal() or 0, sum(absent)]
+        losses, tokens, weights, max_areas, signals, missing = zip(*self._all_gather_numbers(row), strict=True)
         self._signal = max(self._signal, int(max(signals)))
         if any(missing):
-            absent = self._on_all(absent)
-        self._add([p for p, gone in zip(parameters, absent, strict=True) if not gone], weight / sum(weights))
-        least = min(limits)
-        return Update(sum(losses), int(sum(tokens)), None if math.isinf(least) else int(least))
+            absent = self._all_true(absent)
+        present = [p for p, is_absent in zip(parameters, absent, strict=True) if not is_absent]
+        self._all_reduce_gradients(present, weight / sum(weights))
+        smallest = min(max_areas)
+        return GradientResult(sum(losses), int(sum(tokens)), None if math.isinf(smallest) else int(smallest))
 
-    def _gather(self, row: Sequence[float]) -> list[list[float]]:
-        """The numbers of every rank."""
-        rows = torch.empty(self.count, len(row), dtype=torch.float64)
-        with self._exchange():
+    def _all_gather_numbers(self, row: Sequence[float]) -> list[list[float]]:
+        """The numbers of every rank, a row each."""
+        rows = torch.empty(self.world_size, len(row), dtype=torch.float64)
+        with self._collective():
             self.dist.all_gather(list(rows.unbind()), torch.tensor(row, dtype=torch.float64))
         values: list[list[float]] = rows.tolist()
         return values
 
-    def _on_all(self, flags: Sequence[bool]) -> list[bool]:
-        """Which flags are up on all ranks: an optimizer leaves alone what has no gradient, and zero would be one."""
+    def _all_true(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag, whether it is true on all ranks.
+
+        A parameter without a gradient on any rank must get none, not zeros.
+        """
         every = torch.tensor(flags, dtype=torch.uint8)
-        with self._exchange():
+        with self._collective():
             self.dist.all_reduce(every, self.dist.ReduceOp.MIN)
         return every.bool().tolist()
 
-    def _add(self, parameters: Sequence[nn.Parameter], share: float) -> None:
-        """Every gradient becomes Σ_r share_r g_r; a rank that has none adds nothing."""
-        for bucket in buckets(parameters):
+    def _all_reduce_gradients(self, parameters: Sequence[nn.Parameter], share: float) -> None:
+        """Replace every gradient by Σ_r share_r g_r; a rank without a gradient adds zeros."""
+        for bucket in split_buckets(parameters):
             flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
             flat *= share
-            with self._exchange():
+            with self._collective():
                 self.dist.all_reduce(flat)
             for p, g in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
                 if p.grad is None:
                     p.grad = torch.empty_like(p)
-                p.grad.copy_(g.view_as(p))  # where it lies: a captured backward pass writes there again
+                p.grad.copy_(g.view_as(p))  # in place: a captured backward pass writes to the same memory again
 
-    # -- words -----------------------------------------------------------------------------------------------------
+    # -- values ----------------------------------------------------------------------------------------------------
 
-    def listen(self, asked: Callable[[], int | None]) -> Callable[[], int | None]:
-        """The signal that asked any rank to stop, the same on all: they told each other in the last update."""
-        self._asked = asked
+    def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
+        """A stop signal that is the same on all ranks: `reduce_gradient` exchanges it with every update."""
+        self._own_signal = own_signal
         return lambda: self._signal or None
 
-    def share(self, value: T) -> list[T]:
-        """A small value of every rank."""
-        values: list[Any] = [None] * self.count
-        with self._exchange():
+    def all_gather(self, value: T) -> list[T]:
+        """A small value of every rank, in their order."""
+        values = [value] * self.world_size
+        with self._collective():
             self.dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """Let rank 0 do something and tell the others what came of it (as JSON), however long it takes.
+    def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
+        """Compute a value on rank 0 alone and return it, as JSON can hold it, on all ranks.
 
-        No exchange is open meanwhile, so no timeout counts but that of rank 0's signs of life.
+        It may take any time: the others wait as long as rank 0 sends heartbeats, and not inside a collective.
         """
-        self._told += 1
-        key = f"told/{self._told}"
-        if self.first:
-            value = make()
-            with self._blaming():
+        self._broadcasts += 1
+        key = f"broadcast/{self._broadcasts}"
+        if self.is_rank0:
+            value = compute()
+            with self._explain_failures():
                 self.store.set(key, json.dumps(value))
             return value
         pause = 0.001
         while True:
-            with self._blaming():
+            with self._explain_failures():
                 if self.store.check([key]):
-                    return json.loads(self.store.get(key))  # type: ignore[no-any-return]
-            self.watch.check()
+                    received: T = json.loads(self.store.get(key))
+                    return received
+            self.monitor.raise_failure()
             time.sleep(pause)
             pause = min(0.1, 1.2 * pause)
 
     def leave(self, error: BaseException | None) -> None:
-        """Say why before going, so that nobody waits; rank 0 goes last, for it may be its process that holds the store.
+        """Disconnect, and tell the other ranks why; rank 0 leaves last, since its process may hold the store.
 
-        A stop and a divergence are every rank's.
+        A stop and a divergence end all ranks in the same way, so they need no announcement.
         """
-        clean = error is None or isinstance(error, Stopped | Diverged)
-        lost = self.watch.blamed
-        said = str(error) if lost else f"rank {self.number} ended: {reason(error)}"
-        if not lost:
-            self.watch.over.set()
-        with suppress(RuntimeError):  # a store that has gone needs no goodbye
-            if not clean:
-                self.watch.say_goodbye(said)
+        is_common = error is None or isinstance(error, TrainingStopped | TrainingDiverged)
+        knows_failure = self.monitor.failure_raised
+        message = str(error) if knows_failure else f"rank {self.rank} ended: {describe_error(error)}"
+        if not knows_failure:
+            self.monitor.stopped.set()
+        with suppress(RuntimeError):  # the store may be gone
+            if not is_common:
+                self.monitor.announce_failure(message)
             self.store.add("ended", 1)
-            end = time.monotonic() + LINGER / 2
-            while self.first and self.store.add("ended", 0) < self.count and time.monotonic() < end:
+            deadline = time.monotonic() + EXIT_SECONDS / 2
+            while self.is_rank0 and self.store.add("ended", 0) < self.world_size and time.monotonic() < deadline:
                 time.sleep(0.02)
-        if clean:
+        if is_common:
             self.dist.destroy_process_group()
 
 
-def meet(store: Any, number: int, count: int, timeout: float) -> str:
-    """Wait until all ranks are there; the name under which this start of theirs keeps its words in the store.
+def rendezvous(store: KeyValueStore, rank: int, world_size: int, timeout: float) -> str:
+    """Wait until all ranks are there; returns the prefix under which they store their keys.
 
-    torchrun's store outlives the ranks: after a restart it still holds the words of those before, and no count of
-    restarts is sure to be the same on all machines. So rank 0 draws a name, the others answer to it, and rank 0 repeats
-    the answers: one that does not find its own among them has read an old name, and looks again.
+    torchrun's store outlives the ranks: after a restart it still holds the keys of the ranks before, and no count of
+    restarts is sure to be the same on all machines. So rank 0 draws a new prefix, the others answer with a token, and
+    rank 0 publishes all tokens. A rank that does not find its own token has read an old prefix, and tries again.
     """
-    mine, end = secrets.token_hex(8), time.monotonic() + timeout
-    if number == 0:
-        store.set("name", mine)
-        keys = [f"{mine}/{rank}" for rank in range(1, count)]
-        while absent := [rank for rank, key in enumerate(keys, 1) if not store.check([key])]:
-            if time.monotonic() > end:
-                raise RunError(f"{named(absent)} did not come within {timeout} s (training.rank_timeout). {AGAIN}")
+    token, deadline = secrets.token_hex(8), time.monotonic() + timeout
+    if rank == 0:
+        store.set("name", token)
+        keys = [f"{token}/{other}" for other in range(1, world_size)]
+        while absent := [other for other, key in enumerate(keys, 1) if not store.check([key])]:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{format_ranks(absent)} did not connect within {timeout} s (training.rank_timeout). {RESTART_HINT}"
+                )
             time.sleep(0.02)
-        store.set(f"{mine}/all", b" ".join(store.multi_get(keys)))
-        return mine
-    while time.monotonic() < end:
+        store.set(f"{token}/all", b" ".join(store.multi_get(keys)).decode())
+        return token
+    while time.monotonic() < deadline:
         if store.check(["name"]):
             name = store.get("name").decode()
-            store.set(f"{name}/{number}", mine)
-            if store.check([f"{name}/all"]) and mine in store.get(f"{name}/all").decode().split():
-                return str(name)
+            store.set(f"{name}/{rank}", token)
+            if store.check([f"{name}/all"]) and token in store.get(f"{name}/all").decode().split():
+                return name
         time.sleep(0.02)
-    raise RunError(f"rank {number} waited {timeout} s (training.rank_timeout) for rank 0 to say that all are there")
+    raise RunError(f"rank {rank} waited {timeout} s (training.rank_timeout) until rank 0 saw all ranks")
 
 
-def own_device(device: torch.device) -> torch.device:
-    """The GPU of this rank, made the current one (Triton's kernels run there); or the CPU for all."""
+def select_rank_device(device: torch.device) -> torch.device:
+    """The GPU of this rank, set as the current one (Triton kernels run there); or the CPU for all ranks."""
     if device.type == "cpu":
         return device
     if device.type != "cuda":
-        raise UserError(f"runtime.device is {device.type}; several ranks train on cuda or cpu")
-    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= there:
-        raise UserError(f"rank {local} of this machine needs a GPU of its own, but there are {there}; start {there}")
+        raise UserError(f"runtime.device is {device.type}; several ranks can train on cuda or cpu")
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise UserError(
+            f"local rank {local} needs a GPU of its own, but there are {count}; start {count} processes on this machine"
+        )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
 
-def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters in their order, so many at a time as fit into a bucket and are of one type."""
+def split_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Parameters in order, grouped into buckets of one dtype and at most BUCKET_SIZE numbers."""
     bucket: list[nn.Parameter] = []
     size = 0
     for p in parameters:
-        if bucket and (size + p.numel() > BUCKET or p.dtype != bucket[0].dtype):
+        if bucket and (size + p.numel() > BUCKET_SIZE or p.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(p)
@@ -323,6 +367,6 @@ def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         yield bucket
 
 
-def reason(error: BaseException | None) -> str:
-    """An error in a few words, for others to repeat."""
+def describe_error(error: BaseException | None) -> str:
+    """The message of an error, with its type if it is not a UserError."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
-"""The gradient of one update, from batches of any size: what does not fit into memory is split and tried again.
+"""The gradient of one update, from batches of any size: a batch that does not fit into memory is split and retried.
 
-    g = 1/N ∇ Σ_batches Σ_t −log p(y_t)          N: target tokens of all batches of the update, or their rows
+    g = 1/N ∇ Σ_batches Σ_t −log p(y_t)          N: target tokens of all batches of the update, or their sentences
 
 Every piece divides by the same N, so that splitting changes nothing but rounding. Random numbers are seeded from
-(seed, step, piece): a retry draws the same ones, and a resumed run needs no saved generator.
+(seed, step, piece): a retry draws the same numbers, and a resumed run needs no saved generator state.
 """
 
 from __future__ import annotations
@@ -19,117 +19,121 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import UserError
 from dragoman.core.types import Batch
-from dragoman.engines.training.graph_step import Steps
-from dragoman.engines.training.rnn_graph import forget
+from dragoman.engines.training.graph_step import GraphStep
+from dragoman.engines.training.rnn_graph import release_captured_loops
 from dragoman.nn.seq2seq import Seq2Seq
 
-SIGNS = (
+OUT_OF_MEMORY_MESSAGES = (
     *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
-    *("could not create a primitive", "could not execute a primitive"),  # all that oneDNN (LSTMs on a CPU) says
+    *("could not create a primitive", "could not execute a primitive"),  # from oneDNN (LSTMs on a CPU)
 )
 
 
 @dataclass
-class Update:
-    """What an update found: the summed loss, its tokens, and the new limit if something had to be split."""
+class GradientResult:
+    """The summed loss of an update, its target tokens, and the largest batch area that fits into memory."""
 
-    loss: float | Tensor  # a tensor where nobody has waited for the device yet
+    loss: float | Tensor  # a tensor as long as the device need not be waited for
     tokens: int
-    limit: int | None
+    max_area: int | None  # padded positions; None: nothing had to be split
 
 
-def gradient(
+def compute_gradient(
     model: Seq2Seq,
     batches: Sequence[Batch],
-    loss_of: Callable[[Batch], Tensor],
+    loss_function: Callable[[Batch], Tensor],
     *,
     seed: int,
     step: int,
     device: torch.device,
     precision: str,
-    limit: int | None,
-    per: Literal["token", "sentence"] = "token",
+    max_area: int | None,
+    loss_per: Literal["token", "sentence"] = "token",
     rank: int = 0,
-    ranks: int = 1,
-    steps: Steps | None = None,
-) -> Update:
-    """Leave the gradient of some batches in the model; `limit` is the largest area known to fit.
+    world_size: int = 1,
+    graph_step: GraphStep | None = None,
+) -> GradientResult:
+    """Compute the gradient of mean loss into `p.grad`; batches above `max_area` or out of memory are split.
 
-    With `steps` the fast path computes it.
+    With `graph_step` the fast path computes it.
     """
     tokens = sum(batch.tokens for batch in batches)
-    count = tokens if per == "token" else sum(len(batch) for batch in batches)
-    pieces = [piece for batch in batches for piece in split(batch, limit)]
+    count = tokens if loss_per == "token" else sum(len(batch) for batch in batches)
+    pieces = [piece for batch in batches for piece in split_batch(batch, max_area)]
     while True:
-        if steps is None:
+        if graph_step is None:
             model.zero_grad(set_to_none=True)
         else:
-            steps.zero()
+            graph_step.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=device)
-        done, loss = 0, None  # no graph of a failed attempt outlives it
+        done, loss = 0, None  # frees the graph of a failed attempt
         try:
             for piece in pieces:
-                torch.manual_seed(seed_of(seed, step, done * ranks + rank))  # no two ranks draw alike
-                if steps is not None:
-                    total += steps(piece, count)
+                torch.manual_seed(piece_seed(seed, step, done * world_size + rank))  # different on every rank
+                if graph_step is not None:
+                    total += graph_step(piece, count)
                 else:
                     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                        loss = loss_of(piece.to(device))
-                    (loss / count).backward()  # type: ignore[no-untyped-call]
+                        loss = loss_function(piece.to(device))
+                    torch.autograd.backward(loss / count)
                     total += loss.detach().double()
                 done += 1
-            return Update(total, tokens, limit)
+            return GradientResult(total, tokens, max_area)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             too_large = pieces[done]
-        # Outside the except block, where the traceback still holds the tensors that did not fit.
+        # Not in the except block: there the traceback still holds the tensors that did not fit.
         if len(too_large) == 1:
             raise UserError(
                 f"a single pair of {too_large.area:,} tokens does not fit into memory; "
                 "lower data.max_source or data.max_target"
             )
-        limit = too_large.area // 2
-        pieces = [piece for batch in batches for piece in split(batch, limit)]
-        if steps is not None:
-            steps.forget()
-        forget(model.decoder)
+        max_area = too_large.area // 2
+        pieces = [piece for batch in batches for piece in split_batch(batch, max_area)]
+        if graph_step is not None:
+            graph_step.release_graphs()
+        release_captured_loops(model.decoder)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def descend(
+def optimizer_step(
     optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float | None, loss: float | Tensor
 ) -> tuple[float, float]:
-    """One step downhill; nothing changes where the loss or the gradient's norm is not finite. Both are given back."""
+    """Clip the gradient and take a step, unless loss or norm is not finite; returns loss and norm as numbers."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
     if norm.is_cuda and isinstance(loss, Tensor) and getattr(optimizer, "_step_supports_amp_scaling", False):
-        # The device itself leaves out a step that is not finite: to ask it first would let it wait for the answer.
+        # The device itself skips a step that is not finite, so the host need not wait for the numbers first.
         both = torch.stack([loss.double(), norm.double()])
         optimizer.found_inf = (~both.isfinite().all()).float()  # type: ignore[attr-defined]
         optimizer.step()
-        found = both.tolist()
-        return found[0], found[1]
+        loss_value, norm_value = both.tolist()
+        return loss_value, norm_value
     numbers = float(loss), float(norm)
-    if all(math.isfinite(x) for x in numbers):
+    if all(math.isfinite(number) for number in numbers):
         optimizer.step()
     return numbers
 
 
-def split(batch: Batch, limit: int | None) -> list[Batch]:
-    """Rows of a batch in pieces of at most `limit` padded positions, at least one row each."""
-    if limit is None or batch.area <= limit or len(batch) == 1:
+def split_batch(batch: Batch, max_area: int | None) -> list[Batch]:
+    """Split the rows of a batch into pieces of at most `max_area` padded positions, at least one row each."""
+    if max_area is None or batch.area <= max_area or len(batch) == 1:
         return [batch]
     half = len(batch) // 2
-    return [*split(batch.rows(0, half), limit), *split(batch.rows(half, len(batch)), limit)]
+    return [
+        *split_batch(batch.slice_rows(0, half), max_area),
+        *split_batch(batch.slice_rows(half, len(batch)), max_area),
+    ]
 
 
-def seed_of(seed: int, step: int, piece: int) -> int:
+def piece_seed(seed: int, step: int, piece: int) -> int:
+    """The seed of the random numbers for one piece of an update: a hash of the three numbers."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{piece}".encode()).digest()[:8], "little") >> 1
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: torch has a class for it on a GPU, on the CPU only a text."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: torch has a class for it on a GPU, on the CPU only messages."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(sign in str(error) for sign in SIGNS)
+    return any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

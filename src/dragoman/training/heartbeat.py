@@ -1,7 +1,7 @@
-"""Who of many ranks is alive: each counts up a number in their common store every second.
+"""Which rank is alive: each rank counts up a number in the common store every second.
 
-A broken or silent connection does not say whose fault it is; these numbers do. One that stands still is named, and all
-ranks end with that name, so that whoever started them knows which machine to look at.
+A broken or silent connection does not show which rank failed; these heartbeats do. A rank whose number no longer
+changes is named, and all ranks end with an error that names it, so that the user knows which machine failed.
 """
 
 from __future__ import annotations
@@ -11,130 +11,170 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from dragoman.core.errors import RunError
 
-BEAT = 1.0  # seconds between two signs of life
-MISSED = 2.5  # beats without which a rank is taken for dead once a connection has broken
-GRACE = 8.0  # beats to wait for a name after that, at most
-LINGER = 2.0  # seconds that a process has to end by itself, or to let others hear why it ends
-AGAIN = "Mend or replace it, and start again: the same command goes on from the last checkpoint"
+INTERVAL = 1.0  # seconds between two heartbeats
+MISSED_BEATS = 2.5  # a rank that missed so many is lost, once a connection has broken
+GRACE_BEATS = 8.0  # how long to wait, after that, until a rank has missed so many
+EXIT_SECONDS = 2.0  # that a process has to end by itself, or to let others read why it ends
+RESTART_HINT = "Mend or replace it, and start again: the same command goes on from the last checkpoint"
 
 
-class Watch:
-    """Signs of life: every rank counts up its own number in the store and notes when the others' last moved.
+class KeyValueStore(Protocol):
+    """What is used of torch.distributed.Store."""
 
-    Clocks of machines differ, so each measures by its own. Two threads: one speaks with the store, which may never
-    answer; the other only looks at the clock, and ends the process where the main thread cannot (it may be waiting
-    inside a collective for good).
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Read a value."""
+        ...
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read several values."""
+        ...
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        ...
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, and return it."""
+        ...
+
+
+class HeartbeatMonitor:
+    """Sends the heartbeats of this rank and notes when those of the others last changed.
+
+    Clocks of machines differ, so each rank measures by its own. Two threads: one calls the store, which may never
+    answer; the other only watches the clock, and ends the process where the main thread cannot (it may wait inside a
+    collective forever).
     """
 
-    def __init__(self, store: Any, number: int, count: int, timeout: float) -> None:
-        self.store, self.number, self.count, self.timeout = store, number, count, timeout
-        self.turn = 0  # exchanges that this rank has come to
-        self.pause = min(BEAT, timeout / 5)
-        self.keys = [f"beat/{rank}" for rank in range(count)]
-        self.beats, self.moved, self.heard = [b"0 0"] * count, [time.monotonic()] * count, time.monotonic()
-        self.verdict: str | None = None  # why all must end
-        self.deadline = math.inf  # when this process ends, if it has not by itself
-        self.blamed = False  # whether the main thread knows of a lost rank, and is about to end
-        self.over = threading.Event()
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, timeout: float) -> None:
+        self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
+        self.collectives = 0  # that this rank has joined
+        self.interval = min(INTERVAL, timeout / 5)
+        self.keys = [f"beat/{other}" for other in range(world_size)]
+        self.beats = [b"0 0"] * world_size
+        self.changed_at, self.polled_at = [time.monotonic()] * world_size, time.monotonic()
+        self.failure: str | None = None  # why all ranks must end
+        self.deadline = math.inf  # when this process is ended, if it has not by itself
+        self.failure_raised = False  # whether the main thread knows of a lost rank, and is about to end
+        self.stopped = threading.Event()
 
     def start(self) -> None:
-        # The first sign of life comes before any exchange: a rank may be lost before it could give a second.
-        self.store.set(self.keys[self.number], "0 0")
-        for work in (self._beat, self._guard):
+        """Send the first heartbeat and start the threads."""
+        # Before any collective: a rank may be lost before it could send a second one.
+        self.store.set(self.keys[self.rank], "0 0")
+        for work in (self._send_heartbeats, self._watch_clock):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     # -- in threads ------------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
+        """Thread: count up this rank's heartbeat, note which others changed, and set a failure if one is lost."""
         count = 0
-        while not self.over.wait(self.pause):
+        while not self.stopped.wait(self.interval):
             count += 1
             try:
-                self.store.set(self.keys[self.number], f"{count} {self.turn}")
-                begun = self.store.check(self.keys)  # else someone has yet to
-                beats = self.store.multi_get(self.keys) if begun else self.beats
-                goodbye = self.store.get("left/1").decode() if self.store.check(["left/1"]) else None
+                self.store.set(self.keys[self.rank], f"{count} {self.collectives}")
+                all_started = self.store.check(self.keys)
+                beats = self.store.multi_get(self.keys) if all_started else self.beats
+                announced = self.store.get("left/1").decode() if self.store.check(["left/1"]) else None
             except RuntimeError as error:
-                self._judge(f"rank {self.number} lost the store that rank 0's machine keeps: {error}")
+                self._set_failure(f"rank {self.rank} lost the store on rank 0's machine: {error}")
                 return
-            now = self.heard = time.monotonic()
-            if not begun:
-                self.moved = [now] * self.count
-            self.moved = [now if new != old else at for new, old, at in zip(beats, self.beats, self.moved, strict=True)]
+            now = self.polled_at = time.monotonic()
+            if not all_started:
+                self.changed_at = [now] * self.world_size
+            self.changed_at = [
+                now if new != old else at for new, old, at in zip(beats, self.beats, self.changed_at, strict=True)
+            ]
             self.beats = beats
-            rank, quiet = self.quietest()
-            if goodbye is not None:
-                self._judge(goodbye)
-            elif quiet > self.timeout:
-                self._judge(silence(rank, quiet))
+            rank, seconds = self.most_silent_rank()
+            if announced is not None:
+                self._set_failure(announced)
+            elif seconds > self.timeout:
+                self._set_failure(silence_message(rank, seconds))
 
-    def _guard(self) -> None:
+    def _watch_clock(self) -> None:
+        """Thread: set a failure if this process was frozen or the store is silent; end the process at the deadline."""
         before = time.monotonic()
-        while not self.over.wait(self.pause / 2):
+        while not self.stopped.wait(self.interval / 2):
             now = time.monotonic()
             if now - before > self.timeout:
-                self._judge(
-                    f"rank {self.number} itself stood still for {now - before:.0f} s; the others went on without it"
+                self._set_failure(
+                    f"rank {self.rank} was frozen for {now - before:.0f} s; the others went on without it"
                 )
-            elif now - self.heard > self.timeout:
-                text = f"rank {self.number} has heard nothing from the store on rank 0's machine for "
-                self._judge(f"{text}{now - self.heard:.0f} s: rank 0 or the way to it is frozen or cut off. {AGAIN}")
+            elif now - self.polled_at > self.timeout:
+                self._set_failure(
+                    f"rank {self.rank} has had no answer from the store on rank 0's machine for "
+                    f"{now - self.polled_at:.0f} s: rank 0 or the network to it is frozen or cut off. {RESTART_HINT}"
+                )
             before = now
             if now > self.deadline:
-                os.write(2, f"error: {self.verdict or 'a rank was lost'}\n".encode())
+                os.write(2, f"error: {self.failure or 'a rank was lost'}\n".encode())
                 os._exit(RunError.code)
 
-    def _judge(self, text: str) -> None:
-        if self.verdict is None:
-            self.verdict, self.deadline = text, min(self.deadline, time.monotonic() + LINGER)
+    def _set_failure(self, message: str) -> None:
+        """Note why all ranks must end, if no reason is noted yet, and set the deadline of this process."""
+        if self.failure is None:
+            self.failure, self.deadline = message, min(self.deadline, time.monotonic() + EXIT_SECONDS)
 
     # -- in the main thread ----------------------------------------------------------------------------------------
 
-    def quietest(self) -> tuple[int, float]:
-        """The rank that gave its last sign of life longest ago, and how long ago, at the time of the last look."""
-        quiet = [0.0 if rank == self.number else self.heard - at for rank, at in enumerate(self.moved)]
-        return max(enumerate(quiet), key=lambda pair: pair[1])
+    def most_silent_rank(self) -> tuple[int, float]:
+        """The rank whose last heartbeat is longest ago, and how many seconds before the last poll that was."""
+        silence = [0.0 if rank == self.rank else self.polled_at - at for rank, at in enumerate(self.changed_at)]
+        return max(enumerate(silence), key=lambda pair: pair[1])
 
-    def check(self) -> None:
-        """Raise what the threads have found out."""
-        if self.verdict is not None:
-            self.blamed = True
-            raise RunError(self.verdict)
+    def raise_failure(self) -> None:
+        """Raise the failure that the threads have noticed, if any."""
+        if self.failure is not None:
+            self.failure_raised = True
+            raise RunError(self.failure)
 
-    def blame(self, error: str, waited: float) -> RunError:
-        """Whose fault it is that an exchange broke: someone will have been silent for long enough soon, or say why.
+    def explain_failure(self, error: str, waited: float) -> RunError:
+        """The error for a collective that broke after `waited` seconds: which rank is lost, and why.
 
-        After a wait of the whole timeout that would show already: then someone lives, and did not come.
+        Waits until a rank has missed its heartbeats or announced its failure. After a wait of the whole timeout that
+        would have shown already: then a rank is alive but did not join the collective.
         """
-        self.blamed = True
-        end = time.monotonic() + (GRACE if waited < self.timeout else 1.0) * self.pause
-        self.deadline = min(self.deadline, end + LINGER)  # NCCL may let a process wait when it ends
-        while self.verdict is None and time.monotonic() < end:
-            rank, quiet = self.quietest()
-            if quiet > MISSED * self.pause:
-                return RunError(silence(rank, quiet))
-            time.sleep(self.pause / 10)
-        if self.verdict is not None:
-            return RunError(self.verdict)
-        turns = [self.turn if rank == self.number else int(beat.split()[1]) for rank, beat in enumerate(self.beats)]
-        behind = [rank for rank, turn in enumerate(turns) if turn < self.turn]
+        self.failure_raised = True
+        end = time.monotonic() + (GRACE_BEATS if waited < self.timeout else 1.0) * self.interval
+        self.deadline = min(self.deadline, end + EXIT_SECONDS)  # NCCL may let a process wait when it ends
+        while self.failure is None and time.monotonic() < end:
+            rank, seconds = self.most_silent_rank()
+            if seconds > MISSED_BEATS * self.interval:
+                return RunError(silence_message(rank, seconds))
+            time.sleep(self.interval / 10)
+        if self.failure is not None:
+            return RunError(self.failure)
+        counts = [
+            self.collectives if rank == self.rank else int(beat.split()[1]) for rank, beat in enumerate(self.beats)
+        ]
+        behind = [rank for rank, count in enumerate(counts) if count < self.collectives]
         if behind:
-            text = f"{named(behind)} gave signs of life but did not come to the exchange that the others waited for"
-            return RunError(f"{text} (training.rank_timeout is {self.timeout} s). {AGAIN}")
+            return RunError(
+                f"{format_ranks(behind)} sent heartbeats but did not join the collective that the others waited for "
+                f"(training.rank_timeout is {self.timeout} s). {RESTART_HINT}"
+            )
         return RunError(f"the ranks lost each other: {error}")
 
-    def say_goodbye(self, text: str) -> None:
-        """The first goodbye is the one that counts: those that follow are its echo."""
-        self.store.set(f"left/{self.store.add('left', 1)}", text)
+    def announce_failure(self, message: str) -> None:
+        """Tell the other ranks why this one ends; only the first announcement counts, later ones follow from it."""
+        self.store.set(f"left/{self.store.add('left', 1)}", message)
 
 
-def silence(rank: int, seconds: float) -> str:
-    return f"rank {rank} has given no sign of life for {seconds:.1f} s: it was killed, frozen or cut off. {AGAIN}"
+def silence_message(rank: int, seconds: float) -> str:
+    """The error message for a rank without heartbeats for so many seconds, with a hint."""
+    return f"rank {rank} has sent no heartbeat for {seconds:.1f} s: it was killed, frozen or cut off. {RESTART_HINT}"
 
 
-def named(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
+    """The ranks in words: "rank 1", or "ranks 1, 2"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

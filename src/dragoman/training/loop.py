@@ -1,12 +1,12 @@
-"""The training loop, as a generator: `run(config, folder)` yields a Report for everything that happens.
+"""The training loop as a generator: `run(config, folder)` yields a Report for everything that happens.
 
     prepare data → build or resume → for each step: gradient, update; now and then: log, validate, save → finish
 
-Nothing here draws or prints: a command line shows the reports, a test asserts on them. At any moment the newest whole
-checkpoint holds all that is needed to go on exactly, so a killed process loses at most the steps since.
+Nothing here prints: the command line shows the reports, a test asserts on them. The newest undamaged checkpoint always
+holds all that is needed to resume exactly, so a killed process loses only the steps since.
 
-Of several ranks (`torchrun`) the first prepares and tells the others what it found; from then on all of them yield the
-same reports, and the first one writes.
+Of several ranks (`torchrun`) rank 0 prepares the data and broadcasts the result; from then on all ranks yield the same
+reports, and rank 0 writes.
 """
 
 from __future__ import annotations
@@ -18,144 +18,181 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TypedDict
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.inference import device
-from dragoman.text import codec as codecs
+from dragoman.inference.device import select_device
+from dragoman.text.codec import restore_codec
 from dragoman.training import distributed, prepare
-from dragoman.training.distributed import Ranks
-from dragoman.training.prepare import Prepared
+from dragoman.training.distributed import RankGroup
+from dragoman.training.prepare import TrainingData
 from dragoman.training.report import Report
 from dragoman.training.run_folder import RunFolder
-from dragoman.training.trackers import tensorboard
+from dragoman.training.tokenizer_learning import (
+    TokenizerLearner,
+    adopt_tokenizers,
+    can_learn_while_checking,
+    learns_tokenizers,
+    load_or_learn_codec,
+)
+from dragoman.training.trackers.tensorboard import open_tensorboard
 from dragoman.training.trainer import Trainer
 
 
 def run(config: Config, folder: Path | None = None, *, allow_change: Sequence[str] = ()) -> Iterator[Report]:
-    """Train as a config says; in a folder that holds a run already, go on with it."""
-    with distributed.joined(device.pick(config.runtime.device), config.training.rank_timeout) as ranks:
-        place = RunFolder(folder or Path("runs") / config.name, writes=ranks.first)
-        events = tensorboard.events(place.path / "tensorboard", config.runtime.tensorboard and ranks.first)
-        with place.locked(), events as record:
-            for report in _run(config, place, allow_change, ranks):
+    """Train as a config says, in `folder` or runs/NAME; a run that is already there is resumed. Yields reports.
+
+    `allow_change` names options that may differ from those the run was started with.
+    """
+    with distributed.join_ranks(select_device(config.runtime.device), config.training.rank_timeout) as ranks:
+        run_folder = RunFolder(folder or Path("runs") / config.name, is_writer=ranks.is_rank0)
+        tensorboard = open_tensorboard(run_folder.path / "tensorboard", config.runtime.tensorboard and ranks.is_rank0)
+        with run_folder.lock(), tensorboard as record:
+            for report in _run(config, run_folder, allow_change, ranks):
                 if report.kind != "step":
-                    place.log(f"step {report.step} {report.kind}: {report.message or report.values}")
+                    run_folder.log(f"step {report.step} {report.kind}: {report.message or report.values}")
                 record(report.values)
                 yield report
 
 
-def _run(config: Config, place: RunFolder, allow_change: Sequence[str], ranks: Ranks) -> Iterator[Report]:
+def _run(config: Config, run_folder: RunFolder, allow_change: Sequence[str], ranks: RankGroup) -> Iterator[Report]:
+    """Prepare or receive the run, build or resume the trainer, train and finish; yields the reports of each."""
     steps = config.training.steps
-    if ranks.first:
-        opened = yield from _open(config, place, allow_change)
-    if ranks.count > 1:
-        words = ranks.from_first(lambda: told(opened))
-        opened = opened if ranks.first else read(words, place)
-    trainer = Trainer(opened.config, place, opened.prepared, ranks)
-    found = opened.found
-    if found is None:
-        trainer.begin()
+    if ranks.is_rank0:
+        prepared = yield from _prepare_run(config, run_folder, allow_change)
+    if ranks.world_size > 1:
+        serialized = ranks.broadcast_from_rank0(lambda: serialize(prepared))
+        prepared = prepared if ranks.is_rank0 else deserialize(serialized, run_folder)
+    trainer = Trainer(prepared.config, run_folder, prepared.data, ranks)
+    checkpoint = prepared.checkpoint
+    if checkpoint is None:
+        trainer.start()
     else:
-        trainer.resume(found, allow_change)
-    at = trainer.progress.step
-    if found is not None and opened.finished == at and not allow_change:
-        yield Report("end", at, steps, f"already finished at step {at}; the model is in {place.path}")
+        trainer.resume(checkpoint, allow_change)
+    step = trainer.progress.step
+    if checkpoint is not None and prepared.finished_step == step and not allow_change:
+        yield Report("end", step, steps, f"already finished at step {step}; the model is in {run_folder.path}")
         return
-    if found is not None:
-        trainer.rewind(found)
+    if checkpoint is not None:
+        trainer.rewind_run_folder(checkpoint)
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    said = f"resumed from step {at}" if found is not None else "training begins"
-    where = f"{trainer.device}" if ranks.count == 1 else f"{ranks.count} ranks"
-    yield Report("start", at, steps, f"{said}: {parameters:,} parameters on {where}")
-    with interruptible() as asked:
-        yield from trainer.train(ranks.listen(asked))
+    beginning = f"resumed from step {step}" if checkpoint is not None else "training begins"
+    where = f"{trainer.device}" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
+    yield Report("start", step, steps, f"{beginning}: {parameters:,} parameters on {where}")
+    with catch_stop_signals() as stop_signal:
+        yield from trainer.train(ranks.synchronize_signals(stop_signal))
     yield from trainer.finish()
 
 
-# -- what there is before the first step -------------------------------------------------------------------------------
+# -- before the first step ---------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Opened:
-    """A run before its first step: the config as it was settled, the data, the checkpoint to go on from."""
+class PreparedRun:
+    """A run before its first step: the resolved config, the data, and the checkpoint to resume from."""
 
     config: Config
-    prepared: Prepared
-    found: Path | None
-    finished: int | None
+    data: TrainingData
+    checkpoint: Path | None
+    finished_step: int | None
 
 
-def told(opened: Opened) -> dict[str, Any]:
-    """What the first rank tells the others of it, as JSON holds it."""
-    texts = {name: base64.b64encode(data).decode() for name, data in opened.prepared.codec.files().items()}
-    found = None if opened.found is None else str(opened.found)
-    return {"config": opened.config.text(), "codec": texts, "found": found, "finished": opened.finished}
+class SerializedRun(TypedDict):
+    """A prepared run as JSON."""
+
+    config: str
+    codec: dict[str, str]
+    checkpoint: str | None
+    finished_step: int | None
 
 
-def read(value: dict[str, Any], place: RunFolder) -> Opened:
-    """What another rank makes of that; the cache has the token stores by now, where all see one file system."""
-    config = configs.validate(yaml.parse(value["config"], "rank 0's config"), "rank 0's config")
-    files = {name: base64.b64decode(text) for name, text in value["codec"].items()}
-    part, form = config.tokenizer, config.data.normalization
-    readers = configs.modality(config), configs.second_source(config)
-    codec = codecs.restore(part.source, part.target or part.source, part.joint, form, files, *readers)
-    found = None if value["found"] is None else Path(value["found"])
-    return Opened(config, prepare.prepare(config, codec, cache_of(config, place)), found, value["finished"])
+def serialize(run: PreparedRun) -> SerializedRun:
+    """A prepared run as JSON, for the other ranks; of its data only the codec is sent."""
+    return {
+        "config": run.config.to_yaml(),
+        "codec": {name: base64.b64encode(data).decode() for name, data in run.data.codec.to_files().items()},
+        "checkpoint": None if run.checkpoint is None else str(run.checkpoint),
+        "finished_step": run.finished_step,
+    }
 
 
-def cache_of(config: Config, place: RunFolder) -> Path:
-    return Path(config.data.cache) if config.data.cache else place.path.parent / ".cache"
+def deserialize(run: SerializedRun, run_folder: RunFolder) -> PreparedRun:
+    """The prepared run on another rank; it reads the token stores that rank 0 has built, or builds its own."""
+    config = configs.validate(yaml.parse(run["config"], "rank 0's config"), "rank 0's config")
+    contents = {name: base64.b64decode(text) for name, text in run["codec"].items()}
+    options = config.tokenizer
+    codec = restore_codec(
+        options.source,
+        options.target or options.source,
+        options.joint,
+        config.data.normalization,
+        contents,
+        *prepare.source_readers(config),
+    )
+    data = prepare.prepare_data(config, codec, cache_folder(config, run_folder))
+    checkpoint = None if run["checkpoint"] is None else Path(run["checkpoint"])
+    return PreparedRun(config, data, checkpoint, run["finished_step"])
 
 
-def _open(config: Config, place: RunFolder, allow_change: Sequence[str]) -> Generator[Report, None, Opened]:
-    """Examine and prepare all there is, and say what was noticed."""
+def cache_folder(config: Config, run_folder: RunFolder) -> Path:
+    """Where token stores are kept: data.cache, or beside the run folder."""
+    return Path(config.data.cache) if config.data.cache else run_folder.path.parent / ".cache"
+
+
+def _prepare_run(
+    config: Config, run_folder: RunFolder, allow_change: Sequence[str]
+) -> Generator[Report, None, PreparedRun]:
+    """Find the checkpoint, check the data or config, prepare tokenizers and token stores; yields notices."""
 
     def notice(text: str) -> Report:
         return Report("notice", 0, config.training.steps, text)
 
-    place.check_format()
-    config = prepare.settled(config)
-    found, ignored = model_folder.latest(place.path)
-    for folder in (place.path, place.checkpoints):
-        ignored += [f"{folder / name}: was never finished" for name in files.sweep(folder)]
+    run_folder.check_format()
+    config = prepare.resolve_max_source(config)
+    checkpoint, ignored = model_folder.latest_checkpoint(run_folder.path)
+    for folder in (run_folder.path, run_folder.checkpoints):
+        ignored += [f"{folder / name}: was never finished" for name in files.remove_temporary(folder)]
     for text in ignored:
         yield notice(f"ignored: {text}")
-    if found is None:  # nothing is lost with an old config that trained no step worth keeping
-        for text in prepare.examine(config):
+    if checkpoint is None:
+        learner = TokenizerLearner(config) if can_learn_while_checking(config) else None
+        for text in prepare.check_data(config, learner.add if learner is not None else None):
             yield notice(text)
-        codec, config = prepare.open_codec(config)
+        codec, config = load_or_learn_codec(config, learner)
     else:
-        codec = model_folder.load(found).codec
-        if config.tokenizer.load or config.training.start_from:
-            config = prepare.adopt(config, model_folder.load(found).config)
-    place.settle(config, allow_change, fresh=found is None)
-    prepared = prepare.prepare(config, codec, cache_of(config, place))
-    for text in prepare.skipped(prepared):
+        model = model_folder.load(checkpoint)
+        codec = model.codec
+        if not learns_tokenizers(config):
+            config = adopt_tokenizers(config, model.config)
+        run_folder.check_config(config, allow_change)
+    run_folder.write_config(config)
+    data = prepare.prepare_data(config, codec, cache_folder(config, run_folder))
+    for text in prepare.skipped_notices(data):
         yield notice(text)
-    return Opened(config, prepared, found, place.finished)
+    return PreparedRun(config, data, checkpoint, run_folder.finished_step)
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], int | None]]:
-    """Ctrl-C, SIGTERM and SIGUSR1 ask for a stop after the step; a second Ctrl-C stops at once."""
-    got: list[int] = []
+def catch_stop_signals() -> Iterator[Callable[[], int | None]]:
+    """A function that returns the first stop signal (Ctrl-C, SIGTERM, SIGUSR1); a second Ctrl-C stops at once."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals reach the main thread alone
+        yield lambda: None  # only the main thread receives signals
         return
 
-    def note(number: int, frame: Any) -> None:
-        if got and number == signal.SIGINT:
+    def receive(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        got.append(number)
+        received.append(number)
 
     kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {kind: signal.signal(kind, note) for kind in kinds}
+    previous = {kind: signal.signal(kind, receive) for kind in kinds}
     try:
-        yield lambda: got[0] if got else None
+        yield lambda: received[0] if received else None
     finally:
-        for kind, handler in before.items():
+        for kind, handler in previous.items():
             signal.signal(kind, handler)

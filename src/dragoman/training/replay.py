@@ -1,11 +1,11 @@
-"""What the model makes of a few fixed sources at every checkpoint: the frames of a replay.
+"""Predictions for a few fixed validation sources at every checkpoint: the frames of a replay.
 
-    validation set ─sources→ the first N ─frame→ one line of replay.jsonl for each checkpoint
+    validation set ─select_examples→ the first N ─replay_frame→ a line of replay.jsonl for each checkpoint
 
     {"step": 500, "sources": [{"source", "output", "log_prob", "source_tokens", "tokens", "attention"}, …]}
 
-`attention` has a row for each of `tokens` (</s> is one where the result ended by itself) and a column for each of
-`source_tokens`; null where the model has none to show. Training goes on as if nobody had asked.
+`attention` has a row for each of `tokens` (</s> is one if the result ends with it) and a column for each of
+`source_tokens`; null where the model has no attention, or too much of it. Training itself is not affected.
 """
 
 from __future__ import annotations
@@ -14,73 +14,80 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from dragoman.core.json import finite
+from dragoman.core.generation import GenerationOptions
+from dragoman.core.json import replace_nonfinite
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, SPECIALS, Example
-from dragoman.inference.constraints import Constraints
-from dragoman.inference.length_limits import NOTHING
 from dragoman.inference.pipeline import Pipeline, Prediction
-from dragoman.training import prepare
+from dragoman.training.prepare import is_readable, read_examples
+from dragoman.training.report import ReplayFrame, ReplaySource
 
-LONGEST = 100  # tokens of a result: a model that knows nothing yet talks until it is stopped
-CELLS = LONGEST**2  # weights of a map that are kept; a larger one would make a line of a megabyte
-DIGITS = 4  # of a weight
+MAX_TOKENS = 100  # of a result: an untrained model seldom stops by itself
+MAX_ATTENTION_WEIGHTS = MAX_TOKENS**2  # of a result; more would make a line of a megabyte
+DIGITS = 4  # of an attention weight
 
 
-def sources(pipeline: Pipeline) -> list[Example]:
-    """The first sources of the validation set; of a text that a language model learns from, the first half."""
+def select_examples(pipeline: Pipeline) -> list[Example]:
+    """The first `training.replay` readable validation examples; for a language model, the first half of each text."""
     config = pipeline.config
     if config.data.valid is None:
         return []
-    every = (e for e in prepare.pairs(config, config.data.valid) if e.source.strip() and not e.source_truncated)
-    readable = (e for e in every if prepare.is_readable(e, pipeline.codec))
+    every = read_examples(config, config.data.valid)
+    readable = (e for e in every if e.source.strip() and not e.source_truncated and is_readable(e, pipeline.codec))
     first = list(itertools.islice(readable, config.training.replay))
-    return [replace(e, source=half(e.source.strip())) for e in first] if pipeline.continues_text else first
+    return [replace(e, source=_first_half(e.source.strip())) for e in first] if pipeline.continues_text else first
 
 
-def half(text: str) -> str:
+def _first_half(text: str) -> str:
+    """The first half of a text, its middle character included."""
     return text[: (len(text) + 1) // 2]
 
 
-def frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> dict[str, Any]:
-    """What the model says now, word by word the most probable."""
-    wishes = [limit(pipeline, example) for example in examples]
-    with undisturbed(pipeline):
-        found = pipeline.predict(examples, search=Part("greedy"), attention=True, constraints=wishes)
-    ends = pipeline.model.head is None  # a head's labels have no </s>
-    return {"step": step, "sources": [told(e, p, ends) for e, p in zip(examples, found, strict=True)]}
+def replay_frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> ReplayFrame:
+    """Predict the examples with greedy search, as a line of replay.jsonl; generators and mode stay as they are."""
+    options = [replay_options(pipeline, example) for example in examples]
+    with preserve_state(pipeline):
+        predictions = pipeline.predict(examples, options, attention=True)
+    has_eos = pipeline.model.head is None  # the labels of a head have no </s>
+    return {
+        "step": step,
+        "sources": [serialize_prediction(e, p, has_eos) for e, p in zip(examples, predictions, strict=True)],
+    }
 
 
-def limit(pipeline: Pipeline, example: Example) -> Constraints:
-    """At most LONGEST tokens, where the config allows more."""
-    options = pipeline.config.generation
-    usual = pipeline.reading.counted(len(pipeline.reading.encode(example))) * options.ratio + options.extra
-    return Constraints(longest=LONGEST) if usual > LONGEST else NOTHING
+def replay_options(pipeline: Pipeline, example: Example) -> GenerationOptions:
+    """Greedy search with at most MAX_TOKENS tokens, where the config allows more."""
+    config, inputs = pipeline.config.generation, pipeline.input_processor
+    length = inputs.count_length_units(len(inputs.encode_source(example)))
+    usual = config.max_new_tokens or length * config.max_length_ratio + config.max_length_extra
+    greedy = GenerationOptions(search=Part("greedy"))
+    return greedy.merge(GenerationOptions(max_new_tokens=MAX_TOKENS)) if usual > MAX_TOKENS else greedy
 
 
-def told(example: Example, found: Prediction, ends: bool) -> dict[str, Any]:
-    """One source and its result, as JSON holds it."""
-    tokens = [*found.tokens, SPECIALS[EOS]] if ends and found.finish_reason == "eos" else found.tokens
-    weights = None if found.attention is None else found.attention[: len(tokens)]
-    if weights is not None and not 0 < weights.size <= CELLS:
+def serialize_prediction(example: Example, prediction: Prediction, has_eos: bool) -> ReplaySource:
+    """A source and its prediction as JSON."""
+    tokens = prediction.tokens
+    if has_eos and prediction.finish_reason == "eos":
+        tokens = [*tokens, SPECIALS[EOS]]
+    weights = None if prediction.attention is None else prediction.attention[: len(tokens)]
+    if weights is not None and not 0 < weights.size <= MAX_ATTENTION_WEIGHTS:
         weights = None
     return {
         "source": example.source,
-        "output": found.text,
-        "log_prob": finite(found.log_prob),
-        "source_tokens": found.source_tokens,
+        "output": prediction.text,
+        "log_prob": replace_nonfinite(prediction.log_prob),
+        "source_tokens": prediction.source_tokens,
         "tokens": tokens,
         "attention": None if weights is None else [[round(a, DIGITS) for a in row] for row in weights.tolist()],
     }
 
 
 @contextmanager
-def undisturbed(pipeline: Pipeline) -> Iterator[None]:
-    """Leave the random generators and the model's mode as they were."""
+def preserve_state(pipeline: Pipeline) -> Iterator[None]:
+    """Restore torch's random generators and the training mode of the model afterwards."""
     mode: bool = pipeline.model.training
     devices = [pipeline.device] if pipeline.device.type == "cuda" else []
     with torch.random.fork_rng(devices):

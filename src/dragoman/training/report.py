@@ -1,48 +1,71 @@
-"""What a training says of itself, and how it keeps time."""
+"""The reports that training yields, and the clock behind their rates."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+
+ReportKind = Literal["notice", "start", "step", "log", "validation", "saved", "skipped", "split", "end"]
+Metrics = dict[str, Any]  # a line of metrics.jsonl: kind, step and numbers by name
 
 
 @dataclass(frozen=True)
 class Report:
-    """Something that happened at a step; `values` are what metrics.jsonl records."""
+    """An event of a training run; `values` are what metrics.jsonl records."""
 
-    kind: Literal["notice", "start", "step", "log", "validation", "saved", "skipped", "split", "end"]
+    kind: ReportKind
     step: int
     steps: int
     message: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Metrics = field(default_factory=dict)
     loss: float = math.nan
-    rate: float = 0.0  # tokens per second
+    tokens_per_second: float = 0.0
     seconds_left: float = math.nan
 
 
+class ReplaySource(TypedDict):
+    """The prediction for one source in a line of replay.jsonl."""
+
+    source: str
+    output: str
+    log_prob: float | None
+    source_tokens: list[str]
+    tokens: list[str]
+    attention: list[list[float]] | None  # a row for each token
+
+
+class ReplayFrame(TypedDict):
+    """A line of replay.jsonl: the predictions at a checkpoint."""
+
+    step: int
+    sources: list[ReplaySource]
+
+
 class Clock:
-    """Time spent training: the rate of late and what is left at that rate; validations do not count."""
+    """Time spent training, without validation: the recent speed, and the time left at that speed."""
 
     def __init__(self, steps: int, seconds: float = 0.0) -> None:
-        self.steps, self.done, self.rate, self.pace = steps, 0, 0.0, 0.0
-        self.seconds = seconds  # those of earlier processes too
-        self.mark = time.perf_counter()
+        self.steps, self.done, self.tokens_per_second, self.seconds_per_step = steps, 0, 0.0, 0.0
+        self.seconds = seconds  # including those of earlier processes
+        self.last_tick = time.perf_counter()
 
     def tick(self, tokens: int) -> None:
-        """One step is done. The means are of the last 50 steps or so."""
+        """Count a step of so many tokens; the speeds are moving averages over about 50 steps."""
         now = time.perf_counter()
-        spent, self.mark = now - self.mark, now
+        spent, self.last_tick = now - self.last_tick, now
         self.seconds += spent
         self.done += 1
         share = max(1 / self.done, 0.02)
-        self.pace += share * (spent - self.pace)
-        self.rate += share * (tokens / max(spent, 1e-9) - self.rate)
+        self.seconds_per_step += share * (spent - self.seconds_per_step)
+        self.tokens_per_second += share * (tokens / max(spent, 1e-9) - self.tokens_per_second)
 
-    def pause(self) -> None:
-        self.mark = time.perf_counter()
+    def skip(self) -> None:
+        """Leave the time since the last step, or the last call, out of the count."""
+        self.last_tick = time.perf_counter()
 
     @property
-    def left(self) -> float:
-        return self.pace * (self.steps - self.done)
+    def seconds_left(self) -> float:
+        """The time that the remaining steps need at the recent speed."""
+        return self.seconds_per_step * (self.steps - self.done)

@@ -1,6 +1,6 @@
-"""Everything a run needs to go on exactly, as safetensors and JSON; nothing is pickled.
+"""The training state of a checkpoint, with which a run resumes exactly: safetensors and JSON, nothing pickled.
 
-The random generators are not among it: every update seeds them from (seed, step, piece).
+The states of random generators are not in it: every update seeds them from (seed, step, piece).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,42 +15,42 @@ from torch import Tensor, nn
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import ModelError
 from dragoman.core.formats import FORMAT, check_format
-from dragoman.optim.schedules import Schedule
+from dragoman.optim.schedules import Schedule, ScheduleState
 from dragoman.training.averaging import MovingAverage
 
 
 @dataclass
 class Progress:
-    """Where a run stands. Sums over the log window are here too, so that a resumed window logs the same mean."""
+    """How far a run is. The sums of the log window are here so that a resumed window logs the same mean."""
 
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # cursor in the epoch
+    batch: int = 0  # next batch of the epoch
     tokens: int = 0  # target tokens seen in all
     window_loss: float = 0.0
     window_tokens: int = 0
-    best: float | None = None  # the best value of the metric that decides
+    best: float | None = None  # best value of the metric that selects checkpoints
     best_loss: float | None = None  # the loss with it
     best_step: int = 0
-    validated: int = 0  # the step of the last validation
-    waited: int = 0  # validations since the best
-    bad: int = 0  # updates in a row that were not finite
-    limit: int | None = None  # the largest batch area known to fit
+    last_validation: int = 0  # step
+    bad_validations: int = 0  # validations since the best
+    nonfinite_updates: int = 0  # in a row
+    max_area: int | None = None  # largest batch area that fits into memory; None: all did
     threads: int = 0
     ranks: int = 1
-    schedule: dict[str, Any] = field(default_factory=dict)
-    data: list[str] = field(default_factory=list)
+    schedule: ScheduleState = field(default_factory=dict)
+    data: list[str] = field(default_factory=list)  # fingerprints of the training and validation data
 
     @property
-    def found(self) -> tuple[float, float] | None:
-        """What the best validation found, if there was one: the metric that decides, and the loss."""
+    def best_scores(self) -> tuple[float, float] | None:
+        """The selecting metric and the loss of the best validation, if there was one."""
         return None if self.best is None or self.best_loss is None else (self.best, self.best_loss)
 
 
-def dump(
+def serialize_state(
     progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
 ) -> dict[str, bytes]:
-    """The training files of a checkpoint."""
+    """Progress, optimizer state and, with a moving average, the raw weights, as files of a checkpoint."""
     tensors = {
         f"optimizer.{index}.{key}": value
         for index, state in optimizer.state_dict()["state"].items()
@@ -66,21 +65,21 @@ def dump(
     }
 
 
-def restore(
+def restore_state(
     folder: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: Schedule,
     average: MovingAverage | None,
 ) -> Progress:
-    """Put a run back to where a checkpoint left it."""
+    """Load a checkpoint into model, optimizer, schedule and moving average; returns its progress."""
     progress = read_progress(folder)
-    weights = model_folder.tensors(folder, "model.safetensors")
-    tensors = model_folder.tensors(folder, "training.safetensors")
+    weights = model_folder.load_tensors(folder, "model.safetensors")
+    tensors = model_folder.load_tensors(folder, "training.safetensors")
     if average is not None:
         average.restore(weights)
         weights = {name.removeprefix("weights."): x for name, x in tensors.items() if name.startswith("weights.")}
-    model_folder.fill(model, weights, str(folder))
+    model_folder.load_weights(model, weights, str(folder))
     states: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("optimizer."):
@@ -92,9 +91,10 @@ def restore(
 
 
 def read_progress(folder: Path) -> Progress:
+    """Read the progress of a checkpoint."""
     try:
         value = json.loads((folder / "training.json").read_bytes())
         check_format(value.pop("format", None), folder)
         return Progress(**value)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder / 'training.json'}: is not the state of a training: {error}") from None
+        raise ModelError(f"{folder / 'training.json'}: is not a training state: {error}") from None

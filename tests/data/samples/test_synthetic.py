@@ -73,31 +73,33 @@ def read(text: str) -> date:
 @settings(deadline=None, max_examples=30)
 @given(day=days)
 def test_every_pattern_can_be_read_back_as_the_day_it_was_made_from(pattern, day):
-    if synthetic.allows(pattern, day):
-        assert read(synthetic.written(day, pattern)) == day
+    if synthetic.is_unambiguous(pattern, day):
+        assert read(synthetic.format_date(day, pattern)) == day
 
 
 def test_every_generated_date_can_be_read_back_as_its_target():
-    pairs = synthetic.pairs("dates", 5000, seed=3)
+    pairs = synthetic.generate_pairs("dates", 5000, seed=3)
     assert [read(source).isoformat() for source, _ in pairs] == [target for _, target in pairs]
     years = {int(target[:4]) for _, target in pairs}
     assert min(years) == 1900
     assert max(years) == 2099
 
 
-def test_a_day_known_by_heart_is_written_as_people_write_it():
-    written = {pattern: synthetic.written(date(2019, 1, 5), pattern) for pattern in synthetic.PATTERNS}
+def test_a_known_day_is_formatted_in_every_pattern():
+    written = {pattern: synthetic.format_date(date(2019, 1, 5), pattern) for pattern in synthetic.PATTERNS}
     assert written["{wd} {d} {mon} {y}"] == "Sat 5 Jan 2019"
     assert written["the {ordinal} of {month}, {y}"] == "the fifth of January, 2019"
     assert written["{mon.} {d}, '{yy}"] == "Jan. 5, '19"
     assert written["{d}.{m}.{y}"] == "5.1.2019"
-    assert synthetic.written(date(1969, 7, 20), "{weekday} the {nth} of {month} {y}") == "Sunday the 20th of July 1969"
-    assert synthetic.written(date(1999, 5, 2), "{mon.} {d}, '{yy}") == "May 2, '99"
+    assert (
+        synthetic.format_date(date(1969, 7, 20), "{weekday} the {nth} of {month} {y}") == "Sunday the 20th of July 1969"
+    )
+    assert synthetic.format_date(date(1999, 5, 2), "{mon.} {d}, '{yy}") == "May 2, '99"
 
 
 def test_ordinals_end_as_in_english():
     day = date(2000, 1, 1)
-    endings = [synthetic.written(day + timedelta(i), "{nth}") for i in range(31)]
+    endings = [synthetic.format_date(day + timedelta(i), "{nth}") for i in range(31)]
     assert endings[:4] == ["1st", "2nd", "3rd", "4th"]
     assert endings[10:13] == ["11th", "12th", "13th"]
     assert endings[20:23] == ["21st", "22nd", "23rd"]
@@ -105,24 +107,24 @@ def test_ordinals_end_as_in_english():
 
 
 def test_short_years_are_used_only_where_the_century_is_fixed():
-    assert not synthetic.allows("{d} {month} '{yy}", date(1949, 12, 31))
-    assert synthetic.allows("{d} {month} '{yy}", date(1950, 1, 1))
-    assert synthetic.allows("{d} {month} '{yy}", date(2049, 12, 31))
-    assert not synthetic.allows("{d} {month} '{yy}", date(2050, 1, 1))
+    assert not synthetic.is_unambiguous("{d} {month} '{yy}", date(1949, 12, 31))
+    assert synthetic.is_unambiguous("{d} {month} '{yy}", date(1950, 1, 1))
+    assert synthetic.is_unambiguous("{d} {month} '{yy}", date(2049, 12, 31))
+    assert not synthetic.is_unambiguous("{d} {month} '{yy}", date(2050, 1, 1))
 
 
 def test_no_two_days_are_ever_written_alike():
     day, stop, meanings = date(2019, 1, 1), date(2021, 1, 1), {}
     while day < stop:
         for pattern in synthetic.PATTERNS:
-            text = re.sub(r"[ ,]+", " ", synthetic.written(day, pattern).lower())
+            text = re.sub(r"[ ,]+", " ", synthetic.format_date(day, pattern).lower())
             assert meanings.setdefault(text, day) == day
         day += timedelta(1)
 
 
 def test_there_are_many_patterns_and_all_of_them_occur():
     assert len(set(synthetic.PATTERNS)) >= 12
-    sources = "\n".join(source for source, _ in synthetic.pairs("dates", 4000, seed=1))
+    sources = "\n".join(source for source, _ in synthetic.generate_pairs("dates", 4000, seed=1))
     for form in (
         r"^\d{8}$",
         r"^\d+/\d+/\d{4}$",
@@ -144,7 +146,7 @@ def test_there_are_many_patterns_and_all_of_them_occur():
 @given(seed=st.integers(0, 2**32), symbols=st.integers(2, 26), max_length=st.integers(3, 30))
 def test_letters_are_copied_reversed_and_sorted(task, seed, symbols, max_length):
     truth = {"copy": lambda x: x, "reverse": lambda x: x[::-1], "sort": sorted}[task]
-    for source, target in synthetic.pairs(task, 40, seed, symbols=symbols, max_length=max_length):
+    for source, target in synthetic.generate_pairs(task, 40, seed, symbols=symbols, max_length=max_length):
         letters = source.split(" ")
         assert target.split(" ") == list(truth(letters))
         assert 1 <= len(letters) <= max_length
@@ -152,7 +154,7 @@ def test_letters_are_copied_reversed_and_sorted(task, seed, symbols, max_length)
 
 
 def test_all_lengths_and_all_symbols_occur():
-    pairs = synthetic.pairs("copy", 2000, seed=0, symbols=8, max_length=20)
+    pairs = synthetic.generate_pairs("copy", 2000, seed=0, symbols=8, max_length=20)
     assert {len(source.split()) for source, _ in pairs} == set(range(1, 21))
     assert {letter for source, _ in pairs for letter in source.split()} == set("abcdefgh")
 
@@ -162,14 +164,18 @@ def test_all_lengths_and_all_symbols_occur():
 
 @pytest.mark.parametrize("task", synthetic.TASKS)
 def test_the_same_seed_gives_the_same_pairs_and_another_seed_others(task):
-    assert synthetic.pairs(task, 50, seed=5) == synthetic.pairs(task, 50, seed=5)
-    assert synthetic.pairs(task, 50, seed=5) != synthetic.pairs(task, 50, seed=6)
+    assert synthetic.generate_pairs(task, 50, seed=5) == synthetic.generate_pairs(task, 50, seed=5)
+    assert synthetic.generate_pairs(task, 50, seed=5) != synthetic.generate_pairs(task, 50, seed=6)
 
 
 @pytest.mark.parametrize("task", synthetic.TASKS)
 def test_no_target_of_a_test_occurs_in_training(task):
     sides = {
-        side: {target for seed in (1, 2) for _, target in synthetic.pairs(task, 300, seed, side=side, max_length=6)}
+        side: {
+            target
+            for seed in (1, 2)
+            for _, target in synthetic.generate_pairs(task, 300, seed, split=side, max_length=6)
+        }
         for side in ("train", "valid", "test")
     }
     assert not sides["train"] & sides["test"]
@@ -179,20 +185,25 @@ def test_no_target_of_a_test_occurs_in_training(task):
 
 def test_a_tenth_of_all_days_are_kept_for_tests():
     all_days = [date(1900, 1, 1) + timedelta(i) for i in range((date(2100, 1, 1) - date(1900, 1, 1)).days)]
-    sides = [synthetic.side_of(day.isoformat()) for day in all_days]
+    sides = [synthetic.split_of_target(day.isoformat()) for day in all_days]
     assert sides.count("test") / len(sides) == pytest.approx(0.10, abs=0.005)
     assert sides.count("valid") / len(sides) == pytest.approx(0.05, abs=0.005)
 
 
 @pytest.mark.parametrize("task", synthetic.TASKS)
 def test_sources_are_not_repeated(task):
-    sources = [source for source, _ in synthetic.pairs(task, 3000, seed=2)]
+    sources = [source for source, _ in synthetic.generate_pairs(task, 3000, seed=2)]
     assert len(set(sources)) == len(sources) == 3000
 
 
 def test_a_small_task_gives_every_pair_once_and_then_repeats():
-    every = {source for length in (1, 2) for source in _strings("abc", length) if synthetic.side_of(source) == "train"}
-    sources = [source for source, _ in synthetic.pairs("copy", 50, seed=0, symbols=3, max_length=2)]
+    every = {
+        source
+        for length in (1, 2)
+        for source in _strings("abc", length)
+        if synthetic.split_of_target(source) == "train"
+    }
+    sources = [source for source, _ in synthetic.generate_pairs("copy", 50, seed=0, symbols=3, max_length=2)]
     assert len(sources) == 50
     assert set(sources[: len(every)]) == every
 
@@ -204,42 +215,42 @@ def _strings(alphabet, length):
 
 
 def test_a_side_without_pairs_is_an_error_and_not_an_endless_search():
-    empty = next(side for side in ("train", "valid", "test") if side != synthetic.side_of("a"))
+    empty = next(side for side in ("train", "valid", "test") if side != synthetic.split_of_target("a"))
     with pytest.raises(DataError, match="Use more symbols or a larger length"):
-        synthetic.pairs("copy", 1, seed=0, side=empty, symbols=1, max_length=1)
+        synthetic.generate_pairs("copy", 1, seed=0, split=empty, symbols=1, max_length=1)
 
 
 def test_wrong_settings_are_named_with_what_is_allowed():
     with pytest.raises(DataError, match="no synthetic task called 'srot'; did you mean 'sort'"):
-        synthetic.pairs("srot", 1, seed=0)
+        synthetic.generate_pairs("srot", 1, seed=0)
     with pytest.raises(DataError, match="27 symbols; there can be 1 to 26"):
-        synthetic.pairs("copy", 1, seed=0, symbols=27)
+        synthetic.generate_pairs("copy", 1, seed=0, symbols=27)
     with pytest.raises(DataError, match="lengths up to 0; it must be at least 1"):
-        synthetic.pairs("copy", 1, seed=0, max_length=0)
+        synthetic.generate_pairs("copy", 1, seed=0, max_length=0)
 
 
 def test_pairs_are_written_as_lines_with_a_tab(tmp_path):
     file = tmp_path / "new" / "pairs.tsv"
-    synthetic.write(file, [("c a b", "a b c"), ("é", "e")])
+    synthetic.write_tsv(file, [("c a b", "a b c"), ("é", "e")])
     assert file.read_bytes() == "c a b\ta b c\né\te\n".encode()
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_file_stays_whole_when_writing_fails(tmp_path):
     file = tmp_path / "pairs.tsv"
-    synthetic.write(file, [("a", "b")])
+    synthetic.write_tsv(file, [("a", "b")])
 
     def broken():
         yield ("c", "d")
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        synthetic.write(file, broken())
+        synthetic.write_tsv(file, broken())
     assert file.read_text() == "a\tb\n"
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file: cannot be written"):
-        synthetic.write(tmp_path / "file" / "pairs.tsv", [])
+        synthetic.write_tsv(tmp_path / "file" / "pairs.tsv", [])

@@ -14,10 +14,10 @@ import torch
 from dragoman.core.errors import MissingExtra
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Hypothesis
-from dragoman.engines.cpu import ctranslate2
-from dragoman.engines.length_batches import padded
+from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, model_blocker
+from dragoman.engines.length_batches import pad_ids
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, searches
+from dragoman.search import SearchConstraints, searches
 
 V = 90
 GREEDY = searches.build(Part("greedy"))
@@ -45,20 +45,19 @@ def some_sources(count: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def plainly(model: Seq2Seq, sources: list[list[int]], limits: Limits) -> list[Hypothesis]:
-    memory = model.encode(*padded(sources))
-    return [found[0] for found in GREEDY(model.step, lambda room: model.start(memory, room), limits)]
+def decode_with_reference(model: Seq2Seq, sources: list[list[int]], limits: SearchConstraints) -> list[Hypothesis]:
+    memory = model.encode(*pad_ids(sources))
+    return [found[0] for found in GREEDY(model.step, lambda capacity: model.start(memory, capacity), limits)]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_greedy_results_and_the_log_p_of_their_tokens_are_ours(name: str) -> None:
     pytest.importorskip("ctranslate2")
     built, sources = model(**OPTIONS[name]), some_sources(80)
-    limits = Limits(torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)]))
-    engine = ctranslate2.open(built, "float32")
-    assert engine is not None
+    limits = SearchConstraints(torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)]))
+    engine = CTranslate2Engine(built, "float32")
     assert engine.serves(GREEDY, limits)
-    expected = plainly(built, sources, limits)
+    expected = decode_with_reference(built, sources, limits)
     found = [hypotheses[0] for hypotheses in engine(sources, GREEDY, limits)]
     same = [
         (a, b)
@@ -76,22 +75,20 @@ def test_a_result_with_padding_or_a_beginning_in_it_is_asked_for_again() -> None
     built, sources = model(), some_sources(10)
     with torch.no_grad():
         built.output.bias[:2] += 9.0
-    limits = Limits(torch.full((10,), 6))
-    engine = ctranslate2.open(built, "float32")
-    assert engine is not None
+    limits = SearchConstraints(torch.full((10,), 6))
+    engine = CTranslate2Engine(built, "float32")
     found = [hypotheses[0].tokens for hypotheses in engine(sources, GREEDY, limits)]
-    assert found == [h.tokens for h in plainly(built, sources, limits)]
+    assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
 
 
 def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
     pytest.importorskip("ctranslate2")
     built, sources = model(), some_sources(30)
     before = {name: weight.clone() for name, weight in built.state_dict().items()}
-    limits = Limits(torch.full((30,), 1))
-    engine = ctranslate2.open(built, "int8")
-    assert engine is not None
+    limits = SearchConstraints(torch.full((30,), 1))
+    engine = CTranslate2Engine(built, "int8")
     assert all(weight.equal(before[name]) for name, weight in built.state_dict().items())
-    pairs = list(zip(engine(sources, GREEDY, limits), plainly(built, sources, limits), strict=True))
+    pairs = list(zip(engine(sources, GREEDY, limits), decode_with_reference(built, sources, limits), strict=True))
     apart = [abs(a[0].log_probs[0] - b.log_probs[0]) for a, b in pairs if a[0].tokens == b.tokens]
     assert len(apart) >= 20
     assert sum(apart) / len(apart) < 0.1
@@ -100,28 +97,26 @@ def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
 def test_nothing_is_left_behind_by_a_conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert ctranslate2.open(model(), "int8") is not None
+    CTranslate2Engine(model(), "int8")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_it_would_do_otherwise_is_refused() -> None:
     pytest.importorskip("ctranslate2")
-    engine, longest = ctranslate2.open(model(position=Part("learned", {"length": 40})), "float32"), torch.tensor([5])
-    assert engine is not None
-    assert engine.serves(GREEDY, Limits(longest))
-    assert not engine.serves(searches.build(Part("beam")), Limits(longest))
-    assert not engine.serves(GREEDY, Limits(longest, 1))
-    assert not engine.serves(GREEDY, Limits(torch.tensor([40])))
-    assert not engine.serves(GREEDY, Limits(longest, rules=[lambda log_p, history, rows: log_p]))
+    engine, longest = CTranslate2Engine(model(position=Part("learned", {"length": 40})), "float32"), torch.tensor([5])
+    assert engine.serves(GREEDY, SearchConstraints(longest))
+    assert not engine.serves(searches.build(Part("beam")), SearchConstraints(longest))
+    assert not engine.serves(GREEDY, SearchConstraints(longest, 1))
+    assert not engine.serves(GREEDY, SearchConstraints(torch.tensor([40])))
+    assert not engine.serves(GREEDY, SearchConstraints(longest, processors=[lambda log_p, history, rows: log_p]))
 
 
 def test_the_length_that_its_beam_divides_by_counts_the_end() -> None:
     pytest.importorskip("ctranslate2")
-    engine = ctranslate2.open(model(), "float32")
-    assert engine is not None
+    engine = CTranslate2Engine(model(), "float32")
     ended = 0
-    for source in some_sources(5):
-        words = [[engine.words[i] for i in source]]
+    for source in some_sources(40):
+        words = [[engine.token_names[i] for i in source]]
         sums, means = (
             engine.translator.translate_batch(
                 words, beam_size=4, num_hypotheses=4, max_decoding_length=50, return_scores=True, length_penalty=penalty
@@ -143,15 +138,11 @@ def test_the_length_that_its_beam_divides_by_counts_the_end() -> None:
 )
 def test_a_model_it_would_compute_otherwise_is_refused(options: dict[str, Any]) -> None:
     side = Part("transformer", {"layers": 1, "heads": 4, **options})
-    assert (
-        ctranslate2.open(
-            Seq2Seq(V, V, width=32, encoder=Part("transformer", {"layers": 1, "heads": 4}), decoder=side), "int8"
-        )
-        is None
-    )
+    encoder = Part("transformer", {"layers": 1, "heads": 4})
+    assert model_blocker(Seq2Seq(V, V, width=32, encoder=encoder, decoder=side), "int8") is not None
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[ctranslate2\]'"):
-        ctranslate2.open(model(), "int8")
+        CTranslate2Engine(model(), "int8")

@@ -1,4 +1,4 @@
-"""The engine of a CPU against the plain path: the same model, the same search, step by step as search/ has it."""
+"""The engine of a CPU against the reference path: the same model, the same search, step by step as search/ has it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torch.testing import assert_close
 from dragoman.core import processes
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
-from dragoman.engines.cpu import engine as cpu
-from dragoman.engines.cpu.search import beam, best
-from dragoman.engines.cpu.transformer_step import Transformer
-from dragoman.engines.length_batches import batches, padded
+from dragoman.engines.cpu.engine import CPUEngine, length_limits, model_blocker
+from dragoman.engines.cpu.search import beam_search, top_tokens
+from dragoman.engines.cpu.transformer_step import CPUTransformer
+from dragoman.engines.length_batches import batch_by_length, pad_ids
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import Limits, searches
+from dragoman.search import SearchConstraints, searches
 
 V = 90
 SIZE = {"layers": 2, "heads": 4, "feedforward": 48}
 SEARCHES = {
     "greedy": Part("greedy"),
-    "beam": Part("beam", {"size": 4}),
-    "exact": Part("beam", {"size": 3, "stop": "exact", "length": Part("gnmt", {"alpha": 1.0})}),
-    "shrink": Part("beam", {"size": 4, "ending": "shrink"}),
-    "diverse": Part("diverse", {"size": 4, "groups": 2}),
+    "beam": Part("beam", {"beam": 4}),
+    "exact": Part("beam", {"beam": 3, "early_stopping": "never", "length_rule": Part("gnmt", {"alpha": 1.0})}),
+    "shrink": Part("beam", {"beam": 4, "finished_policy": "shrink"}),
+    "diverse": Part("diverse", {"beam": 4, "num_beam_groups": 2}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "post": {"norm_order": "post", "embedding_norm": True},
@@ -60,15 +60,17 @@ def some_sources(count: int) -> list[list[int]]:
     return [[*(random.randrange(4, V) for _ in range(random.randrange(1, 12))), EOS] for _ in range(count)]
 
 
-def some_limits(sources: list[list[int]]) -> Limits:
+def some_limits(sources: list[list[int]]) -> SearchConstraints:
     longest = torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)])  # some are cut off
-    return Limits(longest, longest // 4, list(range(len(sources))))
+    return SearchConstraints(longest, longest // 4, list(range(len(sources))))
 
 
 @torch.inference_mode()
-def plainly(model: Seq2Seq, sources: list[list[int]], part: Part, limits: Limits) -> list[list[Hypothesis]]:
-    memory = model.encode(*padded(sources))
-    return searches.build(part)(model.step, lambda room: model.start(memory, room), limits)
+def decode_with_reference(
+    model: Seq2Seq, sources: list[list[int]], part: Part, limits: SearchConstraints
+) -> list[list[Hypothesis]]:
+    memory = model.encode(*pad_ids(sources))
+    return searches.build(part)(model.step, lambda capacity: model.start(memory, capacity), limits)
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -85,49 +87,45 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_every_search_finds_what_it_finds_on_the_plain_path(name: str) -> None:
+def test_every_search_finds_what_it_finds_on_the_reference_path(name: str) -> None:
     sources, built = some_sources(40), model()
     limits, part = some_limits(sources), SEARCHES[name]
-    engine = cpu.open(built, "float32")
-    assert engine is not None
+    engine = CPUEngine(built, "float32")
     search = searches.build(part)
     assert engine.serves(search, limits)
-    assert_same(engine(sources, search, limits), plainly(built, sources, part, limits))
+    assert_same(engine(sources, search, limits), decode_with_reference(built, sources, part, limits))
 
 
 @pytest.mark.parametrize("size", [V - 1, V, 2 * V])
 def test_a_beam_may_be_as_wide_as_the_vocabulary_and_wider(size: int) -> None:
-    sources, built, part = some_sources(6), model(), Part("beam", {"size": size})
-    limits, engine = some_limits(sources), cpu.open(built, "float32")
-    assert engine is not None
+    sources, built, part = some_sources(6), model(), Part("beam", {"beam": size})
+    limits, engine = some_limits(sources), CPUEngine(built, "float32")
     found = engine(sources, searches.build(part), limits)
-    for ours, theirs in zip(found, plainly(built, sources, part, limits), strict=True):
+    for ours, theirs in zip(found, decode_with_reference(built, sources, part, limits), strict=True):
         assert ours[0].tokens == theirs[0].tokens
         assert ours[0].score == pytest.approx(theirs[0].score, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("part", [Part("greedy"), Part("beam", {"size": 3})], ids=["greedy", "beam"])
+@pytest.mark.parametrize("part", [Part("greedy"), Part("beam", {"beam": 3})], ids=["greedy", "beam"])
 def test_every_option_of_a_transformer_is_computed_as_the_model_computes_it(name: str, part: Part) -> None:
     sources, built = some_sources(12), model(**OPTIONS[name])
-    limits, engine = some_limits(sources), cpu.open(built, "float32")
-    assert engine is not None
-    assert_same(engine(sources, searches.build(part), limits), plainly(built, sources, part, limits))
+    limits, engine = some_limits(sources), CPUEngine(built, "float32")
+    assert_same(engine(sources, searches.build(part), limits), decode_with_reference(built, sources, part, limits))
 
 
 def test_a_transformer_decodes_what_another_encoder_encoded() -> None:
-    sources, built, part = some_sources(10), model("rnn"), Part("beam", {"size": 3})
-    limits, engine = some_limits(sources), cpu.open(built, "float32")
-    assert engine is not None
-    assert_same(engine(sources, searches.build(part), limits), plainly(built, sources, part, limits))
+    sources, built, part = some_sources(10), model("rnn"), Part("beam", {"beam": 3})
+    limits, engine = some_limits(sources), CPUEngine(built, "float32")
+    assert_same(engine(sources, searches.build(part), limits), decode_with_reference(built, sources, part, limits))
 
 
 @torch.inference_mode()
 def test_hypotheses_that_change_places_see_their_own_past_and_no_other() -> None:
     """Random descents, with sentences that leave on the way, against teacher forcing on each whole history."""
     built, k = model(position=Part("alibi")), 4
-    step = Transformer(built, "float32")
-    source, lengths = padded(some_sources(5))
+    step = CPUTransformer(built, "float32")
+    source, lengths = pad_ids(some_sources(5))
     rows, cache = torch.arange(5), step.start(step.encode(source, lengths), Capacity(k, 30))
     histories = torch.full((5, k, 1), BOS)
     for t in range(14):
@@ -163,7 +161,7 @@ class History:
 class Tables:
     """Logits 3 sin(ω n) of a history's number n, with frequencies ω by sentence and token, (N, 64)."""
 
-    size = 64
+    vocabulary_size = 64
 
     def __init__(self, sentences: int, ends: float) -> None:
         self.frequencies, self.ends = torch.rand(sentences, 1, 64, dtype=torch.float64), ends
@@ -186,18 +184,28 @@ class Tables:
 @given(
     st.integers(1, 5),
     st.sampled_from(["none", "mean", "gnmt"]),
-    st.sampled_from(["pool", "shrink"]),
-    st.sampled_from(["usual", "exact"]),
+    st.sampled_from(["collect", "shrink"]),
+    st.sampled_from([False, "never", True]),
     st.floats(-2, 8),
 )
-def test_a_beam_keeps_to_every_step_of_the_plain_one(
-    size: int, length: str, ending: str, stop: str, ends: float
+def test_a_beam_keeps_to_every_step_of_the_reference(
+    size: int, length_rule: str, finished_policy: str, early_stopping: bool | str, ends: float
 ) -> None:
     tables, longest = Tables(8, ends), torch.randint(1, 12, (8,))
-    limits = Limits(longest, longest // 3)
-    search: Any = searches.build(Part("beam", {"size": size, "length": Part(length), "ending": ending, "stop": stop}))
-    expected = search(tables.step, lambda room: tables.start(None, room), limits)
-    assert_same(beam(search, tables, None, cpu.lengths(limits)), expected)  # type: ignore[arg-type]
+    limits = SearchConstraints(longest, longest // 3)
+    search: Any = searches.build(
+        Part(
+            "beam",
+            {
+                "beam": size,
+                "length_rule": Part(length_rule),
+                "finished_policy": finished_policy,
+                "early_stopping": early_stopping,
+            },
+        )
+    )
+    expected = search(tables.step, lambda capacity: tables.start(None, capacity), limits)
+    assert_same(beam_search(search, tables, None, length_limits(limits)), expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [64, 640])
@@ -205,7 +213,7 @@ def test_the_best_tokens_of_blocks_are_the_best_of_all(size: int) -> None:
     logits = torch.randn(7, size)
     logits[:, [PAD, BOS, EOS]] += 4.0
     short = torch.tensor([True, False] * 3 + [True])
-    value, token = best(logits.clone(), short.numpy(), 5)
+    value, token = top_tokens(logits.clone(), short.numpy(), 5)
     log_p = logits.log_softmax(-1)
     log_p[:, [PAD, BOS]] = -torch.inf
     log_p[short, EOS] = -torch.inf
@@ -216,10 +224,9 @@ def test_the_best_tokens_of_blocks_are_the_best_of_all(size: int) -> None:
 
 def test_results_do_not_depend_on_what_else_is_asked() -> None:
     sources, built = some_sources(9), model()
-    limits, engine, search = some_limits(sources), cpu.open(built, "float32"), searches.build(SEARCHES["beam"])
-    assert engine is not None
+    limits, engine, search = some_limits(sources), CPUEngine(built, "float32"), searches.build(SEARCHES["beam"])
     alone = [
-        engine([source], search, Limits(limits.longest[i : i + 1], limits.shortest[i : i + 1]))[0]
+        engine([source], search, SearchConstraints(limits.max_lengths[i : i + 1], limits.min_lengths[i : i + 1]))[0]
         for i, source in enumerate(sources)
     ]
     assert_same(engine(sources, search, limits), alone)
@@ -230,32 +237,29 @@ def test_results_do_not_depend_on_what_else_is_asked() -> None:
 def test_greedy_results_do_not_depend_on_how_many_are_asked_for(precision: str, shortest: int) -> None:
     """Another engine may serve a few sentences, or all of them; in int8 its rounding is not ours."""
     sources, built = some_sources(20), model()
-    longest, search, engine = torch.full((20,), 9), searches.build(Part("greedy")), cpu.open(built, precision)
-    assert engine is not None
-    alone = [engine([source], search, Limits(longest[:1], shortest))[0] for source in sources]
-    assert_same(engine(sources, search, Limits(longest, shortest)), alone)
+    longest, search, engine = torch.full((20,), 9), searches.build(Part("greedy")), CPUEngine(built, precision)
+    alone = [engine([source], search, SearchConstraints(longest[:1], shortest))[0] for source in sources]
+    assert_same(engine(sources, search, SearchConstraints(longest, shortest)), alone)
     if precision == "float32":
-        assert_same(alone, plainly(built, sources, Part("greedy"), Limits(longest, shortest)))
+        assert_same(alone, decode_with_reference(built, sources, Part("greedy"), SearchConstraints(longest, shortest)))
 
 
-@pytest.mark.skipif(not processes.possible(), reason="no forks here")
+@pytest.mark.skipif(not processes.can_fork(), reason="no forks here")
 def test_a_fork_of_a_process_that_has_searched_can_search_too() -> None:
-    sources, engine, search = some_sources(6), cpu.open(model(), "int8"), searches.build(Part("greedy"))
-    assert engine is not None
+    sources, engine, search = some_sources(6), CPUEngine(model(), "int8"), searches.build(Part("greedy"))
 
     def answer(count: int) -> list[list[int]]:
-        found = engine(sources[:count], search, Limits(torch.full((count,), 5)))
+        found = engine(sources[:count], search, SearchConstraints(torch.full((count,), 5)))
         return [hypotheses[0].tokens for hypotheses in found]
 
     here = [answer(count) for count in (2, 6)]
-    assert list(processes.ordered(answer, [2, 6], 2)) == here
+    assert list(processes.map_in_order(answer, [2, 6], 2)) == here
 
 
 def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:
-    sources, built, part = some_sources(70), model(), Part("sample", {"size": 2, "seed": 5})
-    limits, engine = some_limits(sources), cpu.open(built, "float32")
-    assert engine is not None
-    found, expected = engine(sources, searches.build(part), limits), plainly(built, sources, part, limits)
+    sources, built, part = some_sources(70), model(), Part("sample", {"num_samples": 2, "seed": 5})
+    limits, engine = some_limits(sources), CPUEngine(built, "float32")
+    found, expected = engine(sources, searches.build(part), limits), decode_with_reference(built, sources, part, limits)
     same = [a[0].tokens == b[0].tokens for a, b in zip(found, expected, strict=True)]
     assert sum(same) >= 68  # a draw may fall a rounding to the other side
 
@@ -263,23 +267,23 @@ def test_what_is_drawn_depends_on_the_number_of_a_sentence_alone() -> None:
 def test_batches_hold_every_source_once_and_no_more_than_asked() -> None:
     sources = some_sources(50)
     lengths = [len(source) for source in sources]
-    cut = list(batches(lengths, 10_000, 8))
+    cut = list(batch_by_length(lengths, 10_000, 8))
     assert sorted(i for rows in cut for i in rows) == list(range(50))
     assert max(len(rows) for rows in cut) == 8
-    for rows in (few := list(batches(lengths, 30))):
+    for rows in (few := list(batch_by_length(lengths, 30))):
         assert len(rows) == 1 or len(rows) * max(lengths[i] for i in rows) <= 30
     assert sorted(i for rows in few for i in rows) == list(range(50))
     assert [len(sources[i]) for rows in cut for i in rows] == sorted(map(len, sources), reverse=True)
 
 
-def test_what_the_step_cannot_say_is_left_to_the_plain_path() -> None:
-    engine = cpu.open(model(), "float32")
-    assert engine is not None
+def test_what_the_step_cannot_say_is_left_to_the_reference_path() -> None:
+    engine = CPUEngine(model(), "float32")
     longest = torch.tensor([5])
-    assert not engine.serves(searches.build(Part("beam", {"coverage": 0.2})), Limits(longest))
+    assert not engine.serves(searches.build(Part("beam", {"coverage_penalty": 0.2})), SearchConstraints(longest))
     assert not engine.serves(
-        searches.build(Part("greedy")), Limits(longest, rules=[lambda log_p, history, rows: log_p])
+        searches.build(Part("greedy")), SearchConstraints(longest, processors=[lambda log_p, history, rows: log_p])
     )
-    assert not engine.serves(searches.build(Part("beam")), Limits(longest, traces={}))
+    assert not engine.serves(searches.build(Part("beam")), SearchConstraints(longest, traces={}))
     for decoder in (Part("rnn"), Part("transformer", {**SIZE, "mixer": Part("ssru")})):
-        assert cpu.open(Seq2Seq(V, V, width=32, decoder=decoder, encoder=Part("transformer", SIZE)), "float32") is None
+        other = Seq2Seq(V, V, width=32, decoder=decoder, encoder=Part("transformer", SIZE))
+        assert model_blocker(other, torch.device("cpu")) is not None

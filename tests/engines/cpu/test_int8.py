@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from dragoman.engines.cpu.packed_linear import FEW, BFloat16Linear, Int8Linear, fast_here, joined
+from dragoman.engines.cpu.packed_linear import (
+    UNPACKED_WEIGHTS,
+    BFloat16Linear,
+    Int8Linear,
+    pack_linears,
+    precision_blocker,
+)
 
-needs_int8 = pytest.mark.skipif(not fast_here("int8"), reason="this CPU has no instructions for int8")
-needs_bfloat16 = pytest.mark.skipif(not fast_here("bfloat16"), reason="this CPU has no instructions for bfloat16")
+needs_int8 = pytest.mark.skipif(precision_blocker("int8") is not None, reason="this CPU has no instructions for int8")
+needs_bfloat16 = pytest.mark.skipif(
+    precision_blocker("bfloat16") is not None, reason="this CPU has no instructions for bfloat16"
+)
 
 
 def int8(linear: nn.Linear) -> Int8Linear:
@@ -61,10 +69,10 @@ def test_bfloat16_is_within_its_8_bits() -> None:
     assert error <= 0.01 * linear(x).detach().norm()
 
 
-@pytest.mark.parametrize("width", [24, FEW // 24 + 8], ids=["few weights", "many"])
+@pytest.mark.parametrize("width", [24, UNPACKED_WEIGHTS // 24 + 8], ids=["few weights", "many"])
 @pytest.mark.parametrize("rows", [1, 5, 64])
 @pytest.mark.parametrize("bias", [True, False])
 def test_projections_side_by_side_are_the_projections(rows: int, width: int, bias: bool) -> None:
     linears, x = [nn.Linear(width, n, bias=bias) for n in (8, 16, 4)], torch.randn(rows, width)
     expected = torch.cat([linear(x) for linear in linears], 1).detach()
-    assert_close(joined(linears, "float32")(x), expected, atol=1e-5, rtol=1e-5)
+    assert_close(pack_linears(linears, "float32")(x), expected, atol=1e-5, rtol=1e-5)

@@ -8,8 +8,8 @@ import torch
 from dragoman.core.registry import Part
 from dragoman.core.types import PAD
 from dragoman.data.batching import collate
-from dragoman.engines.training.fused_transformer import Fused, serves
-from dragoman.engines.training.packing import pack, tensors, with_tensors
+from dragoman.engines.training.fused_transformer import FusedTransformer, fused_transformer_blocker
+from dragoman.engines.training.packing import pack, packed_tensors, replace_tensors
 from dragoman.nn.seq2seq import Seq2Seq
 
 if not torch.cuda.is_available():
@@ -27,18 +27,22 @@ def model_with(**options):
     "options",
     [
         {},
-        {"norm": Part("rms"), "activation": "gelu", "key_heads": 1, "bias": False},
-        {"position": Part("learned"), "activation": "swish", "norm_order": "post"},
+        pytest.param(
+            {"norm": Part("rms"), "activation": "gelu", "key_heads": 1, "bias": False}, marks=pytest.mark.long
+        ),
+        pytest.param(
+            {"position": Part("learned"), "activation": "swish", "norm_order": "post"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_fused_loss_and_gradients_are_the_modules(options):
     pytest.importorskip("triton")
     torch.manual_seed(0)
     model = model_with(**options)
-    assert serves(model)
+    assert fused_transformer_blocker(model) is None
     batch, packed = a_batch([([5, 6, 7], [8, 9] * 16), ([10] * 9, [11, 12]), ([13], [14])], 64)
     weights = list(model.parameters())
-    plain, fused = model.loss(batch.to(DEVICE), 0.1), Fused(model, torch.float32)(packed, 0.1)
+    plain, fused = model.loss(batch.to(DEVICE), 0.1), FusedTransformer(model, torch.float32)(packed, 0.1)
     torch.testing.assert_close(fused, plain)
     for mine, theirs in zip(torch.autograd.grad(fused, weights), torch.autograd.grad(plain, weights), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-3)
@@ -50,7 +54,7 @@ def test_two_passes_drop_different_things_and_pay_for_disagreeing():
     torch.manual_seed(0)
     model, rho = model_with(dropout=0.3, layers=1).train(), 2.0
     _, packed = a_batch([([5, 6, 7], [8, 9, 10]), ([11], [12])], 8)
-    fused = Fused(model, torch.float32)
+    fused = FusedTransformer(model, torch.float32)
     found = fused(packed, 0.0, rho)
     fused.site = 0
     gold = packed.gold[0]
@@ -67,10 +71,10 @@ def a_batch(rows, multiple):
     """Pairs, padded and packed."""
     batch = collate(rows, list(range(len(rows))))
     packed = pack(batch, multiple)
-    longest = packed.sources.longest, packed.targets.longest
-    return batch, with_tensors(packed, [x.to(DEVICE) for x in tensors(packed)], longest)
+    longest = packed.sources.max_length, packed.targets.max_length
+    return batch, replace_tensors([x.to(DEVICE) for x in packed_tensors(packed)], longest)
 
 
 @pytest.mark.parametrize("options", [{"activation": "swiglu"}, {"position": Part("rotary")}, {"dropout": 0.1}])
 def test_only_models_of_its_equations_are_fused(options):
-    assert serves(model_with(**options)) == (options == {"dropout": 0.1})
+    assert (fused_transformer_blocker(model_with(**options)) is None) == (options == {"dropout": 0.1})

@@ -10,11 +10,11 @@ from dragoman import config as configs
 from dragoman import training
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
-from dragoman.engines.training.graph_step import Steps, why_not
-from dragoman.nn.kernels.packed import triton_works
+from dragoman.engines.training.graph_step import GraphStep, graph_step_blocker
+from dragoman.nn.kernels.packed import supports_triton
 from dragoman.nn.seq2seq import Seq2Seq
 
-gpu = pytest.mark.skipif(not triton_works(), reason="captured steps need a GPU and Triton")
+gpu = pytest.mark.skipif(not supports_triton(), reason="captured steps need a GPU and Triton")
 
 
 def small(**options):
@@ -29,7 +29,7 @@ def pairs(count, longest, seed):
     return [(rng.integers(4, 50, a).tolist(), rng.integers(4, 50, b).tolist()) for a, b in lengths]
 
 
-def losses(folder: Path, path: str, precision: str = "float32", steps: int = 200) -> np.ndarray:
+def losses(folder: Path, engine: str, precision: str = "float32", steps: int = 200) -> np.ndarray:
     rng = np.random.default_rng(0)
     rows = [" ".join(map(str, rng.integers(0, 30, rng.integers(3, 40)))) for _ in range(3000)]
     folder.mkdir()
@@ -47,7 +47,7 @@ def losses(folder: Path, path: str, precision: str = "float32", steps: int = 200
                 "optimizer": {"name": "adamw", "rate": 3e-4},
                 "schedule": {"name": "inverse_sqrt", "warmup": 50},
             },
-            "runtime": {"path": path},
+            "runtime": {"engine": engine},
         },
         "a test",
     )
@@ -55,11 +55,11 @@ def losses(folder: Path, path: str, precision: str = "float32", steps: int = 200
 
 
 @gpu
-def test_losses_of_captured_training_track_the_plain_loops_over_200_steps(tmp_path):
-    plain, fast = losses(tmp_path / "plain", "plain"), losses(tmp_path / "fast", "fast")
-    assert len(plain) == len(fast) == 200
-    assert (np.abs(plain - fast) / plain).max() < 1e-3
-    assert fast[-1] < fast[0]
+def test_losses_of_captured_training_track_the_reference_loop_over_200_steps(tmp_path):
+    reference, captured = (losses(tmp_path / engine, engine) for engine in ("reference", "auto"))
+    assert len(reference) == len(captured) == 200
+    assert (np.abs(reference - captured) / reference).max() < 1e-3
+    assert captured[-1] < captured[0]
 
 
 @gpu
@@ -73,10 +73,10 @@ def test_every_way_through_a_step_gives_the_models_gradient(options, precision):
     truth = [g.clone() for g in torch.autograd.grad(loss / 100, list(model.parameters()))]
     wanted = float(loss)
     del loss
-    steps = Steps(model, 0.1, precision, 2048)
+    steps = GraphStep(model, 0.1, precision, 2048)
     near = 1e-5 if precision == "float32" else 3e-2
     for _ in range(3):  # uncaptured, captured, replayed
-        steps.zero()
+        steps.zero_grad()
         found = float(steps(steps.prepare(batch), 100.0))
         assert found == pytest.approx(wanted, rel=max(near, 1e-5))
         for p, g in zip(model.parameters(), truth, strict=True):
@@ -88,11 +88,11 @@ def test_every_way_through_a_step_gives_the_models_gradient(options, precision):
 def test_gradients_of_several_pieces_add_up_and_dropout_draws_anew_at_every_replay():
     torch.manual_seed(0)
     model = small(dropout=0.3).cuda().train()
-    steps = Steps(model, 0.0, "float32", 2048)
+    steps = GraphStep(model, 0.0, "float32", 2048)
     batch = steps.prepare(collate(pairs(30, 30, 1), list(range(30))))
 
     def gradient(*seeds):
-        steps.zero()
+        steps.zero_grad()
         for seed in seeds:
             torch.manual_seed(seed)
             steps(batch, 1.0)
@@ -105,16 +105,16 @@ def test_gradients_of_several_pieces_add_up_and_dropout_draws_anew_at_every_repl
     torch.testing.assert_close(both, a + b, atol=1e-3, rtol=1e-3)
 
 
-@gpu
-def test_what_is_not_an_ordinary_training_stays_with_the_plain_loop():
-    options = configs.Training()
-    assert why_not(small(), torch.device("cuda"), options) is None
-    assert why_not(small(), torch.device("cuda"), options.model_copy(update={"r_drop": 1.0})) is None
-    for change in ({"teacher": Part("linear")}, {"objective": Part("prefix")}):
+def test_unusual_training_options_stay_with_the_reference_loop():
+    options = configs.TrainingOptions()
+    assert graph_step_blocker(small(), torch.device("cuda"), options) is None
+    assert graph_step_blocker(small(), torch.device("cuda"), options.model_copy(update={"r_drop": 1.0})) is None
+    for change in ({"scheduled_sampling": Part("linear")}, {"objective": Part("prefix")}):
         changed = options.model_copy(update=change)
-        assert why_not(small(), torch.device("cuda"), changed) is not None
-    assert why_not(small(attention_dropout=0.1), torch.device("cuda"), options) is not None
+        assert graph_step_blocker(small(), torch.device("cuda"), changed) is not None
+    assert graph_step_blocker(small(attention_dropout=0.1), torch.device("cuda"), options) is not None
 
 
-def test_without_a_gpu_there_is_no_fast_path():
-    assert why_not(small(), torch.device("cpu"), configs.Training()) == "it is made for CUDA"
+def test_graph_steps_need_a_gpu():
+    blocker = graph_step_blocker(small(), torch.device("cpu"), configs.TrainingOptions())
+    assert blocker == "it runs on a GPU, and the device is cpu"

@@ -9,8 +9,8 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import PAD
 from dragoman.data.batching import collate
-from dragoman.data.objectives import Row
-from dragoman.engines.training.packing import Shape, holds, pack, shape
+from dragoman.data.objectives import TrainingRow
+from dragoman.engines.training.packing import PackedShape, can_hold, pack, packed_shape
 from dragoman.nn.seq2seq import Seq2Seq
 
 ids = st.lists(st.integers(4, 19), min_size=1, max_size=40)
@@ -27,10 +27,10 @@ def transformer(**options):
 @given(pairs, st.sampled_from([1, 8, 64]), st.tuples(*[st.sampled_from([0, 64, 128])] * 2, st.integers(0, 8)))
 def test_packing_keeps_every_token_at_its_place_and_fills_up_with_padding(rows, multiple, more):
     batch = collate(rows, list(range(len(rows))))
-    own = shape(batch, multiple)
-    room = Shape(*(size + extra for size, extra in zip(own, more, strict=True)))
-    assert holds(own, batch, own)
-    packed = pack(batch, into=room) if holds(room, batch, own) else pack(batch, multiple)
+    own = packed_shape(batch, multiple)
+    larger = PackedShape(*(size + extra for size, extra in zip(own, more, strict=True)))
+    assert can_hold(own, batch, own)
+    packed = pack(batch, into=larger) if can_hold(larger, batch, own) else pack(batch, multiple)
     for side, flat, wanted in (
         (packed.sources, packed.source, [source for source, _ in rows]),
         (packed.targets, packed.gold, [target for _, target in rows]),
@@ -40,8 +40,8 @@ def test_packing_keeps_every_token_at_its_place_and_fills_up_with_padding(rows, 
         assert all((piece == PAD).all() for piece in pieces[len(rows) :])
         assert flat.shape[1] % multiple == 0
         assert flat.shape[1] == side.starts[-1] == side.lengths.sum()
-        assert side.places[0].tolist() == [i for n in side.lengths.tolist() for i in range(n)]
-        assert side.longest >= side.lengths.max()
+        assert side.positions[0].tolist() == [i for n in side.lengths.tolist() for i in range(n)]
+        assert side.max_length >= side.lengths.max()
     assert len(packed.sources.lengths) == len(packed.targets.lengths)
 
 
@@ -58,7 +58,7 @@ def test_packing_keeps_every_token_at_its_place_and_fills_up_with_padding(rows, 
 def test_the_packed_loss_and_its_gradients_are_the_padded_ones(options, multiple):
     torch.manual_seed(0)
     model = transformer(**options)
-    assert model.packs() is None
+    assert model.packing_blocker() is None
     rows = [([4] * 3, [5, 6, 7, 8]), ([9, 10, 11, 12, 13], [14]), ([15], [16, 17])]
     batch = collate(rows, [0, 1, 2])
     weights = list(model.parameters())
@@ -69,9 +69,9 @@ def test_the_packed_loss_and_its_gradients_are_the_padded_ones(options, multiple
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-7)
 
 
-def test_marks_are_refused_and_not_lost_where_rows_lie_end_to_end():
-    with pytest.raises(PartError, match="must say so: marks = True"):
-        pack(collate([Row([4, 5], [6], [7, PAD])], [0]))
+def test_packing_refuses_token_labels():
+    with pytest.raises(PartError, match="must set has_token_labels = True"):
+        pack(collate([TrainingRow([4, 5], [6], [7, PAD])], [0]))
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_marks_are_refused_and_not_lost_where_rows_lie_end_to_end():
 def test_a_model_that_needs_padding_says_why(options, why):
     decoder = {key: value for key, value in options.items() if key != "norm"}
     model = Seq2Seq(20, 20, width=16, encoder=Part("transformer", options), decoder=Part("transformer", decoder))
-    assert why in model.packs()
-    assert Seq2Seq(20, 20, width=16, encoder=Part("rnn")).packs() is not None
+    assert why in model.packing_blocker()
+    assert Seq2Seq(20, 20, width=16, encoder=Part("rnn")).packing_blocker() is not None

@@ -5,7 +5,16 @@ import torch
 
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
-from dragoman.engines.training.rnn_graph import Loops, built, forget, hurry, rounded, up, widened
+from dragoman.engines.training.rnn_graph import (
+    CapturedLoop,
+    build_state,
+    captured_loop_blocker,
+    pad_inputs,
+    release_captured_loops,
+    round_up,
+    round_up_shape,
+    use_captured_loop,
+)
 from dragoman.nn.seq2seq import Seq2Seq
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,9 +47,9 @@ def test_more_rows_steps_and_positions_change_nothing(options):
     model, batch = model_and_batch(options)
     decoder, memory = model.decoder, model.encode(batch.source, batch.source_lengths)
     y = model.embedding(batch.target[:, :-1])
-    _, state = decoder.begin(memory, 1)
-    wide, tensors = widened(y, state, state.view, 5, 3, 4)
-    wanted, found = decoder.in_steps(y, state), decoder.in_steps(wide, built(tensors))
+    _, state = decoder.initial_state(memory, 1)
+    wide, tensors = pad_inputs(y, state, state.source, 5, 3, 4)
+    wanted, found = decoder.decode_sequentially(y, state), decoder.decode_sequentially(wide, build_state(tensors))
     torch.testing.assert_close(found.o[:3, : y.shape[1]], wanted.o)
     for name, extra in wanted.extras.items():
         torch.testing.assert_close(found.extras[name][:3, : y.shape[1]], extra)
@@ -50,20 +59,22 @@ def test_more_rows_steps_and_positions_change_nothing(options):
 def test_shapes_are_never_cut_and_a_long_source_adds_no_steps():
     for T in range(1, 80):
         for S in range(1, 700):
-            steps, positions = rounded(T, S)
+            steps, positions = round_up_shape(T, S)
             assert steps >= T
             assert positions >= S
             assert steps < max(2 * T, T + 8) + 8
-    assert len({rounded(T, S) for T in range(1, 65) for S in range(T // 2, T * 3 // 2)}) <= 16  # of texts
-    assert len({rounded(T, S) for T in range(1, 41) for S in range(81, 257)}) <= 20  # of conversations and answers
+    assert len({round_up_shape(T, S) for T in range(1, 65) for S in range(T // 2, T * 3 // 2)}) <= 16  # of texts
+    assert (
+        len({round_up_shape(T, S) for T in range(1, 41) for S in range(81, 257)}) <= 20
+    )  # of conversations and answers
 
 
-def test_what_is_rounded_up_grows_by_less_than_the_unit_or_the_share_asked_for():
+def test_rounding_up_adds_less_than_the_multiple_or_the_part():
     for least, parts in ((8, 4), (32, 2)):
         for n in range(1, 3000):
-            assert up(n, least, parts) % least == 0
-            assert 0 <= up(n, least, parts) - n < max(least, n / parts)
-            assert up(n, least, parts) <= up(n + 1, least, parts)
+            assert round_up(n, least, parts) % least == 0
+            assert 0 <= round_up(n, least, parts) - n < max(least, n / parts)
+            assert round_up(n, least, parts) <= round_up(n + 1, least, parts)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")
@@ -74,21 +85,24 @@ def test_a_captured_loop_gives_the_same_loss_and_gradients(options):
     wanted = model.loss(batch, 0.1)
     truth = [g.clone() for g in torch.autograd.grad(wanted, weights, allow_unused=True) if g is not None]
     wanted = wanted.detach()
-    hurry(model.decoder)
+    use_captured_loop(model.decoder)
     for _ in range(3):  # uncaptured, captured, replayed
         loss = model.loss(batch, 0.1)
         found = [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
         torch.testing.assert_close(loss.detach(), wanted)
         for mine, theirs in zip(found, truth, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-3)
-    assert isinstance(model.decoder.loop, Loops)
-    assert model.decoder.loop.captured
-    forget(model.decoder)  # as where a batch did not fit: from now on it runs step by step
+    assert isinstance(model.decoder.step_loop, CapturedLoop)
+    assert model.decoder.step_loop.captured
+    release_captured_loops(model.decoder)  # as where a batch did not fit: from now on it runs step by step
     torch.testing.assert_close(model.loss(batch, 0.1).detach(), wanted)
-    assert not model.decoder.loop.captured
+    assert not model.decoder.step_loop.captured
 
 
-def test_a_decoder_that_computes_all_steps_at_once_keeps_its_way():
+def test_only_a_decoder_that_runs_step_by_step_gets_a_captured_loop():
+    gpu = torch.device("cuda")
+    for options in OPTIONS:
+        assert captured_loop_blocker(model_and_batch(options)[0].decoder, gpu) is None
     model, _ = model_and_batch({"order": "after", "score": Part("general")})
-    hurry(model.decoder)
-    assert not isinstance(model.decoder.loop, Loops)
+    assert "all steps run at once" in captured_loop_blocker(model.decoder, gpu)
+    assert "no rnn decoder" in captured_loop_blocker(None, gpu)

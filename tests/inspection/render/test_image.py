@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.errors import MissingExtra, UserError
-from dragoman.inspection.render.image import Panel, Point, alignment, curves
+from dragoman.inspection.render.image import AttentionPanel, CurvePoint, draw_attention, draw_quality_curves
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -58,8 +58,8 @@ def only(row, column, shape):
 
 @needs_matplotlib
 def test_the_weight_of_the_first_target_and_last_source_token_is_at_the_top_right(tmp_path):
-    alignment(tmp_path / "a.png", [Panel(only(0, 4, (3, 5)), list("abcde"), list("xyz"))])
-    alignment(tmp_path / "b.png", [Panel(only(2, 0, (3, 5)), list("abcde"), list("xyz"))])
+    draw_attention(tmp_path / "a.png", [AttentionPanel(only(0, 4, (3, 5)), list("abcde"), list("xyz"))])
+    draw_attention(tmp_path / "b.png", [AttentionPanel(only(2, 0, (3, 5)), list("abcde"), list("xyz"))])
     top, bottom, left, right = boxes(dark(tmp_path / "a.png"))
     under, _, first, _ = boxes(dark(tmp_path / "b.png"))
     side = (under - top) / 2  # two rows lie between
@@ -73,7 +73,9 @@ def test_the_weight_of_the_first_target_and_last_source_token_is_at_the_top_righ
 def test_nothing_is_cut_off_at_the_edge_and_cells_keep_their_size(tmp_path, shape):
     rows, columns = shape
     source, target = [f"source{i}" for i in range(columns)], [f"a long target {i}" for i in range(rows)]
-    alignment(tmp_path / "a.png", [Panel(only(0, 0, shape), source, target, "A title that is rather long")])
+    draw_attention(
+        tmp_path / "a.png", [AttentionPanel(only(0, 0, shape), source, target, "A title that is rather long")]
+    )
     image = pixels(tmp_path / "a.png")
     assert all((edge == 255).all() for edge in (image[:4], image[-4:], image[:, :4], image[:, -4:]))
     top, bottom, left, right = boxes(dark(tmp_path / "a.png"))
@@ -84,7 +86,7 @@ def test_nothing_is_cut_off_at_the_edge_and_cells_keep_their_size(tmp_path, shap
 @needs_matplotlib
 def test_every_token_and_title_stands_in_the_picture_as_it_is_spelled(tmp_path):
     source, target = ["$x^2$", "переводчик", "<s>", "</s>", "a&b", "_", "$"], ["AE", "ß", "#1", "x -> y"]
-    alignment(tmp_path / "a.svg", [Panel(np.full((4, 7), 0.6), source, target, "cost: $5, not $6")])
+    draw_attention(tmp_path / "a.svg", [AttentionPanel(np.full((4, 7), 0.6), source, target, "cost: $5, not $6")])
     found = texts(tmp_path / "a.svg")
     for label in ["$x^2$", "переводчик", "<s>", "</s>", "a&b", "_", "$", "AE", "ß", "#1", "x␣->␣y", "cost: $5, not $6"]:
         assert label in found, label
@@ -93,15 +95,17 @@ def test_every_token_and_title_stands_in_the_picture_as_it_is_spelled(tmp_path):
 @needs_matplotlib
 def test_dollar_signs_are_never_read_as_mathematics(tmp_path):
     broken = "$\\frac$"  # as mathematics it would be an error
-    alignment(tmp_path / "a.png", [Panel([[0.6]], [broken], [broken], broken)])
+    draw_attention(tmp_path / "a.png", [AttentionPanel([[0.6]], [broken], [broken], broken)])
     series = {broken: points(80), f"{broken} two": points(60)}
-    curves(tmp_path / "b.png", series, xlabel=broken, ylabel=broken, title=broken)
+    draw_quality_curves(tmp_path / "b.png", series, xlabel=broken, ylabel=broken, title=broken)
     assert {file.name for file in tmp_path.iterdir()} == {"a.png", "b.png"}
 
 
 @needs_matplotlib
 def test_a_control_character_or_one_that_no_font_has_is_shown_by_its_number(tmp_path, recwarn):
-    alignment(tmp_path / "a.svg", [Panel([[0.6, 0.6]], ["\x1b[0m", "\U0001fae8\ue123"], ["\u202ex"], "tab\there")])
+    draw_attention(
+        tmp_path / "a.svg", [AttentionPanel([[0.6, 0.6]], ["\x1b[0m", "\U0001fae8\ue123"], ["\u202ex"], "tab\there")]
+    )
     found = " ".join(texts(tmp_path / "a.svg"))
     assert "<001B>[0m" in found
     assert "<E123>" in found
@@ -112,8 +116,11 @@ def test_a_control_character_or_one_that_no_font_has_is_shown_by_its_number(tmp_
 
 @needs_matplotlib
 def test_small_weights_get_a_scale_of_their_own_and_large_ones_none(tmp_path):
-    alignment(tmp_path / "small.svg", [Panel([[0.2, 0.1]], ["a", "b"], ["x"]), Panel([[0.3, 0.0]], ["a", "b"], ["x"])])
-    alignment(tmp_path / "large.svg", [Panel([[0.9, 0.1]], ["a", "b"], ["x"])])
+    draw_attention(
+        tmp_path / "small.svg",
+        [AttentionPanel([[0.2, 0.1]], ["a", "b"], ["x"]), AttentionPanel([[0.3, 0.0]], ["a", "b"], ["x"])],
+    )
+    draw_attention(tmp_path / "large.svg", [AttentionPanel([[0.9, 0.1]], ["a", "b"], ["x"])])
     assert sorted(texts(tmp_path / "small.svg")) == sorted(["a", "b", "x"] * 2 + ["0", "0.15", "0.3"])
     assert sorted(texts(tmp_path / "large.svg")) == ["a", "b", "x"]
 
@@ -126,9 +133,9 @@ def runs(line):
 
 @needs_matplotlib
 def test_six_panels_stand_three_by_two_without_touching(tmp_path):
-    panels = [Panel(np.ones((4, 4)), ["token"] * 4, ["label"] * 4, f"head {i}") for i in range(6)]
-    alignment(tmp_path / "a.png", panels)
-    alignment(tmp_path / "a.svg", panels)
+    panels = [AttentionPanel(np.ones((4, 4)), ["token"] * 4, ["label"] * 4, f"head {i}") for i in range(6)]
+    draw_attention(tmp_path / "a.png", panels)
+    draw_attention(tmp_path / "a.svg", panels)
     mask = dark(tmp_path / "a.png")
     across, down = runs(mask.any(0)), runs(mask.any(1))
     assert len(across) == 3
@@ -139,43 +146,44 @@ def test_six_panels_stand_three_by_two_without_touching(tmp_path):
 
 @needs_matplotlib
 def test_panels_of_different_sizes_share_one_size_of_cell(tmp_path):
-    panels = [Panel(np.ones((rows, rows)), ["a"] * rows, ["b"] * rows) for rows in (2, 8)]
-    alignment(tmp_path / "a.png", panels)
+    panels = [AttentionPanel(np.ones((rows, rows)), ["a"] * rows, ["b"] * rows) for rows in (2, 8)]
+    draw_attention(tmp_path / "a.png", panels)
     small, large = runs(dark(tmp_path / "a.png").any(0))
     assert large / small == pytest.approx(4, abs=0.2)
 
 
 @needs_matplotlib
 def test_a_huge_matrix_gives_a_picture_of_bounded_size(tmp_path):
-    alignment(tmp_path / "a.png", [Panel(np.ones((1, 250)), ["a"] * 250, ["b"])])
+    draw_attention(tmp_path / "a.png", [AttentionPanel(np.ones((1, 250)), ["a"] * 250, ["b"])])
     assert pixels(tmp_path / "a.png").shape[1] <= 6001
 
 
 @needs_matplotlib
 def test_weights_that_are_not_numbers_are_drawn_and_do_not_set_the_scale(tmp_path):
-    alignment(
-        tmp_path / "a.svg", [Panel([[0.3, float("nan")]], ["a", "b"], ["x"]), Panel([[float("nan")]], ["a"], ["x"])]
+    draw_attention(
+        tmp_path / "a.svg",
+        [AttentionPanel([[0.3, float("nan")]], ["a", "b"], ["x"]), AttentionPanel([[float("nan")]], ["a"], ["x"])],
     )
     assert "0.3" in texts(tmp_path / "a.svg")
 
 
 def test_weights_that_do_not_fit_the_tokens_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"panel 'one': weights are \(1, 2\); 2 target and 1 source tokens"):
-        alignment(tmp_path / "a.png", [Panel([[0.5, 0.5]], ["a"], ["x", "y"], "one")])
+        draw_attention(tmp_path / "a.png", [AttentionPanel([[0.5, 0.5]], ["a"], ["x", "y"], "one")])
     with pytest.raises(ValueError, match="no panel"):
-        alignment(tmp_path / "a.png", [])
+        draw_attention(tmp_path / "a.png", [])
 
 
 # -- quality by length -------------------------------------------------------------------------------------------------
 
 
 def points(height):
-    return [Point(x, height - x, height - x - 5, height - x + 5, 100 - x) for x in (5, 10, 15, 20)]
+    return [CurvePoint(x, height - x, height - x - 5, height - x + 5, 100 - x) for x in (5, 10, 15, 20)]
 
 
 @needs_matplotlib
 def test_a_curve_falls_where_its_numbers_fall_and_lies_inside_its_band(tmp_path):
-    curves(tmp_path / "a.png", {"one": points(80)}, xlabel="length", ylabel="BLEU", title="by length")
+    draw_quality_curves(tmp_path / "a.png", {"one": points(80)}, xlabel="length", ylabel="BLEU", title="by length")
     image = pixels(tmp_path / "a.png")
     line, band = like(image, (0, 114, 178)), like(image, (217, 234, 243))
     columns = np.flatnonzero(line.any(0))
@@ -191,25 +199,25 @@ def test_a_curve_falls_where_its_numbers_fall_and_lies_inside_its_band(tmp_path)
 @needs_matplotlib
 def test_models_are_named_as_they_are_called(tmp_path):
     series = {"_base": points(80), "$big$": points(60), "<x>": points(40)}
-    curves(tmp_path / "a.svg", series, xlabel="tokens ($n$)", ylabel="BLEU", title="$5")
+    draw_quality_curves(tmp_path / "a.svg", series, xlabel="tokens ($n$)", ylabel="BLEU", title="$5")
     assert {"_base", "$big$", "<x>", "tokens ($n$)", "BLEU", "$5", "pairs"} <= set(texts(tmp_path / "a.svg"))
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("place", [Point(7, 50, 40, 60, 3), Point(7, 50, float("nan"), float("nan"), 0)])
+@pytest.mark.parametrize("place", [CurvePoint(7, 50, 40, 60, 3), CurvePoint(7, 50, float("nan"), float("nan"), 0)])
 def test_one_point_is_enough_for_a_picture(tmp_path, place):
-    curves(tmp_path / "a.svg", {"one": [place], "none": []}, xlabel="x", ylabel="y", title="")
+    draw_quality_curves(tmp_path / "a.svg", {"one": [place], "none": []}, xlabel="x", ylabel="y", title="")
     assert "7" in texts(tmp_path / "a.svg")
 
 
 def test_curves_without_points_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no point"):
-        curves(tmp_path / "a.png", {"one": []}, xlabel="x", ylabel="y", title="")
+        draw_quality_curves(tmp_path / "a.png", {"one": []}, xlabel="x", ylabel="y", title="")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-ONE = [Panel([[1.0]], ["a"], ["b"])]
+ONE = [AttentionPanel([[1.0]], ["a"], ["b"])]
 
 
 @needs_matplotlib
@@ -218,14 +226,14 @@ ONE = [Panel([[1.0]], ["a"], ["b"])]
 )
 def test_the_ending_of_the_name_says_the_format_and_nothing_else_is_left(tmp_path, name, start):
     file = tmp_path / "new" / name
-    alignment(file, ONE)
+    draw_attention(file, ONE)
     assert file.read_bytes().startswith(start)
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_another_ending_is_refused_with_those_allowed(tmp_path):
-    with pytest.raises(UserError, match=r"a\.gif: a picture cannot be written as '\.gif'. .*\.png, \.svg, \.pdf"):
-        alignment(tmp_path / "a.gif", ONE)
+    with pytest.raises(UserError, match=r"a\.gif: an image cannot be written as '\.gif'; .*\.png, \.svg, \.pdf"):
+        draw_attention(tmp_path / "a.gif", ONE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -233,36 +241,37 @@ def test_another_ending_is_refused_with_those_allowed(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file: cannot be written"):
-        alignment(tmp_path / "file" / "a.png", ONE)
+        draw_attention(tmp_path / "file" / "a.png", ONE)
 
 
 @needs_matplotlib
 def test_a_folder_in_the_place_of_the_picture_leaves_nothing_behind(tmp_path):
     (tmp_path / "a.png").mkdir()
     with pytest.raises(UserError, match="cannot be written"):
-        alignment(tmp_path / "a.png", ONE)
+        draw_attention(tmp_path / "a.png", ONE)
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_without_matplotlib_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"Drawing pictures needs .*'matplotlib'.*pip install 'dragoman\[plots\]'"):
-        alignment(tmp_path / "a.png", ONE)
+    with pytest.raises(MissingExtra, match=r"Drawing images needs .*'matplotlib'.*pip install 'dragoman\[plots\]'"):
+        draw_attention(tmp_path / "a.png", ONE)
     with pytest.raises(MissingExtra, match="matplotlib"):
-        curves(tmp_path / "a.png", {"one": points(80)}, xlabel="x", ylabel="y", title="")
+        draw_quality_curves(tmp_path / "a.png", {"one": points(80)}, xlabel="x", ylabel="y", title="")
 
 
 @needs_matplotlib
 def test_matplotlib_is_imported_late_and_its_global_state_is_left_alone(tmp_path):
     program = f"""if True:
         import sys
-        from dragoman.inspection.render.image import Panel, Point, alignment, curves
+        from dragoman.inspection.render.image import AttentionPanel, CurvePoint, draw_attention, draw_quality_curves
         assert "matplotlib" not in sys.modules
         import matplotlib
         before = matplotlib.rcParams.copy()
-        alignment({str(tmp_path / "a.png")!r}, [Panel([[1.0]], ["a"], ["b"])])
-        curves({str(tmp_path / "b.png")!r}, {{"a": [Point(1, 2, 1, 3, 4)]}}, xlabel="x", ylabel="y", title="t")
+        draw_attention({str(tmp_path / "a.png")!r}, [AttentionPanel([[1.0]], ["a"], ["b"])])
+        points = [CurvePoint(1, 2, 1, 3, 4)]
+        draw_quality_curves({str(tmp_path / "b.png")!r}, {{"a": points}}, xlabel="x", ylabel="y", title="t")
         assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
         assert matplotlib.rcParams.copy() == before
     """

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dragoman.inspection.media_preview import data_url, gray
-from dragoman.inspection.render.media_image import Look, looks
+from dragoman.inspection.media_preview import data_url, draw_spectrogram
+from dragoman.inspection.render.media_image import MediaAttention, draw_media_attention
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
 RED = np.zeros((32, 32, 3), np.uint8)
 RED[..., 0] = 200
 FACE = {"kind": "image", "src": data_url(RED), "rows": 4, "columns": 4, "first": 0}
-CLIP = {"kind": "clip", "frames": [data_url(RED)] * 3, "per_frame": 1, "first": 0}
+CLIP = {"kind": "video", "frames": [data_url(RED)] * 3, "per_frame": 1, "first": 0}
 HEARD: dict[str, Any] = {
-    "kind": "sound",
-    "src": data_url(gray(np.random.default_rng(0).normal(size=(40, 6)))),
+    "kind": "audio",
+    "src": data_url(draw_spectrogram(np.random.default_rng(0).normal(size=(40, 6)))),
     "seconds": 0.4,
     "first": 0,
     "count": 10,
@@ -53,19 +53,19 @@ def red(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 5, 13])
 def test_an_image_has_a_panel_for_itself_and_one_for_each_word(tmp_path: Path, count: int) -> None:
     words = [f"▁word{i}" for i in range(count)]
-    look = Look(FACE, only(*range(count)), words, "photo.jpg", "words")
-    looks(tmp_path / "a.svg", [look])
+    look = MediaAttention(FACE, only(*range(count)), words, "photo.jpg", "words")
+    draw_media_attention(tmp_path / "a.svg", [look])
     assert len(panels(tmp_path / "a.svg")) == count + 1
     assert [text for text in texts(tmp_path / "a.svg") if text] == [
         "photo.jpg → words",
         *(f"word{i}" for i in range(count)),
     ]
-    looks(tmp_path / "b.svg", [look, look])
+    draw_media_attention(tmp_path / "b.svg", [look, look])
     assert len(texts(tmp_path / "b.svg")) == 2 * len(texts(tmp_path / "a.svg"))
 
 
-def test_the_cell_that_a_word_looked_at_is_clear_and_the_others_fade(tmp_path: Path) -> None:
-    looks(tmp_path / "a.png", [Look(FACE, only(7), ["word"])])  # the second row, at the right
+def test_the_cell_of_a_large_weight_is_clear_and_the_others_fade(tmp_path: Path) -> None:
+    draw_media_attention(tmp_path / "a.png", [MediaAttention(FACE, only(7), ["word"])])  # the second row, at the right
     clear = red(tmp_path / "a.png")
     columns = np.flatnonzero(clear.any(0))
     split = columns[np.flatnonzero(np.diff(columns) > 15)[0]]  # the picture itself is clear as a whole
@@ -82,9 +82,9 @@ def test_the_cell_that_a_word_looked_at_is_clear_and_the_others_fade(tmp_path: P
 @pytest.mark.parametrize(
     "ground", [(255, 255, 255), (240, 240, 236), (0, 0, 0), (12, 12, 24), (30, 200, 30), (250, 220, 0)]
 )
-def test_what_was_looked_at_stands_out_from_light_dark_and_colorful_pictures(tmp_path: Path, ground: Any) -> None:
+def test_large_weights_stand_out_on_light_dark_and_colorful_pictures(tmp_path: Path, ground: Any) -> None:
     picture = np.full((32, 32, 3), ground, np.uint8)
-    looks(tmp_path / "a.png", [Look(FACE | {"src": data_url(picture)}, only(5), ["word"])])
+    draw_media_attention(tmp_path / "a.png", [MediaAttention(FACE | {"src": data_url(picture)}, only(5), ["word"])])
     image = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     bright = (abs(image - [0xFF, 0x2D, 0x95]) < 12).all(-1)
     rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))  # the edge of the strongest cell
@@ -97,9 +97,9 @@ def test_what_was_looked_at_stands_out_from_light_dark_and_colorful_pictures(tmp
     assert np.ptp(other) < 0.3 * max(np.ptp(ground), 100)  # next to no color
 
 
-def test_places_that_are_all_alike_have_no_edge_and_the_strongest_of_a_clip_one(tmp_path: Path) -> None:
+def test_equal_weights_have_no_edge_and_the_strongest_cell_of_a_video_has_one(tmp_path: Path) -> None:
     def edges(name: str, medium: dict[str, Any], weights: list[list[float]]) -> int:
-        looks(tmp_path / name, [Look(medium, weights, ["word"] * len(weights))])
+        draw_media_attention(tmp_path / name, [MediaAttention(medium, weights, ["word"] * len(weights))])
         return (tmp_path / name).read_text().count('id="strongest"') // 2  # of two lines each
 
     assert edges("a.svg", FACE, [[1 / 16] * 16]) == 0
@@ -110,28 +110,32 @@ def test_places_that_are_all_alike_have_no_edge_and_the_strongest_of_a_clip_one(
 def test_a_long_name_loses_its_middle_and_a_long_result_nothing(tmp_path: Path) -> None:
     said = "a blue square top left and a red one below it " * 8
     for name in ("a" * 120 + ".png", "橋" * 90 + ".png"):
-        looks(tmp_path / "a.svg", [Look(FACE, only(1), ["word"], name, said)])
+        draw_media_attention(tmp_path / "a.svg", [MediaAttention(FACE, only(1), ["word"], name, said)])
         title = " ".join(text for text in texts(tmp_path / "a.svg") if text not in ("", "word"))
         shown, _, result = title.partition(" → ")
         assert result.split() == said.split()
         assert shown.count("…") == 1
         assert len(shown) < 60 or "<6A4B>" in shown  # where no font has it
     for letter in "Wi":
-        looks(tmp_path / "a.png", [Look(FACE, only(1), ["word"], "photo.png", letter * 400, "runs/soft")])
+        draw_media_attention(
+            tmp_path / "a.png", [MediaAttention(FACE, only(1), ["word"], "photo.png", letter * 400, "runs/soft")]
+        )
         right = np.asarray(Image.open(tmp_path / "a.png").convert("L"))[:, -10:]
         assert (right > 250).all()  # nothing runs out of the page
 
 
 def test_a_clip_shows_all_frames_for_each_word_and_a_sound_a_row(tmp_path: Path) -> None:
-    looks(tmp_path / "clip.png", [Look(CLIP, only(1, count=3), ["word"])])
+    draw_media_attention(tmp_path / "clip.png", [MediaAttention(CLIP, only(1, count=3), ["word"])])
     clear = red(tmp_path / "clip.png")
     assert clear.any(0).sum() / clear.any(1).sum() == pytest.approx(4, abs=0.3)  # three frames, and one of the word's
-    looks(tmp_path / "sound.svg", [Look(HEARD, only(3, 4, count=10), ["a", "b"], "tone.wav", "ab")])
+    draw_media_attention(
+        tmp_path / "sound.svg", [MediaAttention(HEARD, only(3, 4, count=10), ["a", "b"], "tone.wav", "ab")]
+    )
     assert {"tone.wav → ab", "a", "b", "0", "0.1", "0.4", "seconds"} <= set(texts(tmp_path / "sound.svg"))
 
 
 def test_rows_of_a_sound_stand_below_its_frames_aligned_in_time(tmp_path: Path) -> None:
-    looks(tmp_path / "a.png", [Look(HEARD, only(0, 9, count=10), ["a", "b"])])
+    draw_media_attention(tmp_path / "a.png", [MediaAttention(HEARD, only(0, 9, count=10), ["a", "b"])])
     image = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     dark = (abs(image - [8, 48, 107]) < 8).all(-1)  # the strongest shade
     rows = np.flatnonzero(dark.any(1))
@@ -145,10 +149,12 @@ def test_rows_of_a_sound_stand_below_its_frames_aligned_in_time(tmp_path: Path) 
 
 def test_any_word_is_written_as_it_is_and_nothing_is_no_picture(tmp_path: Path) -> None:
     words = ["$x$", "▁", "橋", "a b", "\x1b", "x" * 60]
-    looks(tmp_path / "a.svg", [Look(FACE, only(*range(6)), words, "what ?\tphoto.jpg", "y" * 200)])
+    draw_media_attention(
+        tmp_path / "a.svg", [MediaAttention(FACE, only(*range(6)), words, "what ?\tphoto.jpg", "y" * 200)]
+    )
     found = texts(tmp_path / "a.svg")
     assert {"$x$", "a␣b", "<001B>"} <= set(found)
     assert "what ? · photo.jpg →" in found
     assert sum(text.count("y") for text in found if set(text) == {"y"}) == 200
-    with pytest.raises(ValueError, match="no look"):
-        looks(tmp_path / "b.svg", [])
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw_media_attention(tmp_path / "b.svg", [])

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from dragoman.inspection.render import page as pages
-from dragoman.inspection.render.page import MODULES, page
+from dragoman.inspection.render.page import page_modules, render_page
 
-STATIC = Path(pages.__file__).parent / "static"
+STATIC = Path(pages.__file__).parents[1] / "static"
+MODULES = page_modules()
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!-- <script>",
@@ -55,7 +56,7 @@ def view(**values: Any) -> dict[str, Any]:
 
 
 def test_the_policy_allows_the_style_and_the_script_of_the_page_by_their_hashes_and_nothing_else() -> None:
-    parsed = Elements(page([view()], "A title"))
+    parsed = Elements(render_page([view()], "A title"))
     (policy,) = [attrs["content"] for _, attrs, _ in parsed.found if "http-equiv" in attrs]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
 
@@ -73,7 +74,7 @@ def test_the_policy_allows_the_style_and_the_script_of_the_page_by_their_hashes_
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_from_data_stays_data(text: str) -> None:
     views = [view(text=text, deep=[{text: [text, 0.125, None]}])]
-    parsed = Elements(page(views, "A title"))
+    parsed = Elements(render_page(views, "A title"))
     blocks = [(attrs["type"], "".join(text)) for tag, attrs, text in parsed.found if tag == "script"]
     assert [kind for kind, _ in blocks] == ["application/json", "module"]
     assert json.loads(blocks[0][1]) == views
@@ -81,7 +82,7 @@ def test_text_from_data_stays_data(text: str) -> None:
 
 @pytest.mark.parametrize("title", HOSTILE)
 def test_a_title_is_only_text(title: str) -> None:
-    text = page([], title)
+    text = render_page([], title)
     parsed = Elements(text)
     shown = title.replace("\ud800", "?")
     assert parsed.texts("h1") == parsed.texts("title") == [shown]
@@ -91,16 +92,17 @@ def test_a_title_is_only_text(title: str) -> None:
 
 def test_numbers_that_json_does_not_know_are_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        page([view(x=float("nan"))], "A title")
+        render_page([view(x=float("nan"))], "A title")
 
 
 def test_the_page_names_no_other_host_and_no_other_file() -> None:
-    text = page([view()], "A title")
+    text = render_page([view()], "A title")
     assert set(re.findall(r"https?://[^\s\"'`]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.search(r"\b(?:src|href)=|@import|url\(", text)
 
 
 def test_every_module_is_part_of_the_page_after_those_it_imports() -> None:
+    assert len(MODULES) == len(set(MODULES))
     assert set(MODULES) == {file.stem for file in STATIC.glob("*.js")}
     for i, name in enumerate(MODULES):
         needed = re.findall(r'from "\./(\w+)\.js"', (STATIC / f"{name}.js").read_text("utf-8"))
@@ -108,7 +110,7 @@ def test_every_module_is_part_of_the_page_after_those_it_imports() -> None:
 
 
 def test_joining_leaves_no_import_and_no_export_and_no_name_twice() -> None:
-    text = pages.joined()
+    text = pages.join_modules()
     assert not re.search(r"^\s*(?:import|export)\b", text, re.MULTILINE)
     names = re.findall(r"^(?:async )?(?:function|const|let|var|class) (\w+)", text, re.MULTILINE)
     assert len(names) > 50

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 from rich.console import Console
 
-from dragoman.inspection.render.terminal import GLYPHS, SHADES, grid_maps, heat_map, visible
+from dragoman.inspection.render.terminal import GLYPHS, SHADES, render_grid_maps, render_heat_map, visible
 
 # Characters that have broken terminals before: controls, direction marks, wide and combining ones, joiners, surrogates.
 NASTY = "\x1b\x00\x07\r\n\t\x7f\x9b\u202e\u200d\u200b\u2028\ufeff\ufe0f\ud800\u0301\u093e\u1161日ｶ한e  🇩👍🏽\U000e0001"
@@ -27,7 +27,7 @@ def lines(text):
 
 def test_a_small_map_is_what_a_hand_would_draw():
     weights = [[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.0, 0.4, 0.6]]
-    assert lines(heat_map(weights, list("cat"), ["K", "AE", "T"], color=False, width=80)) == [
+    assert lines(render_heat_map(weights, list("cat"), ["K", "AE", "T"], color=False, width=80)) == [
         "   c a t",
         " K ██    ",
         "AE ··▓▓  ",
@@ -38,7 +38,7 @@ def test_a_small_map_is_what_a_hand_would_draw():
 
 
 def test_long_tokens_are_written_downwards_onto_their_column():
-    drawn = lines(heat_map([[1.0, 0.0]], ["the", "a"], ["x"], color=False, width=80))
+    drawn = lines(render_heat_map([[1.0, 0.0]], ["the", "a"], ["x"], color=False, width=80))
     assert drawn[:4] == ["  t", "  h", "  e a", "x ██  "]
 
 
@@ -46,7 +46,7 @@ def test_a_wide_map_goes_on_below_in_blocks_that_fit():
     source, target = [chr(ord("a") + i) for i in range(25)], ["X", "YY"]
     weights = np.zeros((2, 25))
     weights[0, 0] = weights[1, 24] = 1.0
-    drawn = lines(heat_map(weights, source, target, color=False, width=23))
+    drawn = lines(render_heat_map(weights, source, target, color=False, width=23))
     assert all(cell_len(line) <= 23 for line in drawn)
     assert [line.split() for line in drawn[::4]] == [
         source[:10],
@@ -61,14 +61,14 @@ def test_a_wide_map_goes_on_below_in_blocks_that_fit():
 
 def test_the_terminal_says_how_wide_it_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "12")
-    drawn = lines(heat_map(np.zeros((1, 30)), ["a"] * 30, ["b"], color=False))
+    drawn = lines(render_heat_map(np.zeros((1, 30)), ["a"] * 30, ["b"], color=False))
     assert [len(line.split()) for line in drawn if line.startswith("  a")] == [5] * 6
 
 
 @settings(deadline=None, max_examples=60)
 @given(source=st.lists(tokens, min_size=1, max_size=8), target=st.lists(tokens, max_size=5), color=st.booleans())
 def test_columns_stay_columns_whatever_the_tokens_hold(source, target, color):
-    drawn = lines(heat_map(np.ones((len(target), len(source))), source, target, color=color, width=10_000))
+    drawn = lines(render_heat_map(np.ones((len(target), len(source))), source, target, color=color, width=10_000))
     rows = drawn[len(drawn) - len(target) - 2 : -2]
     assert len({cell_len(row) for row in rows}) <= 1
     if rows:
@@ -78,7 +78,9 @@ def test_columns_stay_columns_whatever_the_tokens_hold(source, target, color):
 
 def test_wide_characters_and_marks_keep_their_column():
     weights = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
-    assert lines(heat_map(weights, ["日", "e\u0301", "ｶ", "\u0301"], ["x", "語"], color=False, width=80))[:3] == [
+    assert lines(render_heat_map(weights, ["日", "e\u0301", "ｶ", "\u0301"], ["x", "語"], color=False, width=80))[
+        :3
+    ] == [
         "   日 e\u0301  ｶ  ◌\u0301",  # three cells for each column, since 日 takes two
         " x ███         ",
         "語       ███   ",
@@ -98,14 +100,14 @@ def test_what_is_shown_is_printable_takes_room_and_begins_on_a_base(token):
 
 def test_no_escape_sequence_of_a_token_reaches_the_terminal():
     screen = io.StringIO()
-    text = heat_map([[0.5]], ["\x1b]0;title\x07"], ["\x1b[31mred\r\n"], color=False, width=80)
+    text = render_heat_map([[0.5]], ["\x1b]0;title\x07"], ["\x1b[31mred\r\n"], color=False, width=80)
     Console(file=screen, force_terminal=True, color_system=None, width=80).print(text)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", screen.getvalue())
     assert "<001B>[31mred<000D><000A>" in screen.getvalue()
 
 
 def test_markup_in_tokens_is_text():
-    assert "[bold]" in heat_map([[0.5]], ["a"], ["[bold]"], color=False, width=80).plain
+    assert "[bold]" in render_heat_map([[0.5]], ["a"], ["[bold]"], color=False, width=80).plain
 
 
 def shades(text):
@@ -123,7 +125,7 @@ def shades(text):
 
 
 def test_with_color_a_weight_is_the_background_of_its_cell():
-    drawn = heat_map([[0.0, 1.0, 0.5]], list("abc"), ["x"], color=True, width=80)
+    drawn = render_heat_map([[0.0, 1.0, 0.5]], list("abc"), ["x"], color=True, width=80)
     assert shades(drawn)[1] == [SHADES[0]] * 2 + [SHADES[-1]] * 2 + [SHADES[len(SHADES) // 2]] * 2
     assert not set(GLYPHS[1:]) & set(drawn.plain)
 
@@ -146,19 +148,19 @@ def test_larger_weights_are_brighter_in_every_color_system(system):
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=20))
 def test_a_larger_weight_never_looks_smaller(weights):
     weights = sorted(weights)
-    row = lines(heat_map([weights], ["a"] * len(weights), ["x"], color=False, width=200))[1][2:]
+    row = lines(render_heat_map([weights], ["a"] * len(weights), ["x"], color=False, width=200))[1][2:]
     levels = [GLYPHS.index(glyph) for glyph in row[::2]]
     assert levels == sorted(levels)
     assert all(abs(level / 5 - weight) <= 0.1 + 1e-9 for level, weight in zip(levels, weights, strict=True))
 
 
 def test_rounding_errors_are_no_weights_and_what_is_not_a_number_shows():
-    row = lines(heat_map([[1.0000001, -1e-9, float("nan")]], list("abc"), ["x"], color=False, width=80))[1]
+    row = lines(render_heat_map([[1.0000001, -1e-9, float("nan")]], list("abc"), ["x"], color=False, width=80))[1]
     assert row == "x ██  ? "
 
 
 def test_very_long_tokens_leave_room_for_the_map():
-    drawn = lines(heat_map([[1.0, 0.0]], ["x" * 500, "y"], ["z" * 500], color=False, width=60))
+    drawn = lines(render_heat_map([[1.0, 0.0]], ["x" * 500, "y"], ["z" * 500], color=False, width=60))
     assert len(drawn) < 25
     assert all(cell_len(line) <= 60 for line in drawn)
     assert "…" in drawn[-3]
@@ -167,12 +169,12 @@ def test_very_long_tokens_leave_room_for_the_map():
 
 def test_weights_that_do_not_fit_the_tokens_are_refused():
     with pytest.raises(ValueError, match=r"weights are \(1, 2\); 2 target and 1 source tokens"):
-        heat_map([[0.5, 0.5]], ["a"], ["x", "y"], color=False)
+        render_heat_map([[0.5, 0.5]], ["a"], ["x", "y"], color=False)
 
 
 def test_empty_sides_do_not_fail():
-    assert heat_map(np.zeros((0, 2)), ["a", "b"], [], color=False, width=80).plain.startswith(" a b\n")
-    assert heat_map(np.zeros((1, 0)), [], ["x"], color=True, width=80).plain
+    assert render_heat_map(np.zeros((0, 2)), ["a", "b"], [], color=False, width=80).plain.startswith(" a b\n")
+    assert render_heat_map(np.zeros((1, 0)), [], ["x"], color=True, width=80).plain
 
 
 # -- grids -------------------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ FACE = {"kind": "image", "src": "", "rows": 2, "columns": 3, "first": 0}
 
 def test_each_word_has_a_grid_of_shares_of_its_largest_weight():
     weights = [[0.2, 0, 0, 0, 0, 0.1], [0, 0, 0, 0.01, 0, 0]]
-    drawn = grid_maps(FACE, weights, ["▁dog", "▁ran"], color=False, width=80).plain.split("\n")
+    drawn = render_grid_maps(FACE, weights, ["▁dog", "▁ran"], color=False, width=80).plain.split("\n")
     assert drawn[:3] == ["dog     ran", "██    │       │ ", "    ▒▒│ ██    │ "]
     assert drawn[-1].endswith("██ the most of each word")
 
@@ -190,14 +192,16 @@ def test_each_word_has_a_grid_of_shares_of_its_largest_weight():
 def test_as_many_grids_stand_side_by_side_as_fit():
     words, weights = ["a", "b", "c"], [[1.0, 0, 0, 0, 0, 0]] * 3
     for width, rows in [(80, 1), (16, 2), (8, 3), (1, 3)]:
-        drawn = grid_maps(FACE, weights, words, color=False, width=width).plain.split("\n")
+        drawn = render_grid_maps(FACE, weights, words, color=False, width=width).plain.split("\n")
         assert sum(line.startswith("██") for line in drawn) == rows
         assert all(cell_len(line) <= max(width, 8) for line in drawn[:-1])
 
 
 def test_frames_of_a_clip_stand_in_a_row_and_a_word_that_is_too_long_is_cut():
-    clip = {"kind": "clip", "frames": ["", ""], "per_frame": 4, "first": 1}
-    drawn = grid_maps(clip, [[0.5, 0, 0, 0, 0.1, 0, 0.5, 0, 0]], ["x" * 30], color=False, width=80).plain.split("\n")
+    clip = {"kind": "video", "frames": ["", ""], "per_frame": 4, "first": 1}
+    drawn = render_grid_maps(clip, [[0.5, 0, 0, 0, 0.1, 0, 0.5, 0, 0]], ["x" * 30], color=False, width=80).plain.split(
+        "\n"
+    )
     assert drawn[0] == f"{'x' * 9}…"
     assert drawn[1:3] == ["        ██│ ", "  ··      │ "]
-    assert grid_maps(clip, [[0.0] * 9], ["x"], color=True, width=80).plain
+    assert render_grid_maps(clip, [[0.0] * 9], ["x"], color=True, width=80).plain

@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 
 from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.render.terminal_tree import beam_lines, step_lines
-from dragoman.inspection.views.beam_tree import tree
-from dragoman.inspection.views.steps import walk
+from dragoman.inspection.render.terminal_tree import render_beam, render_steps
+from dragoman.inspection.views.beam import trace_beam
+from dragoman.inspection.views.steps import trace_steps
 
 
 def node(id: int, parent: int, token: str, fate: str, best: bool = False, reference: bool = False) -> dict[str, Any]:
@@ -33,14 +33,14 @@ def test_a_tree_by_hand() -> None:
         node(6, 4, "</s>", "finished"),
         best=5,
     )
-    assert beam_lines(small, width=60).plain.splitlines() == [
+    assert render_beam(small, width=60).plain.splitlines() == [
         "├ the            -0.250   -0.125",
         "│ ├ old </s> ★   -1.250   -0.625",
         "│ └ new </s> ✓   -1.500   -0.750",
         "└ a ◆✗           -0.500   -0.250",
         "1. -0.500  log p -1.000  x y",
     ]
-    assert beam_lines(small, width=60, dropped=False).plain.splitlines()[:3] == [
+    assert render_beam(small, width=60, dropped=False).plain.splitlines()[:3] == [
         "└ the            -0.250   -0.125",
         "  ├ old </s> ★   -1.250   -0.625",
         "  └ new </s> ✓   -1.500   -0.750",
@@ -49,12 +49,12 @@ def test_a_tree_by_hand() -> None:
 
 @pytest.mark.parametrize("width", [30, 80])
 def test_a_real_tree_and_real_steps_fit_the_terminal(rnn: Pipeline, width: int) -> None:
-    found = tree(rnn, "hgfed ba", "abc", beam=3)
-    lines = beam_lines(found, width=width).plain.splitlines()
+    found = trace_beam(rnn, "hgfed ba", "abc", beam=3)
+    lines = render_beam(found, width=width).plain.splitlines()
     assert max(map(cell_len, lines)) <= width
     assert " ".join(lines).endswith(found["verdict"]["sentence"])
-    steps = walk(rnn, "hgfed ba", "abc")
-    table = [line for line in step_lines(steps, width=width).plain.splitlines() if line[:4] not in ("free", "forc")]
+    steps = trace_steps(rnn, "hgfed ba", "abc")
+    table = [line for line in render_steps(steps, width=width).plain.splitlines() if line[:4] not in ("free", "forc")]
     assert max(map(cell_len, table)) <= width
     every = [*steps["free"]["steps"], *steps["forced"]["steps"]]
     assert len(table) == len(every)
@@ -72,20 +72,20 @@ def test_a_tree_is_drawn_however_deep_it_is() -> None:
             node(i, chain[-1]["id"] - (i > 2), "b", "kept"),
             node(i + 1, chain[-1]["id"] - (i > 2), "c", "dropped"),
         ]
-    lines = beam_lines(view(*chain), width=400).plain.splitlines()
+    lines = render_beam(view(*chain), width=400).plain.splitlines()
     assert len(lines) > 1000
     assert max(map(cell_len, lines)) < 100  # so far to the right nobody would look
 
 
 def test_no_token_reaches_the_terminal_as_an_escape_sequence() -> None:
     evil = "\x1b[31m\n\u202e"
-    shown = beam_lines(view(node(1, 0, evil, "kept")), width=60).plain
+    shown = render_beam(view(node(1, 0, evil, "kept")), width=60).plain
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert shown.count("\n") == 2
     step = {"id": 5, "token": evil, "log_prob": -1.0, "rank": 1, "entropy": 0.5, "forced": False}
     step["top"] = [{"id": 5, "token": evil, "log_prob": -1.0}]
     part = {"text": evil, "log_prob": -1.0, "steps": [step]}
-    shown = step_lines({"free": part, "forced": part, "diverges": None}, width=60).plain
+    shown = render_steps({"free": part, "forced": part, "diverges": None}, width=60).plain
     assert "\x1b" not in shown
     assert shown.count("\n") == 4

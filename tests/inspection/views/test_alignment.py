@@ -19,10 +19,11 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Example
 from dragoman.inference import ensemble
 from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.pair import pair
+from dragoman.inspection import attention_maps
+from dragoman.inspection.teacher_forcing import prepare_pair
 from dragoman.inspection.views import alignment
-from dragoman.inspection.views.alignment import effects, look
-from dragoman.nn.attention import MultiHead
+from dragoman.inspection.views.alignment import compute_alignment, compute_head_effects
+from dragoman.nn.attention import MultiHeadAttention
 from dragoman.text.tokenizers import tokenizers
 
 SOURCES = {"transformer": "the old bridges", "rnn": "hgfed ba", "convolutional": "abc d"}
@@ -68,7 +69,7 @@ def projections(model: nn.Module, run: Callable[[], object]) -> dict[str, tuple[
     found: dict[str, dict[str, np.ndarray]] = {}
     handles = []
     for name, module in model.named_modules():
-        if isinstance(module, MultiHead):
+        if isinstance(module, MultiHeadAttention):
             for letter in ("Wq", "Wk"):
 
                 def keep(_: Any, __: Any, out: torch.Tensor, name: str = name, letter: str = letter) -> None:
@@ -94,7 +95,7 @@ def attended(q: np.ndarray, k: np.ndarray, causal: bool) -> list[list[float]]:
 
 def test_every_head_of_a_transformer_weighs_by_the_softmax_of_its_queries_and_keys(transformer: Pipeline) -> None:
     pair = SOURCES["transformer"], TARGETS["transformer"]
-    view = look(transformer, *pair)
+    view = compute_alignment(transformer, *pair)
     found = projections(transformer.model, lambda: transformer.token_scores([pair]))
     places = {"mixer": "decoder", "cross_attention": "cross"}
     seen = set()
@@ -112,7 +113,7 @@ def test_every_head_of_a_transformer_weighs_by_the_softmax_of_its_queries_and_ke
 
 
 def test_an_rnn_looks_by_its_additive_score(rnn: Pipeline) -> None:
-    view = look(rnn, SOURCES["rnn"], TARGETS["rnn"])
+    view = compute_alignment(rnn, SOURCES["rnn"], TARGETS["rnn"])
     attention = rnn.model.decoder.attention
     queries: list[np.ndarray] = []
     keys: list[np.ndarray] = []
@@ -136,7 +137,7 @@ def test_an_rnn_looks_by_its_additive_score(rnn: Pipeline) -> None:
 
 @pytest.mark.parametrize("kind", ["transformer", "convolutional"])
 def test_the_soft_alignment_is_the_mean_of_all_heads_that_look_across(kind: str, request: Any) -> None:
-    view = look(request.getfixturevalue(kind), SOURCES[kind], TARGETS[kind])
+    view = compute_alignment(request.getfixturevalue(kind), SOURCES[kind], TARGETS[kind])
     across = [weights(view, name) for name in names(view) if name.startswith("cross")]
     np.testing.assert_allclose(view["soft"], np.mean(across, 0), atol=2 * ROUNDED)
     np.testing.assert_allclose(np.sum(view["soft"], 1), 1.0, atol=1e-3)
@@ -144,7 +145,7 @@ def test_the_soft_alignment_is_the_mean_of_all_heads_that_look_across(kind: str,
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_entropies_are_those_of_the_weights(kind: str, request: Any) -> None:
-    view = look(request.getfixturevalue(kind), SOURCES[kind])
+    view = compute_alignment(request.getfixturevalue(kind), SOURCES[kind])
     for one in view["maps"]:
         for head in one["heads"]:
             a = np.array(head["weights"])
@@ -153,7 +154,7 @@ def test_entropies_are_those_of_the_weights(kind: str, request: Any) -> None:
 
 
 def test_one_sequence_is_cut_into_what_looks_across_and_what_looks_back(decoder_only: Pipeline) -> None:
-    view = look(decoder_only, "abc", "dc")
+    view = compute_alignment(decoder_only, "abc", "dc")
     assert view["soft"] is None
     for layer, head in [(1, 1), (1, 2), (2, 1), (2, 2)]:
         across, back, reading = (weights(view, f"{kind}.{layer}.{head}") for kind in ("cross", "decoder", "encoder"))
@@ -174,7 +175,7 @@ def test_one_sequence_is_cut_into_what_looks_across_and_what_looks_back(decoder_
 def test_where_source_and_target_are_one_sequence_the_decoder_looks_back_at_both(
     build: Callable[..., Pipeline], source: str
 ) -> None:
-    view = look(build("none", {**TRANSFORMER, "source": source}), "abc", "dc")
+    view = compute_alignment(build("none", {**TRANSFORMER, "source": source}), "abc", "dc")
     columns = [*view["source"], *view["inputs"]]
     assert columns == ["a", "b", "c", "</s>", "<s>", "d", "c"]
     decoder = [one for one in view["maps"] if one["kind"] == "decoder"]
@@ -190,11 +191,11 @@ def test_where_source_and_target_are_one_sequence_the_decoder_looks_back_at_both
 @pytest.mark.parametrize("kind", SOURCES)
 def test_log_probabilities_are_those_of_scoring_the_pair(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
-    view = look(pipeline, Example(SOURCES[kind]), TARGETS[kind])
+    view = compute_alignment(pipeline, Example(SOURCES[kind]), TARGETS[kind])
     truth = pipeline.token_scores([(SOURCES[kind], TARGETS[kind])])[0]
     np.testing.assert_allclose(view["log_probs"], truth, atol=1e-5)
     assert view["log_prob"] == pytest.approx(sum(truth), abs=1e-4)
-    assert view["given"]
+    assert view["has_user_target"]
     assert len(view["source"]) == len(view["soft"][0])
     assert len(view["target"]) == len(view["inputs"]) == len(view["soft"]) == len(truth)
     assert view["inputs"] == ["<s>", *view["target"][:-1]]
@@ -204,9 +205,9 @@ def test_log_probabilities_are_those_of_scoring_the_pair(kind: str, request: Any
 @pytest.mark.parametrize("beam", [None, 1])
 def test_without_a_target_the_models_own_output_is_shown(kind: str, beam: int | None, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
-    view = look(pipeline, SOURCES[kind], beam=beam)
+    view = compute_alignment(pipeline, SOURCES[kind], beam=beam)
     truth = pipeline.predict([SOURCES[kind]], beam=beam, attention=True)[0]
-    assert not view["given"]
+    assert not view["has_user_target"]
     assert (view["target_text"], view["target"]) == (truth.text, [*truth.tokens, "</s>"])
     assert view["source"] == truth.source_tokens
     np.testing.assert_allclose(view["soft"], truth.attention, atol=ROUNDED)
@@ -227,7 +228,9 @@ def runs(pieces: list[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])
 def test_words_are_sums_over_source_pieces_and_means_over_target_pieces(kind: str, request: Any) -> None:
-    view = look(request.getfixturevalue(kind), SOURCES[kind], "bridges ended" if kind == "transformer" else "ab cd")
+    view = compute_alignment(
+        request.getfixturevalue(kind), SOURCES[kind], "bridges ended" if kind == "transformer" else "ab cd"
+    )
     merged, soft = view["words"], np.array(view["soft"])
     columns, rows = runs(view["source"]), runs(view["target"])
     assert merged["source"] == [*SOURCES[kind].split(), "</s>"]
@@ -239,7 +242,7 @@ def test_words_are_sums_over_source_pieces_and_means_over_target_pieces(kind: st
 
 
 def test_words_by_hand(rnn: Pipeline) -> None:
-    mine = pair(rnn, "ab c", "d e")
+    mine = prepare_pair(rnn, "ab c", "d e")
     soft = torch.tensor(
         [
             [0.1, 0.2, 0.3, 0.3, 0.1],  # d        a b ␣ c </s>
@@ -248,7 +251,7 @@ def test_words_by_hand(rnn: Pipeline) -> None:
             [0.0, 0.0, 0.0, 0.0, 1.0],  # </s>
         ]
     )
-    merged = alignment.words(rnn, mine, soft)
+    merged = attention_maps.merge_words(rnn, mine, soft)
     assert merged is not None
     assert (merged["source"], merged["target"]) == (["ab", "c", "</s>"], ["d", "e", "</s>"])
     np.testing.assert_allclose(merged["soft"], [[0.3, 0.6, 0.1], [0.3, 0.7, 0.0], [0.0, 0.0, 1.0]], atol=1e-6)
@@ -259,10 +262,10 @@ def test_tags_stand_alone_and_what_is_unknown_belongs_to_its_word() -> None:
     tokenizer.learn(["ab "], ["<to:de>"])
     ids = [4, *tokenizer.encode("a?b ba"), EOS]
     assert tokenizer.pieces(ids) == ["<to:de>", "a", "<unk>", "b", "␣", "b", "a", "</s>"]
-    places = alignment.groups(tokenizer, ids, whole=False)
+    places = attention_maps.word_spans(tokenizer, ids, tokens_are_words=False)
     assert places == [(0, 1), (1, 4), (4, 7), (7, 8)]
-    assert [alignment.spelled(tokenizer, ids[a:b]) for a, b in places] == ["<to:de>", "a\u2047b", "ba", "</s>"]
-    assert alignment.groups(tokenizer, ids, whole=True) == [(i, i + 1) for i in range(8)]
+    assert [attention_maps.spell_word(tokenizer, ids[a:b]) for a, b in places] == ["<to:de>", "a\u2047b", "ba", "</s>"]
+    assert attention_maps.word_spans(tokenizer, ids, tokens_are_words=True) == [(i, i + 1) for i in range(8)]
 
 
 # -- heads switched off ------------------------------------------------------------------------------------------------
@@ -273,14 +276,14 @@ def test_a_head_switched_off_is_a_head_whose_columns_of_the_output_are_zero(
     transformer: Pipeline, off: list[str]
 ) -> None:
     pair = SOURCES["transformer"], TARGETS["transformer"]
-    view, other = look(transformer, *pair, off=off), transformer
+    view, other = compute_alignment(transformer, *pair, ablate=off), transformer
     for name in off:
         other = changed(other, without_head(name))
     truth = other.token_scores([pair])[0]
-    np.testing.assert_allclose(view["log_probs_off"], truth, atol=1e-5)
-    assert view["log_prob_off"] == pytest.approx(sum(truth), abs=1e-4)
-    assert abs(view["log_prob_off"] - view["log_prob"]) > 1e-3, "the head must matter for this to mean much"
-    assert view["off"] == off
+    np.testing.assert_allclose(view["log_probs_ablated"], truth, atol=1e-5)
+    assert view["log_prob_ablated"] == pytest.approx(sum(truth), abs=1e-4)
+    assert abs(view["log_prob_ablated"] - view["log_prob"]) > 1e-3, "the head must matter for this to mean much"
+    assert view["ablated"] == off
     np.testing.assert_allclose(view["log_probs"], transformer.token_scores([pair])[0], atol=1e-5)
 
 
@@ -292,7 +295,9 @@ def test_an_rnn_without_its_head_reads_no_context(rnn: Pipeline) -> None:
 
     pair = SOURCES["rnn"], TARGETS["rnn"]
     truth = changed(rnn, no_context).token_scores([pair])[0]
-    np.testing.assert_allclose(look(rnn, *pair, off=["cross.1.1"])["log_probs_off"], truth, atol=1e-5)
+    np.testing.assert_allclose(
+        compute_alignment(rnn, *pair, ablate=["cross.1.1"])["log_probs_ablated"], truth, atol=1e-5
+    )
 
 
 def test_a_convolution_without_its_head_adds_no_context(convolutional: Pipeline) -> None:
@@ -301,20 +306,22 @@ def test_a_convolution_without_its_head_adds_no_context(convolutional: Pipeline)
 
     pair = SOURCES["convolutional"], TARGETS["convolutional"]
     truth = changed(convolutional, no_context).token_scores([pair])[0]
-    np.testing.assert_allclose(look(convolutional, *pair, off=["cross.2.1"])["log_probs_off"], truth, atol=1e-5)
+    np.testing.assert_allclose(
+        compute_alignment(convolutional, *pair, ablate=["cross.2.1"])["log_probs_ablated"], truth, atol=1e-5
+    )
 
 
 def test_effects_are_the_changes_when_each_head_alone_is_off(transformer: Pipeline) -> None:
     pair = SOURCES["transformer"], TARGETS["transformer"]
-    found, whole = effects(transformer, *pair), transformer.score([pair])[0]
-    assert list(found) == names(look(transformer, *pair))
+    found, whole = compute_head_effects(transformer, *pair)["effects"], transformer.score([pair])[0]
+    assert list(found) == names(compute_alignment(transformer, *pair))
     for name, change in found.items():
         truth = changed(transformer, without_head(name)).score([pair])[0] - whole
         assert change == pytest.approx(truth, abs=1e-4)
 
 
 def test_a_head_of_one_sequence_goes_by_three_names(decoder_only: Pipeline) -> None:
-    found = effects(decoder_only, "abc", "dc")
+    found = compute_head_effects(decoder_only, "abc", "dc")["effects"]
     assert found["cross.2.1"] == found["encoder.2.1"] == found["decoder.2.1"]
     truth = changed(decoder_only, without_head("decoder.2.1")).score([("abc", "dc")])[0]
     assert found["cross.2.1"] == pytest.approx(truth - decoder_only.score([("abc", "dc")])[0], abs=1e-4)
@@ -323,8 +330,8 @@ def test_a_head_of_one_sequence_goes_by_three_names(decoder_only: Pipeline) -> N
 def test_a_model_is_as_before_after_a_look(transformer: Pipeline, rnn: Pipeline) -> None:
     for kind, pipeline in {"transformer": transformer, "rnn": rnn}.items():
         before = pipeline.score([(SOURCES[kind], TARGETS[kind])])
-        look(pipeline, SOURCES[kind], TARGETS[kind], off=["cross.1.1"])
-        effects(pipeline, SOURCES[kind], TARGETS[kind])
+        compute_alignment(pipeline, SOURCES[kind], TARGETS[kind], ablate=["cross.1.1"])
+        compute_head_effects(pipeline, SOURCES[kind], TARGETS[kind])
         assert pipeline.score([(SOURCES[kind], TARGETS[kind])]) == before
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in pipeline.model.modules())
 
@@ -335,20 +342,20 @@ def test_a_model_is_as_before_after_a_look(transformer: Pipeline, rnn: Pipeline)
 def test_what_is_too_much_for_a_view_is_left_out_within_the_source_first(
     transformer: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    whole = compute_alignment(transformer, SOURCES["transformer"], TARGETS["transformer"])
     size = dict.fromkeys(("cross", "decoder", "encoder"), 0)
     for one in whole["maps"]:
         size[one["kind"]] += sum(np.array(head["weights"]).size for head in one["heads"])
     assert whole["left_out"] == []
     for most, left in ((sum(size.values()) - 1, ["encoder"]), (size["cross"], ["decoder", "encoder"])):
-        monkeypatch.setattr(alignment, "MOST", most)
-        view = look(transformer, SOURCES["transformer"], TARGETS["transformer"], off=["encoder.1.1"])
+        monkeypatch.setattr(alignment, "MAX_WEIGHTS", most)
+        view = compute_alignment(transformer, SOURCES["transformer"], TARGETS["transformer"], ablate=["encoder.1.1"])
         assert view["left_out"] == left
         assert view["maps"] == [one for one in whole["maps"] if one["kind"] not in left]
-        assert view["log_prob_off"] is not None  # what is not shown can be switched off all the same
-    monkeypatch.setattr(alignment, "MOST", size["cross"] - 1)
-    with pytest.raises(UserError, match="take less text"):
-        look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+        assert view["log_prob_ablated"] is not None  # what is not shown can be switched off all the same
+    monkeypatch.setattr(alignment, "MAX_WEIGHTS", size["cross"] - 1)
+    with pytest.raises(UserError, match="shorten the text"):
+        compute_alignment(transformer, SOURCES["transformer"], TARGETS["transformer"])
 
 
 RNN, CONVOLUTIONS = {"name": "rnn", "cell": "gru"}, {"name": "conv", "layers": 2}
@@ -369,9 +376,9 @@ def test_the_weights_of_a_pass_of_every_model_here_are_counted_before_it(kind: s
 
 
 def check_count(pipeline: Pipeline, source: str, target: str) -> None:
-    counted = alignment.expected(pipeline, pair(pipeline, source, target))
+    counted = attention_maps.count_weights(pipeline, prepare_pair(pipeline, source, target))
     seen = dict.fromkeys(counted, 0)
-    for one in look(pipeline, source, target)["maps"]:
+    for one in compute_alignment(pipeline, source, target)["maps"]:
         seen[one["kind"]] += sum(np.array(head["weights"]).size for head in one["heads"])
     assert counted == seen
 
@@ -379,40 +386,40 @@ def check_count(pipeline: Pipeline, source: str, target: str) -> None:
 def test_nothing_is_computed_for_a_view_that_would_be_refused_nor_kept_of_what_is_left_out(
     transformer: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = pair(transformer, SOURCES["transformer"], TARGETS["transformer"])
-    size = alignment.expected(transformer, mine)
+    mine = prepare_pair(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    size = attention_maps.count_weights(transformer, mine)
     passes: list[None] = []
     counting = transformer.model.register_forward_hook(lambda *_: passes.append(None))
-    monkeypatch.setattr(alignment, "MOST", size["cross"] - 1)
-    with pytest.raises(UserError, match="take less text"):
-        look(transformer, SOURCES["transformer"], TARGETS["transformer"])
+    monkeypatch.setattr(alignment, "MAX_WEIGHTS", size["cross"] - 1)
+    with pytest.raises(UserError, match="shorten the text"):
+        compute_alignment(transformer, SOURCES["transformer"], TARGETS["transformer"])
     counting.remove()
     assert passes == []
-    _, every = alignment._watched(transformer, mine, {"cross"})
+    _, every = attention_maps.run_recorded(transformer, mine, {"cross"})
     assert {one.kind: one.weights.numel() > 0 for one in every} == {"cross": True, "encoder": False, "decoder": False}
-    _, every = alignment._watched(transformer, mine, ())
-    assert len(alignment.heads(every)) == 12
+    _, every = attention_maps.run_recorded(transformer, mine, ())
+    assert len(attention_maps.name_heads(every)) == 12
     assert not any(one.weights.numel() for one in every)  # what a head is worth needs its name alone
 
 
 def test_what_has_nothing_to_show_says_why(
     transformer: Pipeline, no_attention: Pipeline, language_model: Pipeline, classifier: Pipeline, rnn: Pipeline
 ) -> None:
-    with pytest.raises(UserError, match="no attention weights to show; look at its steps or its beam"):
-        look(no_attention, "abc")
+    with pytest.raises(UserError, match="no attention weights; use --view steps or --view beam"):
+        compute_alignment(no_attention, "abc")
     with pytest.raises(UserError, match="language model"):
-        look(language_model, "abc")
+        compute_alignment(language_model, "abc")
     with pytest.raises(UserError, match="labels"):
-        look(classifier, "abc")
+        compute_alignment(classifier, "abc")
     with pytest.raises(UserError, match="blank"):
-        look(transformer, " \t")
+        compute_alignment(transformer, " \t")
     with pytest.raises(UserError, match=r"no head 'cross\.3\.1'.*cross\.1\.1 … decoder\.2\.2"):
-        look(transformer, "a bee", off=["cross.3.1"])
+        compute_alignment(transformer, "a bee", ablate=["cross.3.1"])
     with pytest.raises(UserError, match="tokens"):
-        look(rnn, "a" * (rnn.reading.longest + 1))
+        compute_alignment(rnn, "a" * (rnn.input_processor.max_source_length + 1))
     both = replace(rnn, model=ensemble.Ensemble([rnn.model, rnn.model]), fast=False)
     with pytest.raises(UserError, match="alone"):
-        look(both, "abc")
+        compute_alignment(both, "abc")
 
 
 def test_a_view_without_a_soft_alignment_says_what_is_missing_and_what_to_do(
@@ -420,21 +427,25 @@ def test_a_view_without_a_soft_alignment_says_what_is_missing_and_what_to_do(
 ) -> None:
     both = replace(decoder_only, model=ensemble.Ensemble([decoder_only.model, decoder_only.model]), fast=False)
     for view, missing, remedy in (
-        (alignment.said(classifier, "abc"), "a classifier has none", "model.head.pool: attention"),
-        (alignment.said(language_model, "abc"), "a language model has none", "--view steps"),
-        (alignment.said(both, "abc"), "these models give none together", "alone"),
-        (look(decoder_only, "abc"), "over one sequence", "--maps decoder"),
-        (look(build(TRANSFORMER, {**RNN, "source": "context"}), "abc"), "the decoder has none", "--maps encoder"),
+        (alignment.predicted_alignment(classifier, "abc"), "a classifier has none", "model.head.pool: attention"),
+        (alignment.predicted_alignment(language_model, "abc"), "a language model has none", "--view steps"),
+        (alignment.predicted_alignment(both, "abc"), "these models have none in common", "alone"),
+        (compute_alignment(decoder_only, "abc"), "over one sequence", "--maps decoder"),
+        (
+            compute_alignment(build(TRANSFORMER, {**RNN, "source": "context"}), "abc"),
+            "the decoder has none",
+            "--maps encoder",
+        ),
     ):
         assert view["soft"] is None
         said, _, then = view["soft_blocker"].partition("; ")
         assert "attention from target to source" in said
         assert missing in said
         assert remedy in then
-    assert look(rnn, "abc")["soft_blocker"] is None
+    assert compute_alignment(rnn, "abc")["soft_blocker"] is None
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, "decoder_only"])
 def test_a_view_is_plain_data(kind: str, request: Any) -> None:
-    view = look(request.getfixturevalue(kind), SOURCES.get(kind, "abc"), off=["cross.1.1"])
+    view = compute_alignment(request.getfixturevalue(kind), SOURCES.get(kind, "abc"), ablate=["cross.1.1"])
     assert json.loads(json.dumps(view, allow_nan=False)) == view

@@ -16,7 +16,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.types import Example
 from dragoman.inference import ensemble
 from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.views.embedding_space import FEWEST, closest, principal, space
+from dragoman.inspection.views.embedding_space import MIN_TEXTS, nearest_neighbors, project_embeddings, project_pca
 from dragoman.text import codec as codecs
 
 TEXTS = ["ab", "ba", "abcd", "dcba", "aaaa", "d", "cd" * 5]
@@ -29,7 +29,7 @@ def build(encoder: Any = "rnn", **changes: Any) -> Pipeline:
     }
     config = configs.validate(value | changes, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, config.tokenizer.joint, "nfc", ["abcd"], ["abcd"], [])
+    codec = codecs.learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd"], ["abcd"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 
@@ -37,7 +37,7 @@ def build(encoder: Any = "rnn", **changes: Any) -> Pipeline:
 def test_four_points_worked_out_by_hand() -> None:
     """Less their mean (1, 5, 2): ±3 along the first axis, ±1 along the last, nothing along the second."""
     h = np.array([[4.0, 5, 2], [-2, 5, 2], [1, 5, 3], [1, 5, 1]])
-    places, explained = principal(h)
+    places, explained = project_pca(h)
     assert np.allclose(places, [[3, 0], [-3, 0], [0, 1], [0, -1]])
     assert explained is not None
     assert np.allclose(explained, [18 / 20, 2 / 20])
@@ -45,16 +45,16 @@ def test_four_points_worked_out_by_hand() -> None:
 
 def test_an_axis_points_the_way_of_its_largest_component() -> None:
     h = np.array([[0.0, 0], [3, -4]])  # the axis is ±(0.6, −0.8), and −0.8 is made positive
-    places, explained = principal(h)
+    places, explained = project_pca(h)
     assert np.allclose(places, [[2.5, 0], [-2.5, 0]])
     assert explained == pytest.approx([1.0, 0.0])
-    flipped, _ = principal(-h)
+    flipped, _ = project_pca(-h)
     assert np.allclose(flipped, [[-2.5, 0], [2.5, 0]])
 
 
 def test_the_axes_have_the_largest_variances_there_are() -> None:
     h = np.random.default_rng().normal(size=(40, 6)) * [1, 5, 2, 0.5, 3, 1] + 7
-    places, explained = principal(h)
+    places, explained = project_pca(h)
     variances = np.linalg.eigvalsh(np.cov(h.T))[::-1]
     assert explained is not None
     assert np.allclose(places.var(0, ddof=1), variances[:2])
@@ -64,13 +64,13 @@ def test_the_axes_have_the_largest_variances_there_are() -> None:
 
 
 def test_texts_of_one_summary_lie_in_one_point() -> None:
-    places, explained = principal(np.full((3, 4), 1 / 3))
+    places, explained = project_pca(np.full((3, 4), 1 / 3))
     assert np.array_equal(places, np.zeros((3, 2)))
     assert explained is None
 
 
 def test_a_summary_of_one_number_has_one_axis() -> None:
-    places, explained = principal(np.array([[1.0], [3.0]]))
+    places, explained = project_pca(np.array([[1.0], [3.0]]))
     assert np.allclose(places, [[-1, 0], [1, 0]])
     assert explained == [1.0, 0.0]
 
@@ -78,7 +78,7 @@ def test_a_summary_of_one_number_has_one_axis() -> None:
 def test_neighbors_are_by_cosine_in_plain_loops() -> None:
     h = np.random.default_rng().normal(size=(150, 5))
     h[3] = 0.0  # which is like nothing
-    found = closest(h, 4)
+    found = nearest_neighbors(h, 4)
     for i, row in enumerate(found):
         cosines = []
         for other in h:
@@ -94,15 +94,15 @@ def test_the_map_is_of_the_encoders_summaries_each_text_by_itself(encoder: str) 
     """Encoded one at a time here, in batches there; more texts than a batch holds."""
     made = build({"name": encoder, "layers": 1})
     texts = [TEXTS[i % 7] + "abcd"[i % 4] * (i // 7) for i in range(70)]
-    found = json.loads(json.dumps(space(made, texts, neighbors=3), allow_nan=False))
+    found = json.loads(json.dumps(project_embeddings(made, texts, neighbors=3), allow_nan=False))
     made.model.eval()
     rows = []
     for text in texts:
-        ids = torch.tensor([made.reading.encode(Example(text))])
+        ids = torch.tensor([made.input_processor.encode_source(Example(text))])
         with torch.no_grad():
             rows.append(made.model.encode(ids, torch.tensor([ids.shape[1]])).summary[0].double().numpy())
     h = np.stack(rows)
-    assert (found["view"], found["method"]) == ("space", "pca")
+    assert (found["view"], found["method"]) == ("embedding_space", "pca")
     assert [point["text"] for point in found["points"]] == texts
     u, sigma, _ = np.linalg.svd(h - h.mean(0))
     for axis, name in enumerate("xy"):
@@ -112,17 +112,17 @@ def test_the_map_is_of_the_encoders_summaries_each_text_by_itself(encoder: str) 
     unit = h / np.linalg.norm(h, axis=1, keepdims=True)
     cosines = unit @ unit.T - 2 * np.eye(len(h))
     for i, point in enumerate(found["points"]):
-        assert len(point["near"]) == 3
+        assert len(point["neighbors"]) == 3
         best = np.sort(cosines[i])[::-1][:3]
-        assert np.allclose(cosines[i][point["near"]], best, atol=1e-5)
+        assert np.allclose(cosines[i][point["neighbors"]], best, atol=1e-5)
 
 
 def test_a_text_that_is_too_long_is_cut_and_has_its_place() -> None:
     encoder = {"name": "transformer", "layers": 1, "position": {"name": "learned", "length": 6}}
     made = build(encoder, data={"train": "nowhere.tsv", "max_source": 6})
-    found = space(made, ["abcdabcdabcd", "abcda", "d"])
+    found = project_embeddings(made, ["abcdabcdabcd", "abcda", "d"])
     assert found["points"][0]["x"] == pytest.approx(found["points"][1]["x"])
-    assert found["points"][0]["near"][0] == 1
+    assert found["points"][0]["neighbors"][0] == 1
 
 
 def test_what_cannot_be_mapped_is_refused_with_a_sentence() -> None:
@@ -134,23 +134,23 @@ def test_what_cannot_be_mapped_is_refused_with_a_sentence() -> None:
         (TEXTS, "tsne", "at least 8"),
     ):
         with pytest.raises(UserError, match=words):
-            space(made, texts, method=method)
+            project_embeddings(made, texts, method=method)
     with pytest.raises(UserError, match="neighbors is -1"):
-        space(made, ["a", "b"], neighbors=-1)
-    assert [point["near"] for point in space(made, ["a", "b"], neighbors=9)["points"]] == [[1], [0]]
+        project_embeddings(made, ["a", "b"], neighbors=-1)
+    assert [point["neighbors"] for point in project_embeddings(made, ["a", "b"], neighbors=9)["points"]] == [[1], [0]]
 
 
 def test_models_without_one_encoder_are_refused() -> None:
     made = build()
     several = Pipeline(ensemble.Ensemble([made.model, made.model]), made.codec, made.config, made.device)
     with pytest.raises(UserError, match="several models"):
-        space(several, ["a", "b"])
+        project_embeddings(several, ["a", "b"])
     decoder = {"name": "transformer", "layers": 1, "heads": 2, "source": "prefix"}
     model = {"width": 16, "tie": "all", "encoder": "none", "decoder": decoder}
     for objective in ("lm", "pairs"):
         one = build(tokenizer={"joint": True}, model=model, training={"objective": objective})
         with pytest.raises(UserError, match="no encoder"):
-            space(one, ["a", "b"])
+            project_embeddings(one, ["a", "b"])
 
 
 @pytest.mark.parametrize(("method", "module"), [("tsne", "sklearn.manifold"), ("umap", "umap")])
@@ -159,12 +159,12 @@ def test_a_missing_library_is_named_with_the_way_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError, match=r"pip install (scikit|umap)-learn"):
-        space(build(), [*TEXTS, "c"], method=method)
+        project_embeddings(build(), [*TEXTS, "c"], method=method)
 
 
-@pytest.mark.parametrize("method", [method for method in FEWEST if method != "pca"])
+@pytest.mark.parametrize("method", [method for method in MIN_TEXTS if method != "pca"])
 def test_other_methods_give_a_point_for_each_text_where_their_library_is(method: str) -> None:
     pytest.importorskip({"tsne": "sklearn", "umap": "umap"}[method])
-    found = space(build(), [*TEXTS, *(text + "c" for text in TEXTS)], method=method)
-    assert found["explained"] is None
+    found = project_embeddings(build(), [*TEXTS, *(text + "c" for text in TEXTS)], method=method)
+    assert found["explained_variance"] is None
     assert all(math.isfinite(point["x"]) and math.isfinite(point["y"]) for point in found["points"])

@@ -18,9 +18,9 @@ from dragoman.core.registry import Part
 from dragoman.core.types import UNK, Example
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.inspection import probe_inputs
-from dragoman.inspection.probe_inputs import Neutral, Swap
+from dragoman.inspection.probe_inputs import MinimalPair, NeutralSource
 from dragoman.inspection.views import probes
-from dragoman.inspection.views.probes import Check, probe
+from dragoman.inspection.views.probes import ProbeResult, run_probes
 from dragoman.text import codec as codecs
 from dragoman.text.tokenizers import tokenizers
 
@@ -36,7 +36,7 @@ def many(*pairs: tuple[str, str]) -> tuple[list[Example], list[Prediction]]:
     return [Example(source) for source, _ in pairs], [said(source, text) for source, text in pairs]
 
 
-def hit(check: Check) -> list[str]:
+def hit(check: ProbeResult) -> list[str]:
     return [found.source for found in check.hits]
 
 
@@ -53,11 +53,11 @@ def test_a_loop_is_three_times_in_a_row_and_more_than_in_the_source() -> None:
         ("no no no ", "nein nein nein nein"),
         ("e f", "x y x z x"),
     )
-    check = probes.repetition(sources, outputs)
+    check = probes.check_repetition(sources, outputs)
     assert hit(check) == ["a b", "c d", "no no no "]
     assert (check.name, check.of) == ("repetition", 7)
     assert check.hits[0].detail == "'x' 3 times in a row"
-    assert probes.repetition(sources, outputs, "babble").name == "babble"
+    assert probes.check_repetition(sources, outputs, "babble").name == "babble"
 
 
 def plain_loop(tokens: list[str]) -> int:
@@ -74,7 +74,7 @@ def plain_loop(tokens: list[str]) -> int:
 
 @given(st.lists(st.sampled_from("ab"), max_size=14))
 def test_the_longest_loop_is_that_of_a_plain_count(tokens: list[str]) -> None:
-    times, looping = probes.loop(tokens)
+    times, looping = probes.find_loop(tokens)
     truth = plain_loop(tokens)
     assert times == (truth if truth >= 3 else 1)
     assert bool(looping) == (truth >= 3)
@@ -90,7 +90,7 @@ def test_an_output_of_few_different_tokens_repeats_itself_unless_its_source_does
         ("a a b a a b b a", "x x y y x y y x x"),
         ("a b c", "x x y"),  # too short to say
     )
-    check = probes.repetition(sources, outputs)
+    check = probes.check_repetition(sources, outputs)
     assert hit(check) == [various]
     assert check.hits[0].detail == "2 different tokens among the last 10"
 
@@ -114,14 +114,14 @@ def test_a_hallucination_is_far_too_long_or_endless_or_does_not_change_with_the_
     )
     for output in outputs[-2:]:
         output.source_tokens[:-1] = ["<unk>"] * 5  # which the model cannot tell apart
-    check = probes.hallucination(sources, outputs, 1.0)
+    check = probes.check_hallucination(sources, outputs, 1.0)
     assert hit(check) == ["ag ag ag", ". . . . .", "! ! ! ! !"]
     assert check.hits[0].detail.startswith("3.5 times")
     assert check.hits[1].detail == "nearly the same as for '! ! ! ! !'"
-    assert hit(probes.hallucination(sources, outputs, 2.0)) == [". . . . .", "! ! ! ! !"]
+    assert hit(probes.check_hallucination(sources, outputs, 2.0)) == [". . . . .", "! ! ! ! !"]
     endless = [Example("ag ag ag"), Example("ug ug ug")]
     said_on = [said("ag ag ag", "a b c d e", ended="length"), said("ug ug ug", "u v", ended="length")]
-    assert hit(probes.hallucination(endless, said_on, 1.0)) == ["ag ag ag"]
+    assert hit(probes.check_hallucination(endless, said_on, 1.0)) == ["ag ag ag"]
 
 
 # -- copying -----------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_copying_counts_unless_a_reference_copies_too() -> None:
     ]
     texts = ["The  old bridge", "the old bridge", "Angela Merkel", "Berlin", "no reference", "eine Straße"]
     outputs = [said(source.source, text) for source, text in zip(sources, texts, strict=True)]
-    check = probes.copying(sources, outputs)
+    check = probes.check_copying(sources, outputs)
     assert hit(check) == ["the old bridge", "the old bridges", "no reference"]
     assert "in 2 more copying is right" in check.what
     assert [found.detail for found in check.hits] == ["100 % alike", "97 % alike", "100 % alike"]  # 2 · 14 / 29
@@ -159,24 +159,24 @@ def test_coverage_is_the_attention_of_each_source_token_without_tags_and_the_end
     assert probes.coverage(source, said("a b", "x y")) is None
 
 
-def test_a_source_of_which_more_than_half_was_not_looked_at_is_under_translated() -> None:
+def test_a_source_with_little_attention_on_more_than_half_is_under_translated() -> None:
     half = said("a b c d", "x", attention=[[0.5, 0.4, 0.02, 0.03, 0.05], [0.5, 0.4, 0.03, 0.02, 0.05]])
     more = said("a b c d", "y", attention=[[0.8, 0.04, 0.05, 0.04, 0.07], [0.8, 0.05, 0.04, 0.04, 0.07]])
     nothing = said("a b c d", "", attention=[[0.0, 0.0, 0.0, 0.0, 1.0]])
     sources = [Example("half"), Example("more"), Example("nothing")]
-    check = probes.under_translation(sources, [half, more, nothing], 1.0)
+    check = probes.check_under_translation(sources, [half, more, nothing], 1.0)
     assert hit(check) == ["more"]
-    assert check.hits[0].detail == "3 of 4 source tokens hardly looked at: b c d"
+    assert check.hits[0].detail == "3 of 4 source tokens got hardly any attention: b c d"
 
 
-def test_a_source_token_that_is_looked_at_for_too_many_tokens_is_over_translated() -> None:
+def test_a_source_token_with_the_attention_of_too_many_tokens_is_over_translated() -> None:
     once = [[0.1, 0.8, 0.1]] * 8  # the second token: 6.4
     sources, outputs = [Example("a b")], [said("a b", "x y x y x z x", attention=once)]
-    check = probes.over_translation(sources, outputs, 1.5)
+    check = probes.check_over_translation(sources, outputs, 1.5)
     assert check.hits[0].detail == "'b' has the attention of 6.4 target tokens"
-    assert not probes.over_translation(sources, outputs, 1.7).hits  # 6.8 are allowed
+    assert not probes.check_over_translation(sources, outputs, 1.7).hits  # 6.8 are allowed
     on_end = [said("a b", "x y x y x z x", attention=[[0.1, 0.1, 0.8]] * 8)]
-    assert not probes.over_translation(sources, on_end, 1.0).hits
+    assert not probes.check_over_translation(sources, on_end, 1.0).hits
 
 
 def test_without_attention_the_length_tells_under_and_over_translation() -> None:
@@ -185,9 +185,9 @@ def test_without_attention_the_length_tells_under_and_over_translation() -> None
     assert [len(output.tokens) for output in (short, shorter, long, longer)] == [2, 1, 21, 22]
     sources, outputs = [Example(str(n)) for n in (2, 1, 21, 22)], [short, shorter, long, longer]
     # With </s> 10 are usual: fewer than 10 / 2 − 2 = 3 are too few, more than 10 · 2 + 2 = 22 too many.
-    assert hit(probes.under_translation(sources, outputs, 1.0)) == ["1"]
-    assert hit(probes.over_translation(sources, outputs, 1.0)) == ["22"]
-    assert hit(probes.over_translation(sources, outputs, 2.0)) == []
+    assert hit(probes.check_under_translation(sources, outputs, 1.0)) == ["1"]
+    assert hit(probes.check_over_translation(sources, outputs, 1.0)) == ["22"]
+    assert hit(probes.check_over_translation(sources, outputs, 2.0)) == []
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -196,25 +196,25 @@ def test_without_attention_the_length_tells_under_and_over_translation() -> None
 def test_outputs_without_end_and_without_words_are_counted() -> None:
     sources = [Example("a"), Example("b"), Example("c"), Example("  ")]
     outputs = [said("a", "x y", ended="length"), said("b", " "), said("c", "z"), said(" ", "", ended="blank")]
-    assert hit(probes.length(sources, outputs)) == ["a"]
-    assert hit(probes.empty(sources, outputs)) == ["b"]
+    assert hit(probes.check_length(sources, outputs)) == ["a"]
+    assert hit(probes.check_empty(sources, outputs)) == ["b"]
 
 
 # -- minimal pairs and pronouns ----------------------------------------------------------------------------------------
 
 
 def test_pairs_are_counted_where_outputs_are_equal_or_miss_what_was_expected() -> None:
-    swaps = [
-        Swap("the cat", "the dog"),
-        Swap("one cat", "one dog"),
-        Swap("sister", "brother", "She", "he"),
-        Swap("aunt", "uncle", "she", "he"),
-        Swap("queen", "king", "", "he"),
+    pairs = [
+        MinimalPair("the cat", "the dog"),
+        MinimalPair("one cat", "one dog"),
+        MinimalPair("sister", "brother", "She", "he"),
+        MinimalPair("aunt", "uncle", "she", "he"),
+        MinimalPair("queen", "king", "", "he"),
     ]
     texts = ["die Katze", "die Katze", "eine Katze", "ein Hund"]
     texts += ["she sings.", "He sings.", "she sings", "she dances", "it sings", "the end"]
     outputs = [said("", text) for text in texts]
-    check = probes.minimal_pairs(swaps, outputs)
+    check = probes.check_minimal_pairs(pairs, outputs)
     assert [tuple(found) for found in check.hits] == [
         ("the cat", "die Katze", "the same output as for 'the dog'"),
         ("uncle", "she dances", "'he' is missing"),
@@ -234,7 +234,7 @@ def test_a_word_stands_in_a_text_where_no_letter_goes_on() -> None:
         ("они", "Они и иони"): 1,
         ("aa", "aaa"): 0,
     }
-    assert {case: probes.occurrences(*case) for case in cases} == cases
+    assert {case: probes.count_word(*case) for case in cases} == cases
 
 
 def test_an_item_is_skewed_where_every_output_has_the_same_gendered_pronoun() -> None:
@@ -250,9 +250,9 @@ def test_an_item_is_skewed_where_every_output_has_the_same_gendered_pronoun() ->
         ("baker", "He works."),
         ("baker", "Bread!"),
     ]
-    items = [Neutral(f"source {i}", item) for i, (item, _) in enumerate(said_of)]
+    items = [NeutralSource(f"source {i}", item) for i, (item, _) in enumerate(said_of)]
     outputs = [said("", text) for _, text in said_of]
-    check = probes.neutral_sources(items, outputs, probe_inputs.parse_pronouns(probe_inputs.PRONOUNS))
+    check = probes.check_neutral_sources(items, outputs, probe_inputs.parse_pronouns(probe_inputs.PRONOUNS))
     assert [found.detail for found in check.hits] == ["nurse: always 'she'", "judge: always 'he'"]
     assert check.of == 6
     assert check.table == {
@@ -267,7 +267,7 @@ def test_an_item_is_skewed_where_every_output_has_the_same_gendered_pronoun() ->
         ],
     }
     other = probe_inputs.parse_pronouns("they/their, ~he/his")
-    assert [found.detail for found in probes.neutral_sources(items, outputs, other).hits] == [
+    assert [found.detail for found in probes.check_neutral_sources(items, outputs, other).hits] == [
         "clerk: always 'they'",
         "judge: always 'they'",
     ]
@@ -280,22 +280,22 @@ def test_an_item_is_skewed_where_every_output_has_the_same_gendered_pronoun() ->
 
 def test_a_check_fails_above_its_limit_and_not_at_it() -> None:
     hits = [probes.Hit(str(i), "", "") for i in range(29)]
-    value = Check("copying", "outputs are copies", 100, hits).as_json(0.29)
+    value = ProbeResult("copying", "outputs are copies", 100, hits).as_json(0.29)
     assert (value["failed"], value["count"], value["of"]) == (False, 29, 100)
     assert value["sentence"] == "29 of 100 outputs are copies"
     assert [example["source"] for example in value["examples"]] == ["0", "1", "2", "3", "4"]
-    assert Check("copying", "", 100, hits).as_json(0.28)["failed"]
-    assert not Check("empty", "", 100, []).as_json(0.0)["failed"]
-    assert Check("empty", "", 100, hits[:1]).as_json(0.0)["failed"]
+    assert ProbeResult("copying", "", 100, hits).as_json(0.28)["failed"]
+    assert not ProbeResult("empty", "", 100, []).as_json(0.0)["failed"]
+    assert ProbeResult("empty", "", 100, hits[:1]).as_json(0.0)["failed"]
 
 
 def test_limits_are_checked_by_name_and_range() -> None:
-    assert probes.checked_limits({"empty": 0.5})["empty"] == 0.5
-    assert probes.checked_limits({"empty": 0.5})["length"] == probes.LIMITS["length"]
+    assert probes.check_limits({"empty": 0.5})["empty"] == 0.5
+    assert probes.check_limits({"empty": 0.5})["length"] == probes.LIMITS["length"]
     with pytest.raises(UserError, match="did you mean 'copying'"):
-        probes.checked_limits({"copyin": 0.5})
+        probes.check_limits({"copyin": 0.5})
     with pytest.raises(UserError, match="from 0 to 1"):
-        probes.checked_limits({"copying": 5.0})
+        probes.check_limits({"copying": 5.0})
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -305,30 +305,34 @@ LINES = ["the old bridge, the new road", "an older bridge", "naïve té", "a b c
 
 def codec_of(kind: str, lines: list[str] = LINES) -> codecs.Codec:
     part = Part(kind, {"size": 300} if kind in ("bpe", "unigram") else {})
-    return codecs.learn(part, part, True, "nfc", lines, [], [])
+    return codecs.learn_codec(part, part, True, "nfc", lines, [], [])
 
 
 @pytest.mark.parametrize("kind", tokenizers.names)
 def test_sources_are_made_of_known_pieces_and_are_the_same_for_the_same_vocabulary(kind: str) -> None:
     codec = codec_of(kind)
-    sources = probe_inputs.ordinary(codec, 40)
-    assert sources == probe_inputs.ordinary(codec_of(kind), 40)
+    sources = probe_inputs.sample_sources(codec, 40)
+    assert sources == probe_inputs.sample_sources(codec_of(kind), 40)
     assert len(set(sources)) > 20
     assert all(source.strip() for source in sources)
     assert not any(UNK in codec.source.encode(source) for source in sources)
     lengths = {len(codec.source.encode(source)) for source in sources}
     assert min(lengths) >= 3
     other = codec_of(kind, [*LINES, "zebra zebra quiz 漢字"])
-    assert kind == "bytes" or probe_inputs.ordinary(other, 40) != sources  # bytes are the same whatever was learned
+    assert (
+        kind == "bytes" or probe_inputs.sample_sources(other, 40) != sources
+    )  # bytes are the same whatever was learned
 
 
 @pytest.mark.parametrize("kind", tokenizers.names)
 def test_degenerate_sources_loop_are_punctuation_or_one_long_word(kind: str) -> None:
     codec = codec_of(kind)
-    sources = probe_inputs.degenerate(codec)
-    assert sources == probe_inputs.degenerate(codec_of(kind))
+    sources = probe_inputs.degenerate_sources(codec)
+    assert sources == probe_inputs.degenerate_sources(codec_of(kind))
     assert len(sources) % 2 == 0
-    loops = [source for source in sources if probes.loop(source.split() if " " in source else list(source))[0] >= 8]
+    loops = [
+        source for source in sources if probes.find_loop(source.split() if " " in source else list(source))[0] >= 8
+    ]
     bare = [source for source in sources if not any(c.isalnum() for c in source)]
     long = [source for source in sources if len(source) >= 40 and " " not in source and source not in loops]
     assert len(loops) >= 16
@@ -337,20 +341,23 @@ def test_degenerate_sources_loop_are_punctuation_or_one_long_word(kind: str) -> 
 
 
 def test_a_syllable_is_repeated_without_spaces_where_the_model_knows_none() -> None:
-    assert probe_inputs.repeated(codec_of("characters").source, "ag") == " ".join(["ag"] * 20)
-    assert probe_inputs.repeated(codec_of("characters", ["agx"]).source, "ag") == "ag" * 20
+    assert probe_inputs.repeat_word(codec_of("characters").source, "ag") == " ".join(["ag"] * 20)
+    assert probe_inputs.repeat_word(codec_of("characters", ["agx"]).source, "ag") == "ag" * 20
 
 
 def test_a_vocabulary_of_word_parts_alone_still_gives_sources() -> None:
     part = Part("bpe", {"size": 11, "byte_fallback": False})
-    codec = codecs.learn(part, part, True, "nfc", ["xyz zyx"], [], [])
-    assert all(source.strip() for source in probe_inputs.ordinary(codec, 10))
+    codec = codecs.learn_codec(part, part, True, "nfc", ["xyz zyx"], [], [])
+    assert all(source.strip() for source in probe_inputs.sample_sources(codec, 10))
 
 
-def test_swaps_are_read_with_and_without_expectations(tmp_path: Path) -> None:
-    path = tmp_path / "swaps.tsv.gz"
+def test_minimal_pairs_are_read_with_and_without_expectations(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv.gz"
     path.write_bytes(gzip.compress(b"a cat\ta dog\n\nthe cat\tthe dog\tKatze\t\n"))
-    assert probe_inputs.read_swaps(path) == [Swap("a cat", "a dog"), Swap("the cat", "the dog", "Katze", "")]
+    assert probe_inputs.read_minimal_pairs(path) == [
+        MinimalPair("a cat", "a dog"),
+        MinimalPair("the cat", "the dog", "Katze", ""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -360,14 +367,14 @@ def test_swaps_are_read_with_and_without_expectations(tmp_path: Path) -> None:
         ("a\tb\tc", ":1: found 3 columns"),
         ("a\t ", "one of them blank"),
         ("a\ta", "both sources are the same"),
-        ("\n \n", "no line to probe with"),
+        ("\n \n", "all lines are blank"),
     ],
 )
-def test_a_file_of_swaps_that_cannot_be_used_is_refused_with_its_line(tmp_path: Path, text: str, found: str) -> None:
-    path = tmp_path / "swaps.tsv"
+def test_a_wrong_file_of_minimal_pairs_is_refused_with_its_line(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "pairs.tsv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=found):
-        probe_inputs.read_swaps(path)
+        probe_inputs.read_minimal_pairs(path)
 
 
 def test_neutral_sources_come_one_by_one_or_from_templates_and_items(tmp_path: Path) -> None:
@@ -375,17 +382,20 @@ def test_neutral_sources_come_one_by_one_or_from_templates_and_items(tmp_path: P
     listed.write_text("Dia jururawat\tnurse\nDia {}\tdoktor\n", encoding="utf-8")
     templates.write_text("Dia bekerja sebagai {}.\nDia {}\n", encoding="utf-8")
     items.write_text("jururawat\n\ndoktor\n", encoding="utf-8")
-    assert probe_inputs.read_neutral(listed) == [Neutral("Dia jururawat", "nurse"), Neutral("Dia doktor", "doktor")]
-    assert probe_inputs.read_neutral(templates, items) == [
-        Neutral("Dia bekerja sebagai jururawat.", "jururawat"),
-        Neutral("Dia bekerja sebagai doktor.", "doktor"),
-        Neutral("Dia jururawat", "jururawat"),
-        Neutral("Dia doktor", "doktor"),
+    assert probe_inputs.read_neutral_sources(listed) == [
+        NeutralSource("Dia jururawat", "nurse"),
+        NeutralSource("Dia doktor", "doktor"),
+    ]
+    assert probe_inputs.read_neutral_sources(templates, items) == [
+        NeutralSource("Dia bekerja sebagai jururawat.", "jururawat"),
+        NeutralSource("Dia bekerja sebagai doktor.", "doktor"),
+        NeutralSource("Dia jururawat", "jururawat"),
+        NeutralSource("Dia doktor", "doktor"),
     ]
     with pytest.raises(DataError, match=r"templates.txt:1: found 1 columns.*templates"):
-        probe_inputs.read_neutral(templates)
+        probe_inputs.read_neutral_sources(templates)
     with pytest.raises(DataError, match=r"list.tsv:1: found no \{\}"):
-        probe_inputs.read_neutral(listed, items)
+        probe_inputs.read_neutral_sources(listed, items)
 
 
 # -- on models ---------------------------------------------------------------------------------------------------------
@@ -396,9 +406,9 @@ def test_a_model_is_probed_and_the_counts_are_those_of_its_own_predictions(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     pipeline: Pipeline = request.getfixturevalue(name)
-    made = probe_inputs.ordinary(pipeline.codec, 30)
-    swaps, neutral = [("a b", "b a"), ("a a", "b b", "zzz", "")], [("a bee", "bee"), ("a b", "bee"), ("b", "b")]
-    value = probe(pipeline, swaps=swaps, neutral=neutral, count=30, beam=2, pronouns="a,b,~c")
+    made = probe_inputs.sample_sources(pipeline.codec, 30)
+    pairs, neutral = [("a b", "b a"), ("a a", "b b", "zzz", "")], [("a bee", "bee"), ("a b", "bee"), ("b", "b")]
+    value = run_probes(pipeline, minimal_pairs=pairs, neutral=neutral, count=30, beam=2, pronouns="a,b,~c")
     assert json.loads(json.dumps(value, allow_nan=False)) == value
     assert value["view"] == "probes"
     checks = {check["name"]: check for check in value["checks"]}
@@ -408,57 +418,59 @@ def test_a_model_is_probed_and_the_counts_are_those_of_its_own_predictions(
     assert checks["length"]["count"] == sum(output.finish_reason == "length" for output in outputs)
     assert checks["empty"]["count"] == sum(not output.text.strip() for output in outputs)
     assert checks["copying"]["count"] == sum(
-        probes.near(output.text, source) for output, source in zip(outputs, made, strict=True)
+        probes.is_similar(output.text, source) for output, source in zip(outputs, made, strict=True)
     )
     assert (checks["pairs"]["of"], checks["neutral"]["of"]) == (2, 2)
     first, second = pipeline.predict(["a b", "b a"], beam=2)
     assert checks["pairs"]["count"] == 1 + (first.text == second.text)
     assert [row[0] for row in checks["neutral"]["table"]["rows"]] == ["bee", "b"]
-    assert probe(pipeline, swaps=swaps, neutral=neutral, count=30, beam=2, pronouns="a,b,~c") == value
+    assert run_probes(pipeline, minimal_pairs=pairs, neutral=neutral, count=30, beam=2, pronouns="a,b,~c") == value
 
 
-def test_given_sources_and_references_take_the_place_of_made_ones(rnn: Pipeline) -> None:
+def test_given_sources_and_references_replace_sampled_ones(rnn: Pipeline) -> None:
     texts = ["abc", " ", "dde", "hgf", "a b"]
     outputs = rnn.predict(texts, beam=1)
     examples = [Example(text, output.text) for text, output in zip(texts, outputs, strict=True)]
-    checks = {check["name"]: check for check in probe(rnn, sources=examples, beam=1, count=4)["checks"]}
+    checks = {check["name"]: check for check in run_probes(rnn, sources=examples, beam=1, count=4)["checks"]}
     assert checks["copying"]["of"] == 3  # the first four without the blank one
     assert "pairs" not in checks
     assert checks["length"]["count"] == sum(output.finish_reason == "length" for output in outputs[:4])
-    ratios = sorted((len(o.tokens) + 1) / len(o.source_tokens) for o in outputs if o.finish_reason != "blank")
+    ratios = sorted((len(o.tokens) + 1) / len(o.source_tokens) for o in outputs if o.finish_reason != "empty_source")
     usual = [Example(text, output.text) for text, output in zip(texts, outputs, strict=True) if text.strip()]
-    found = probes.usual_ratio(rnn, usual, [output for output in outputs if output.finish_reason != "blank"])
+    found = probes.median_length_ratio(
+        rnn, usual, [output for output in outputs if output.finish_reason != "empty_source"]
+    )
     assert ratios[1] <= found <= ratios[2]
-    with pytest.raises(UserError, match="not blank"):
-        probe(rnn, sources=["", " "])
+    with pytest.raises(UserError, match="all sources are blank"):
+        run_probes(rnn, sources=["", " "])
     with pytest.raises(UserError, match="at least 1"):
-        probe(rnn, count=0)
+        run_probes(rnn, count=0)
     with pytest.raises(UserError, match="two different sources"):
-        probe(rnn, swaps=[("a", "a")])
+        run_probes(rnn, minimal_pairs=[("a", "a")])
     with pytest.raises(UserError, match="a source and the item"):
-        probe(rnn, neutral=[("a",)])
+        run_probes(rnn, neutral=[("a",)])
 
 
 def test_models_without_an_output_to_probe_are_refused(language_model: Pipeline, classifier: Pipeline) -> None:
     with pytest.raises(UserError, match="language model"):
-        probe(language_model)
+        run_probes(language_model)
     with pytest.raises(UserError, match="labels"):
-        probe(classifier)
+        run_probes(classifier)
 
 
-def test_a_model_of_several_languages_must_be_told_which_to_answer_in() -> None:
+def test_a_model_of_several_languages_needs_a_target_language() -> None:
     value = {
         "data": {"train": "nowhere.tsv"},
         "model": {"width": 16, "encoder": {"name": "rnn"}, "decoder": {"name": "rnn"}},
-        "generation": {"extra": 3, "ratio": 1.0},
+        "generation": {"max_length_extra": 3, "max_length_ratio": 1.0},
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", ["abcd"], ["abcd"], ["<to:de>", "<to:fr>"])
+    codec = codecs.learn_codec(part, part, False, "nfc", ["abcd"], ["abcd"], ["<to:de>", "<to:fr>"])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     pipeline = Pipeline(model, codec, config, torch.device("cpu"))
-    with pytest.raises(UserError, match="de, fr; say which"):
-        probe(pipeline, count=3)
-    assert probe(pipeline, count=3, target_lang="de")["checks"][0]["of"] == 3
-    tagged = probe(pipeline, sources=[Example("abc", target_lang="fr")])  # so are the degenerate sources, then
-    assert tagged == probe(pipeline, sources=["abc"], target_lang="fr")
+    with pytest.raises(UserError, match="de, fr; choose one"):
+        run_probes(pipeline, count=3)
+    assert run_probes(pipeline, count=3, target_lang="de")["checks"][0]["of"] == 3
+    tagged = run_probes(pipeline, sources=[Example("abc", target_lang="fr")])  # so are the degenerate sources, then
+    assert tagged == run_probes(pipeline, sources=["abc"], target_lang="fr")

@@ -20,9 +20,9 @@ from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference.pipeline import Pipeline, Prediction
-from dragoman.inspection.assessment import Assessment, assess, measure
-from dragoman.inspection.length_units import words
-from dragoman.inspection.views.quality import READABLE, SWELLS, report, training_counts
+from dragoman.inspection.assessment import Assessment, assess, score_metric
+from dragoman.inspection.length_units import strip_eos
+from dragoman.inspection.views.quality import GZIP_RATIO, MAX_TRAINING_BYTES, count_training_tokens, quality_report
 from dragoman.text import codec as codecs
 
 SOURCES = ["a b", "a", "a c c", "b", "a a a a", "zebra a"]
@@ -36,8 +36,10 @@ def assessment(outputs: list[str], sources: list[str] = SOURCES, metrics: tuple[
         Prediction(text, 0.0, 0.0, [], [], "eos", [*("<unk>" if w == "zebra" else w for w in source.split()), "</s>"])
         for source, text in zip(sources, outputs, strict=True)
     ]
-    scores = {name: measure(Part(name), outputs, [[e.target or ""] for e in examples]) for name in metrics}
-    return Assessment(examples, predictions, scores, 2.5, 1.0, pieces=[words(p.source_tokens) for p in predictions])
+    scores = {name: score_metric(Part(name), outputs, [[e.target or ""] for e in examples]) for name in metrics}
+    return Assessment(
+        examples, predictions, scores, 2.5, 1.0, length_pieces=[strip_eos(p.source_tokens) for p in predictions]
+    )
 
 
 def ranges(lines: list[dict[str, Any]], model: int = 0) -> list[tuple[int, int, int, float]]:
@@ -56,7 +58,7 @@ BAD = assessment(["A B", "x", "x", "B", "x", "x"])
 
 
 def test_a_report_says_how_good_each_model_is_and_is_json() -> None:
-    found = json.loads(json.dumps(report({"good": GOOD, "bad": BAD}), allow_nan=False))
+    found = json.loads(json.dumps(quality_report({"good": GOOD, "bad": BAD}), allow_nan=False))
     assert (found["view"], found["metric"], found["metrics"]) == ("quality", "exact", ["exact"])
     assert found["higher_is_better"] is True
     assert [model["name"] for model in found["models"]] == ["good", "bad"]
@@ -69,7 +71,7 @@ def test_a_report_says_how_good_each_model_is_and_is_json() -> None:
 
 def test_few_pairs_are_one_range_of_lengths_and_one_of_counts() -> None:
     """Counts here: a 8, b 2, c 2, zebra unknown; the rarest of each source: 2, 8, 2, 2, 8, 0."""
-    found = report({"good": GOOD, "bad": BAD})
+    found = quality_report({"good": GOOD, "bad": BAD})
     for model, right in ((0, 5), (1, 2)):
         assert ranges(found["by_length"], model) == [(1, 4, 6, pytest.approx(100 * right / 6))]
         assert ranges(found["by_rarity"], model) == [(0, 8, 6, pytest.approx(100 * right / 6))]
@@ -83,29 +85,29 @@ def test_many_pairs_are_cut_by_length_and_by_the_count_of_the_rarest_token() -> 
     outputs = ["right"] * 20 + ["wrong"] * 20
     tokens = [[*source.split(), "</s>"] for source in sources]
     predictions = [Prediction(o, 0.0, 0.0, [], [], "eos", t) for o, t in zip(outputs, tokens, strict=True)]
-    scores = {"exact": measure(Part("exact"), outputs, [["right"]] * 40)}
-    one = {"one": Assessment(examples, predictions, scores, 1.0, 1.0, pieces=[t[:-1] for t in tokens])}
-    found = report(one)
+    scores = {"exact": score_metric(Part("exact"), outputs, [["right"]] * 40)}
+    one = {"one": Assessment(examples, predictions, scores, 1.0, 1.0, length_pieces=[t[:-1] for t in tokens])}
+    found = quality_report(one)
     holds(found["by_rarity"], (20, 20, 0.0), (40, 20, 100.0))
     holds(found["by_length"], (1, 20, 100.0), (2, 20, 0.0))
-    found = report(one, counts={"a": 7, "b": 1000})  # in training b was common: all are as rare as a
+    found = quality_report(one, counts={"a": 7, "b": 1000})  # in training b was common: all are as rare as a
     assert ranges(found["by_rarity"]) == [(7, 7, 40, 50.0)]
     assert found["rarity_of"] == "training"
-    found = report(one, counts=Counter(a=7))  # b was never seen
+    found = quality_report(one, counts=Counter(a=7))  # b was never seen
     holds(found["by_rarity"], (0, 20, 0.0), (7, 20, 100.0))
 
 
 def test_blank_sources_have_no_rarest_token() -> None:
     one = assessment(["", "A"], ["", "a"])
-    assert ranges(report({"one": one})["by_rarity"]) == [(1, 1, 1, 100.0)]
-    assert report({"one": assessment([""], [""])})["by_rarity"] == [{"model": "one", "points": []}]
+    assert ranges(quality_report({"one": one})["by_rarity"]) == [(1, 1, 1, 100.0)]
+    assert quality_report({"one": assessment([""], [""])})["by_rarity"] == [{"model": "one", "points": []}]
 
 
 def test_the_worst_come_first_whichever_way_a_metric_points() -> None:
     """Character errors of the first model: 0, 1 of 1, 4 of 5, 0, 6 of 7, 2 of 3; of equals the earlier."""
     outputs = ["A B", "x", "A", "B", "A", "A"]
     one = assessment(outputs, metrics=("exact", "cer"))
-    found = report({"one": one, "two": assessment(TARGETS, metrics=("exact", "cer"))}, "cer", worst=4)
+    found = quality_report({"one": one, "two": assessment(TARGETS, metrics=("exact", "cer"))}, "cer", worst=4)
     assert found["higher_is_better"] is False
     assert [(entry["index"], entry["score"]) for entry in found["worst"]] == [
         (1, pytest.approx(100.0)),
@@ -121,16 +123,16 @@ def test_the_worst_come_first_whichever_way_a_metric_points() -> None:
         "output": "x",
         "score": pytest.approx(100.0),
     }
-    assert [entry["index"] for entry in report({"one": one}, "exact")["worst"]] == [1, 2, 4, 5, 0, 3]
+    assert [entry["index"] for entry in quality_report({"one": one}, "exact")["worst"]] == [1, 2, 4, 5, 0, 3]
 
 
 def test_what_cannot_be_reported_is_refused_with_a_sentence() -> None:
     with pytest.raises(UserError, match="no model"):
-        report({})
+        quality_report({})
     with pytest.raises(UserError, match="did you mean 'exact'"):
-        report({"one": GOOD}, "exat")
+        quality_report({"one": GOOD}, "exat")
     with pytest.raises(UserError, match="'two' was assessed on other pairs"):
-        report({"one": GOOD, "two": assessment(["A"], ["a"])})
+        quality_report({"one": GOOD, "two": assessment(["A"], ["a"])})
 
 
 # -- counts of training tokens -----------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def build(*paths: Path | str) -> Pipeline:
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn(part, part, False, "nfc", ["abc"], ["x"], [])
+    codec = codecs.learn_codec(part, part, False, "nfc", ["abc"], ["x"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 
@@ -151,19 +153,19 @@ def build(*paths: Path | str) -> Pipeline:
 def test_training_tokens_are_counted_over_all_files_on_the_source_side(tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("aab\tx\nb c\tx\n")
     (tmp_path / "two.tsv.gz").write_bytes(gzip.compress(b"ca\tx\n"))
-    found = training_counts(build(tmp_path / "one.tsv", tmp_path / "two.tsv.gz"))
+    found = count_training_tokens(build(tmp_path / "one.tsv", tmp_path / "two.tsv.gz"))
     assert found is not None
     assert {token: found[token] for token in "abcx"} == {"a": 3, "b": 2, "c": 2, "x": 0}
     assert "</s>" not in found
 
 
 def test_training_data_that_is_gone_broken_or_endless_is_not_counted(tmp_path: Path) -> None:
-    assert training_counts(build(tmp_path / "gone.tsv")) is None
+    assert count_training_tokens(build(tmp_path / "gone.tsv")) is None
     (tmp_path / "broken.tsv").write_bytes(b"no tab\n")
-    assert training_counts(build(tmp_path / "broken.tsv")) is None
+    assert count_training_tokens(build(tmp_path / "broken.tsv")) is None
     os.mkfifo(tmp_path / "pipe.tsv")
-    assert training_counts(build(tmp_path / "pipe.tsv")) is None
-    assert training_counts(build("/dev/zero")) is None
+    assert count_training_tokens(build(tmp_path / "pipe.tsv")) is None
+    assert count_training_tokens(build("/dev/zero")) is None
 
 
 @pytest.mark.parametrize(
@@ -186,18 +188,20 @@ def test_sources_that_are_no_texts_have_lengths_of_their_own_and_no_rarities(
     (tmp_path / "train.tsv").write_text(f"{source}\ta red square\n")
     corpora = model.config.data.model_copy(update={"train": [Corpus(path=str(tmp_path / "train.tsv"))]})
     model = replace(model, config=model.config.model_copy(update={"data": corpora}))
-    assert training_counts(model) is None
-    pair = replace(model.reading.example(source), target="a red square")
-    found = report({"one": assess(model, [pair], ["exact"])})
+    assert count_training_tokens(model) is None
+    pair = replace(model.input_processor.to_example(source), target="a red square")
+    found = quality_report({"one": assess(model, [pair], ["exact"])})
     points = {name: [(p["low"], p["high"]) for p in found[name][0]["points"]] for name in ("by_length", "by_rarity")}
     assert points["by_length"] == ([] if length is None else [(length, length)])
     assert points["by_rarity"] == ([(1, 1)] if unit == "tokens" else [])
-    assert (found["length_of"], bool(found["left_out"])) == (unit, unit != "tokens")
+    assert (found["length_unit"], bool(found["left_out"])) == (unit, unit != "tokens")
 
 
 def test_training_data_that_takes_long_to_read_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "small.tsv").write_text("a\tx\n")
-    (tmp_path / "large.tsv").write_bytes(b"a\tx\n" * (READABLE // 4))
-    (tmp_path / "large.tsv.gz").write_bytes(gzip.compress(b"a\tx\n" * (READABLE // SWELLS // 4), compresslevel=0))
+    (tmp_path / "large.tsv").write_bytes(b"a\tx\n" * (MAX_TRAINING_BYTES // 4))
+    (tmp_path / "large.tsv.gz").write_bytes(
+        gzip.compress(b"a\tx\n" * (MAX_TRAINING_BYTES // GZIP_RATIO // 4), compresslevel=0)
+    )
     for name in ("large.tsv", "large.tsv.gz"):
-        assert training_counts(build(tmp_path / "small.tsv", tmp_path / name)) is None
+        assert count_training_tokens(build(tmp_path / "small.tsv", tmp_path / name)) is None

@@ -11,7 +11,7 @@ import pytest
 from dragoman import config as configs
 from dragoman import training
 from dragoman.core.errors import RunError
-from dragoman.inspection.views.replay import replay
+from dragoman.inspection.views.replay import read_run
 
 METRICS = [
     {"kind": "train", "step": 1, "epoch": 0, "loss": 3.5, "learning_rate": 0.1, "gradient_norm": 2.0, "tokens": 7},
@@ -47,8 +47,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_curves_and_frames_are_those_of_the_files_and_a_half_line_is_left_out(run: Path) -> None:
-    assert replay(run) == {
-        "view": "replay",
+    assert read_run(run) == {
         "run": "by-hand",
         "curves": {
             "loss": [[1, 3.5], [2, 3.0], [3, 2.5]],
@@ -65,21 +64,21 @@ def test_curves_and_frames_are_those_of_the_files_and_a_half_line_is_left_out(ru
 
 def test_a_run_is_finished_at_the_step_it_noted_and_not_beyond(run: Path) -> None:
     (run / "finished").write_text("3\n")
-    assert replay(run)["finished"]
+    assert read_run(run)["finished"]
     (run / "finished").write_text("2\n")  # it was made longer, and is on its way
-    assert not replay(run)["finished"]
+    assert not read_run(run)["finished"]
 
 
 def test_lines_that_a_kill_left_in_the_middle_are_passed_over(run: Path) -> None:
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text('{"kind": "train", "st\n[1]\n"step"\n' + text)
-    assert replay(run)["curves"]["loss"] == [[1, 3.5], [2, 3.0], [3, 2.5]]
+    assert read_run(run)["curves"]["loss"] == [[1, 3.5], [2, 3.0], [3, 2.5]]
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunError, match=rf"{folder}: no run"):
-            replay(folder)
+        with pytest.raises(RunError, match=rf"{folder}: there is no run"):
+            read_run(folder)
 
 
 def test_a_run_can_be_followed_from_its_first_moment_to_its_end(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_a_run_can_be_followed_from_its_first_moment_to_its_end(tmp_path: Path) 
             logged.append([report.step, report.values["loss"]])
         if report.kind == "saved":
             saved.append(report.step)
-        found = json.loads(json.dumps(replay(tmp_path / "run"), allow_nan=False))
+        found = json.loads(json.dumps(read_run(tmp_path / "run"), allow_nan=False))
         assert found["curves"]["loss"] == logged
         assert [frame["step"] for frame in found["frames"]] == saved
         assert found["finished"] == (report.kind == "end")

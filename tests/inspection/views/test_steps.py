@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from dragoman.core.errors import UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import EOS, Example
 from dragoman.data.batching import collate
 from dragoman.inference import ensemble
-from dragoman.inference.constraints import Constraints
 from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.views.steps import walk
+from dragoman.inspection.views.steps import trace_steps
 
 MODELS = ["transformer", "rnn", "convolutional", "no_attention", "decoder_only"]
 WORDS, LETTERS = ["the old bridges", "a newer bee", "old road"], ["abc", "hgfed ba", "e", "bb a"]
@@ -32,7 +32,7 @@ def said(part: dict[str, Any]) -> list[int]:
 
 def distribution(pipeline: Pipeline, source: str, tokens: list[int]) -> np.ndarray:
     """log p of whatever comes after these tokens, from a pass over the whole pair."""
-    batch = collate([(pipeline.reading.encode(Example(source)), [*tokens, EOS])], [0])
+    batch = collate([(pipeline.input_processor.encode_source(Example(source)), [*tokens, EOS])], [0])
     with torch.no_grad():
         logits = pipeline.model(batch).logits[0, len(tokens)].double().numpy()
     return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()  # type: ignore[no-any-return]
@@ -42,7 +42,7 @@ def distribution(pipeline: Pipeline, source: str, tokens: list[int]) -> np.ndarr
 def test_each_step_has_the_distribution_after_its_beginning(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
     source, target = sources(kind)[:2]
-    view = walk(pipeline, source, target, top=5)
+    view = trace_steps(pipeline, source, target, top=5)
     for part in (view["free"], view["forced"]):
         tokens = said(part)
         for t, step in enumerate(part["steps"]):
@@ -57,11 +57,17 @@ def test_each_step_has_the_distribution_after_its_beginning(kind: str, request: 
             assert step["token"] == pipeline.codec.target_pieces([step["id"]])[0]
 
 
+def with_options(pipeline: Pipeline, **options: Any) -> Pipeline:
+    """The pipeline with other generation options in its config."""
+    generation = pipeline.config.generation.merge(GenerationOptions(**options))
+    return replace(pipeline, config=pipeline.config.model_copy(update={"generation": generation}))
+
+
 @pytest.mark.parametrize("kind", [*MODELS, "language_model"])
 def test_running_free_is_greedy_search(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
     for source in sources(kind):
-        found, truth = walk(pipeline, source)["free"], pipeline.predict([source], beam=1)[0]
+        found, truth = trace_steps(pipeline, source)["free"], pipeline.predict([source], beam=1)[0]
         assert found["text"] == truth.text
         assert said(found) == [*truth.ids, *([EOS] if truth.finish_reason == "eos" else [])]
         np.testing.assert_allclose([step["log_prob"] for step in found["steps"]], truth.log_probs, atol=1e-5)
@@ -72,16 +78,16 @@ def test_running_free_is_greedy_search(kind: str, request: Any) -> None:
 @pytest.mark.parametrize("kind", ["rnn", "convolutional", "no_attention"])
 def test_rules_of_the_config_hold_and_probabilities_stay_the_models(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
-    other = pipeline.with_generation(unknown=False, no_repeat=1)
+    other = with_options(pipeline, allow_unk=False, no_repeat_ngram_size=1)
     changed = 0
     for source in LETTERS:
-        found, truth = walk(other, source)["free"], other.predict([source], beam=1)[0]
+        found, truth = trace_steps(other, source)["free"], other.predict([source], beam=1)[0]
         assert [step["token"] for step in found["steps"]][: len(truth.tokens)] == truth.tokens
         assert len(set(said(found))) == len(said(found))
         for t, step in enumerate(found["steps"]):
             log_p = distribution(pipeline, source, said(found)[:t])
             assert step["log_prob"] == pytest.approx(log_p[step["id"]], abs=1e-5)
-        changed += said(found) != said(walk(pipeline, source)["free"])
+        changed += said(found) != said(trace_steps(pipeline, source)["free"])
     assert changed, "the rules must change something"
 
 
@@ -91,8 +97,8 @@ def test_a_forced_prefix_goes_on_as_predict_does_with_that_prefix(kind: str, req
     for source in LETTERS:
         for prefix in ("h", "bad", "gg fed cab gg fed cab"):  # the last is longer than results may be
             ids = pipeline.codec.target.encode(prefix)
-            view = walk(pipeline, source, prefix=ids)
-            truth = pipeline.predict([source], beam=1, constraints=Constraints(prefix=prefix))[0]
+            view = trace_steps(pipeline, source, prefix=ids)
+            truth = pipeline.predict([source], GenerationOptions(prefix=prefix), beam=1)[0]
             assert view["prefix"] == ids
             assert view["free"]["text"] == truth.text
             assert said(view["free"])[: len(truth.ids)] == truth.ids
@@ -104,7 +110,7 @@ def test_a_forced_prefix_goes_on_as_predict_does_with_that_prefix(kind: str, req
 def test_along_a_target_every_token_is_the_targets(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
     source, target = sources(kind)[:2]
-    part = walk(pipeline, Example(source), target)["forced"]
+    part = trace_steps(pipeline, Example(source), target)["forced"]
     assert said(part) == pipeline.codec.encode_target(target)
     assert part["text"] == target
     assert all(step["forced"] for step in part["steps"])
@@ -113,13 +119,13 @@ def test_along_a_target_every_token_is_the_targets(kind: str, request: Any) -> N
 
 
 def test_both_ways_part_at_the_first_token_that_differs(rnn: Pipeline) -> None:
-    pipeline = rnn.with_generation(unknown=False)
+    pipeline = with_options(rnn, allow_unk=False)
     ended = 0
     for source in LETTERS:
         truth = pipeline.predict([source], beam=1)[0]
         tokens = [*truth.tokens, "</s>"] if truth.finish_reason == "eos" else truth.tokens
         for target in (truth.text, truth.text[:2] + "d", truth.text + "a", "h"):
-            found = walk(pipeline, source, target)["diverges"]
+            found = trace_steps(pipeline, source, target)["diverges"]
             other = [*("␣" if letter == " " else letter for letter in target), "</s>"]
             same = 0
             while same < min(len(tokens), len(other)) and tokens[same] == other[same]:
@@ -127,19 +133,19 @@ def test_both_ways_part_at_the_first_token_that_differs(rnn: Pipeline) -> None:
             assert found == (None if tokens == other else same)
             ended += found is None
     assert ended, "some output must have been the target"
-    assert walk(pipeline, "abc")["diverges"] is None
+    assert trace_steps(pipeline, "abc")["diverges"] is None
 
 
 def test_a_free_run_that_its_limit_cuts_off_parts_from_a_longer_target_there(no_attention: Pipeline) -> None:
-    free = walk(no_attention, "e")["free"]
+    free = trace_steps(no_attention, "e")["free"]
     assert said(free)[-1] != EOS, "the limit must come first"
-    view = walk(no_attention, "e", free["text"] + "a")
+    view = trace_steps(no_attention, "e", free["text"] + "a")
     assert view["diverges"] == len(free["steps"]) < len(view["forced"]["steps"])
 
 
 def test_an_ensemble_has_steps_too(rnn: Pipeline, no_attention: Pipeline) -> None:
     both = replace(rnn, model=ensemble.Ensemble([rnn.model, no_attention.model]), fast=False)
-    step = walk(both, "abc")["free"]["steps"][0]
+    step = trace_steps(both, "abc")["free"]["steps"][0]
     each = [np.exp(distribution(one, "abc", [])) for one in (rnn, no_attention)]
     assert step["log_prob"] == pytest.approx(np.log(np.mean(each, 0))[step["id"]], abs=1e-5)
 
@@ -148,25 +154,25 @@ def test_what_has_no_steps_says_why(
     rnn: Pipeline, transformer: Pipeline, language_model: Pipeline, classifier: Pipeline
 ) -> None:
     with pytest.raises(UserError, match="labels"):
-        walk(classifier, "abc")
+        trace_steps(classifier, "abc")
     with pytest.raises(UserError, match="blank"):
-        walk(rnn, "  ")
+        trace_steps(rnn, "  ")
     with pytest.raises(UserError, match="no target"):
-        walk(language_model, "abc", "def")
+        trace_steps(language_model, "abc", "def")
     with pytest.raises(UserError, match="the token 2"):
-        walk(rnn, "abc", prefix=[5, EOS])
+        trace_steps(rnn, "abc", prefix=[5, EOS])
     with pytest.raises(UserError, match="from 3 to 12"):
-        walk(rnn, "abc", prefix=[13])
+        trace_steps(rnn, "abc", prefix=[13])
     with pytest.raises(UserError, match="at least 1"):
-        walk(rnn, "abc", top=0)
-    fused = replace(rnn, model=ensemble.Fused(rnn.model, rnn.model, 0.5), fast=False)
-    with pytest.raises(UserError, match="load the model alone"):
-        walk(fused, "abc")
+        trace_steps(rnn, "abc", top=0)
+    fused = replace(rnn, model=ensemble.ShallowFusion(rnn.model, rnn.model, 0.5), fast=False)
+    with pytest.raises(UserError, match="load the model without the language model"):
+        trace_steps(fused, "abc")
 
 
 @pytest.mark.parametrize("kind", [*MODELS, "language_model"])
 def test_a_view_is_plain_data(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
-    view = walk(pipeline, sources(kind)[0], None if kind == "language_model" else sources(kind)[1], top=1000)
+    view = trace_steps(pipeline, sources(kind)[0], None if kind == "language_model" else sources(kind)[1], top=1000)
     assert json.loads(json.dumps(view, allow_nan=False)) == view
     assert len(view["free"]["steps"][0]["top"]) == len(pipeline.codec.target)

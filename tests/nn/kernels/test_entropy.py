@@ -25,7 +25,7 @@ def numbers(N=23, D=6, V=40, biased=True):
 @pytest.mark.parametrize(("smoothing", "biased"), [(0.0, True), (0.1, True), (0.1, False)])
 def test_loss_and_gradients_are_torchs_however_few_logits_are_held(monkeypatch, held, smoothing, biased):
     o, W, b, gold = numbers(biased=biased)
-    monkeypatch.setattr(entropy, "BYTES_ON_CPU", held * 40 * 8)
+    monkeypatch.setattr(entropy, "LOGIT_BYTES_CPU", held * 40 * 8)
     found, wanted = linear_cross_entropy(o, W, b, gold, smoothing), truth(o, W, b, gold, smoothing)
     torch.testing.assert_close(found, wanted)
     leaves = [x for x in (o, W, b) if x is not None]
@@ -47,7 +47,7 @@ def test_the_kernel_reads_gold_tokens_that_do_not_lie_side_by_side(device):
     targets = torch.tensor([[1, 5, 2], [1, 9, 2], [1, 11, 2]], device=device)
     z = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).to(device)
     wanted = cross_entropy(z, targets[:, 1], reduction="none")
-    torch.testing.assert_close(entropy_triton.to_gradient(z, targets[:, 1:2].flatten(), 0.0), wanted)
+    torch.testing.assert_close(entropy_triton.overwrite_with_gradient(z, targets[:, 1:2].flatten(), 0.0), wanted)
 
 
 @pytest.mark.parametrize("V", [40, 1000, 70_000])  # the last is more than a program holds at once
@@ -59,5 +59,7 @@ def test_the_kernel_turns_logits_into_torchs_loss_and_gradient(device, V):
     leaf = z.clone().requires_grad_()
     losses = cross_entropy(leaf, gold, ignore_index=PAD, label_smoothing=0.1, reduction="none")
     (wanted,) = torch.autograd.grad(losses.sum(), leaf)
-    torch.testing.assert_close(entropy_triton.to_gradient(z, gold, 0.1), losses.detach(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        entropy_triton.overwrite_with_gradient(z, gold, 0.1), losses.detach(), atol=1e-4, rtol=1e-5
+    )
     torch.testing.assert_close(z, wanted, atol=1e-6, rtol=1e-4)

@@ -68,7 +68,7 @@ def test_the_kernel_gives_what_torch_gives_and_the_same_gradients(device, q_size
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_torch_is_told_the_shapes_that_the_operators_give(device):
+def test_the_fake_operators_have_the_shapes_of_the_real_ones(device):
     """What torch.compile plans with, for rows of which one has no keys."""
     q, k, v = (x.detach().float().to(device) for x in inputs([3, 4], [5, 0], 4, 2))
     rest = starts([3, 4]).to(device), starts([5, 0]).to(device), 5, False, 0.3

@@ -1,1 +1,1 @@
-"""What `dragoman data check` says about pairs: one pass over them, the findings, the report."""
+"""Data quality: what `dragoman data check` reports about files of pairs."""

@@ -1,113 +1,149 @@
-"""The data doctor: pairs → a report of everything that is wrong or odd with them, all at once.
+"""Check files of pairs, and report everything that is wrong or unusual, all at once.
 
-    files ─survey.look→ a Split each ─→ findings of one split, findings between train and another ─→ diagnosis.Report
+    files ─survey_split→ a SplitSurvey for each split ─→ findings of each split, and between train and the others
+          ─→ QualityReport
 
-An error must be mended before training; a warning costs quality; a notice may be meant.
+An error must be fixed before training; a warning costs quality; a notice may be intended.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dragoman.core.errors import DataError
-from dragoman.data.lines import PLACES, Noted, unreadable
-from dragoman.data.quality.report import SEVERITIES, Finding, Report, Severity, Side, Statistics, counted
-from dragoman.data.quality.survey import CodecLike, Split, Texts, look
-from dragoman.data.readers import files_of
-from dragoman.data.readers.parallel import SidesDiffer
+from dragoman.core.types import Example
+from dragoman.data.lines import MAX_LOCATIONS, OnError, ReadIssue, read_blocker
+from dragoman.data.quality.report import (
+    SEVERITIES,
+    Finding,
+    QualityReport,
+    Severity,
+    SideStatistics,
+    SplitStatistics,
+    format_count,
+)
+from dragoman.data.quality.survey import SplitSurvey, TextStatistics, survey_split
+from dragoman.data.readers import spec_files
+from dragoman.data.readers.parallel import LineCountMismatch
 from dragoman.text.normalization import Form
 
-LIMITS = (64, 128, 256, 512, 1024)
-FAST_PAIRS = 200_000  # pairs of each file that the fast check reads whole
-MANY = 0.01  # the share from which an oddity is a warning
-VERY_MANY = 0.1  # the same for what may be in the nature of the task: repeated pairs, sources equal to their targets
-OUTLIER = 5.0  # robust standard deviations
-SHOWN = 10  # unknown texts and unseen characters that are named
+if TYPE_CHECKING:
+    from dragoman.text.codec import Codec
 
-# What the readers note, and how bad it is for training.
-NOTED: dict[str, Severity] = {"bom": "notice", "crlf": "notice", "separators": "notice", "cut": "warning"}
+LENGTH_LIMITS = (64, 128, 256, 512, 1024)
+FAST_CHECK_PAIRS = 200_000  # of each file that the fast check reads
+WARNING_SHARE = 0.01  # of the pairs: a more frequent issue is a warning
+COMMON_ISSUE_SHARE = 0.1  # the same for issues that a task may imply: repeated pairs, sources equal to their targets
+OUTLIER_DEVIATIONS = 5.0  # robust standard deviations
+MAX_EXAMPLES = 10  # of unknown texts and unseen characters in a message
+
+# The severity of issues that readers report; "error" for all others.
+READ_SEVERITIES: dict[str, Severity] = {
+    "bom": "notice",
+    "crlf": "notice",
+    "separators": "notice",
+    "truncated": "warning",
+}
 
 
-def check(
+def check_pairs(
     train: str | Sequence[str],
     valid: str | Sequence[str] = (),
     test: str | Sequence[str] = (),
     *,
     columns: Sequence[str] = ("source", "target"),
     normalization: Form = "nfc",
-    codec: CodecLike | None = None,
-    limits: Sequence[int] = LIMITS,
+    codec: Codec | None = None,
+    limits: Sequence[int] = LENGTH_LIMITS,
     fast: bool = False,
-) -> Report:
-    """Examine the pairs of each split, and what they share. Only a file that cannot be opened raises.
+    on_train_example: Callable[[Example], None] | None = None,
+    on_error: OnError = "skip",
+) -> QualityReport:
+    """Check the pairs of each split, and their overlap. Raises DataError only for a file that cannot be opened.
 
-    Texts are examined in the Unicode form that training reads them in. With a codec, lengths for the limits are counted
-    in tokens, unknown tokens are looked for, and files of sources read. The fast check reads the first FAST_PAIRS pairs
-    of each file and does without the codec; of longer parallel files it counts all lines.
+    Texts are checked in the Unicode form of training. With a codec, lengths are counted in tokens,
+    unknown tokens are counted, and files of sources are read. The fast check reads the first
+    FAST_CHECK_PAIRS pairs of each file, without the codec; of longer parallel files it counts all
+    lines.
+
+    `on_train_example` receives every training example, so that one pass over the files can serve
+    two purposes; with on_error="stop" none after a line that cannot be read.
     """
-    given = {"train": _listed(train), "valid": _listed(valid), "test": _listed(test)}
-    _require(spec for specs in given.values() for spec in specs)
+    specs_by_split = {"train": _as_list(train), "valid": _as_list(valid), "test": _as_list(test)}
+    _check_readable(spec for specs in specs_by_split.values() for spec in specs)
     splits = [
-        look(name, specs, columns, normalization, None if fast else codec, FAST_PAIRS if fast else None)
-        for name, specs in given.items()
+        survey_split(
+            name,
+            specs,
+            columns,
+            normalization,
+            None if fast else codec,
+            FAST_CHECK_PAIRS if fast else None,
+            on_train_example if name == "train" else None,
+            on_error,
+        )
+        for name, specs in specs_by_split.items()
         if specs
     ]
-    findings = [finding for split in splits for finding in _findings(split, limits)]
+    findings = [finding for split in splits for finding in _split_findings(split, limits)]
     for other in splits[1:]:
         if splits[0].name == "train":
-            findings += _between(splits[0], other)
+            findings += _overlap_findings(splits[0], other)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(findings, {split.name: _statistics(split, limits) for split in splits})
+    return QualityReport(findings, {split.name: _split_statistics(split, limits) for split in splits})
 
 
-def _listed(specs: str | Sequence[str]) -> list[str]:
+def _as_list(specs: str | Sequence[str]) -> list[str]:
+    """A list of specs, from one spec or several."""
     return [specs] if isinstance(specs, str) else list(specs)
 
 
-def _require(specs: Iterable[str]) -> None:
+def _check_readable(specs: Iterable[str]) -> None:
+    """Raise DataError for the first file of some specs that cannot be read."""
     for spec in specs:
-        for path in files_of(spec):
-            if reason := unreadable(path):
+        for path in spec_files(spec):
+            if reason := read_blocker(path):
                 raise DataError(reason, path)
 
 
 # -- findings: of one split -----------------------------------------------------------------------------------------
 
 
-def _findings(split: Split, limits: Sequence[int]) -> Iterator[Finding]:
+def _split_findings(split: SplitSurvey, limits: Sequence[int]) -> Iterator[Finding]:
+    """All findings of one split: read errors, empty files, issues, duplicates, lengths, unknown tokens."""
     name = split.name
-    for error in split.broken:
-        place = (f"{error.file}:{error.line}",) if error.line else ()
-        yield Finding("error", "sides" if isinstance(error, SidesDiffer) else "unreadable", str(error), 1, place)
-    for spec in split.empty:
+    for error in split.read_errors:
+        code = "sides" if isinstance(error, LineCountMismatch) else "unreadable"
+        yield Finding("error", code, str(error), 1, (f"{error.file}:{error.line}",) if error.line else ())
+    for spec in split.empty_files:
         yield Finding("error", "empty", f"{spec}: there is not one usable pair in it")
-    for noted in split.tally:
-        yield _noted(noted)
-    for code, seen in split.seen.items():
-        severity, sentence = _SEEN[code]
-        if code == "identical" and seen.count > VERY_MANY * split.pairs:
+    for read_issue in split.report:
+        yield _read_issue_finding(read_issue)
+    for code, issue in split.issues.items():
+        severity, sentence = _ISSUE_SENTENCES[code]
+        if code == "identical" and issue.count > COMMON_ISSUE_SHARE * split.pairs:
             severity = "warning"
-        first = f"; the first: {seen.detail}" if seen.detail else ""
-        message = f"{name}: {counted(seen.count, 'pair', split.read)} {sentence}{first}"
-        yield Finding(severity, code, message, seen.count, tuple(seen.places))
-    yield from _duplicates(split)
-    yield from _ratios(split)
-    yield from _unknowns(split)
-    yield from _limits(split, limits)
-    if split.partly:
-        message = f"{name}: only the first {FAST_PAIRS:,} pairs were looked at of {', '.join(split.partly)}"
-        yield Finding("notice", "partly", message, len(split.partly))
+        first = f"; the first: {issue.detail}" if issue.detail else ""
+        message = f"{name}: {format_count(issue.count, 'pair', split.pairs_read)} {sentence}{first}"
+        yield Finding(severity, code, message, issue.count, tuple(issue.locations))
+    yield from _duplicate_findings(split)
+    yield from _length_ratio_findings(split)
+    yield from _unknown_token_findings(split)
+    yield from _length_limit_findings(split, limits)
+    if split.partly_read:
+        message = f"{name}: only the first {FAST_CHECK_PAIRS:,} pairs were checked of {', '.join(split.partly_read)}"
+        yield Finding("notice", "partly", message, len(split.partly_read))
     if split.pairs > (compared := len(split.lines)):
         message = f"{name}: only the first {compared:,} pairs were compared with each other"
         yield Finding("notice", "partly", message)
 
 
-_SEEN: dict[str, tuple[Severity, str]] = {
+_ISSUE_SENTENCES: dict[str, tuple[Severity, str]] = {
     "blank-source": ("warning", "with a blank source; training leaves them out"),
     "blank-target": ("warning", "with a blank target; training leaves them out"),
     "blank-pair": ("notice", "with both sides blank; training leaves them out"),
@@ -120,83 +156,93 @@ _SEEN: dict[str, tuple[Severity, str]] = {
 }
 
 
-def _noted(noted: Noted) -> Finding:
-    severity = NOTED.get(noted.kind, "error")
-    detail = f"; the first: {noted.detail}" if noted.detail else ""
-    detail += f". {noted.remedy}" if noted.remedy else ""
-    return Finding(severity, noted.kind, f"{noted.file}: {noted.found}{detail}", noted.count, tuple(noted.places))
+def _read_issue_finding(issue: ReadIssue) -> Finding:
+    """The finding for an issue that a reader counted."""
+    severity = READ_SEVERITIES.get(issue.kind, "error")
+    detail = f"; the first: {issue.detail}" if issue.detail else ""
+    detail += f". {issue.remedy}" if issue.remedy else ""
+    message = f"{issue.file}: {issue.description}{detail}"
+    return Finding(severity, issue.kind, message, issue.count, tuple(issue.locations))
 
 
-def _repeats(keys: np.ndarray) -> np.ndarray:
-    """The rows whose key an earlier row has, in order."""
+def _repeated_rows(keys: np.ndarray) -> np.ndarray:
+    """The rows whose key occurred in an earlier row, in order."""
     order = np.argsort(keys, kind="stable")
     again = keys[order][1:] == keys[order][:-1]
     return np.sort(order[1:][again])
 
 
-def _places(split: Split, rows: np.ndarray) -> tuple[str, ...]:
-    return tuple(split.place(int(row)) for row in rows[:PLACES])
+def _locations(split: SplitSurvey, rows: np.ndarray) -> tuple[str, ...]:
+    """`file:line` of the first MAX_LOCATIONS of these rows."""
+    return tuple(split.location(int(row)) for row in rows[:MAX_LOCATIONS])
 
 
-def _duplicates(split: Split) -> Iterator[Finding]:
+def _duplicate_findings(split: SplitSurvey) -> Iterator[Finding]:
+    """Findings for pairs that repeat an earlier pair, and for sources with another target."""
     pairs, sources = np.array(split.pair_keys), np.array(split.source_keys)
-    repeated = _repeats(pairs)
+    repeated = _repeated_rows(pairs)
     if len(repeated):
-        severity: Severity = "warning" if len(repeated) > VERY_MANY * len(pairs) else "notice"
-        message = f"{split.name}: {counted(len(repeated), 'pair', len(pairs))} repeating an earlier pair"
-        yield Finding(severity, "duplicates", message, len(repeated), _places(split, repeated))
+        severity: Severity = "warning" if len(repeated) > COMMON_ISSUE_SHARE * len(pairs) else "notice"
+        message = f"{split.name}: {format_count(len(repeated), 'pair', len(pairs))} repeating an earlier pair"
+        yield Finding(severity, "duplicates", message, len(repeated), _locations(split, repeated))
     once = np.setdiff1d(np.arange(len(pairs)), repeated, assume_unique=True)
-    other = once[_repeats(sources[once])]
+    other = once[_repeated_rows(sources[once])]
     if len(other):
-        message = f"{split.name}: {counted(len(other), 'pair', len(pairs))} giving an earlier source another target"
-        yield Finding("notice", "many-targets", message, len(other), _places(split, other))
+        message = (
+            f"{split.name}: {format_count(len(other), 'pair', len(pairs))} giving an earlier source another target"
+        )
+        yield Finding("notice", "many-targets", message, len(other), _locations(split, other))
 
 
-def _ratios(split: Split) -> Iterator[Finding]:
-    """Pairs whose length ratio is far from the usual one: often wrong pairs, or half of a sentence."""
-    if not split.ratios or not split.target.lengths or split.of_files:
+def _length_ratio_findings(split: SplitSurvey) -> Iterator[Finding]:
+    """Pairs with an outlying length ratio: often misaligned, or half of a sentence."""
+    if not split.ratios or not split.target.lengths or split.has_file_sources:
         return
     ratios = np.array(split.ratios, dtype=np.float64)
     middle = np.median(ratios)
-    spread = 1.4826 * np.median(np.abs(ratios - middle))  # the standard deviation, were they normal
-    far = np.flatnonzero(np.abs(ratios - middle) > max(OUTLIER * spread, math.log(3)))
+    spread = 1.4826 * np.median(np.abs(ratios - middle))  # estimates the standard deviation
+    far = np.flatnonzero(np.abs(ratios - middle) > max(OUTLIER_DEVIATIONS * spread, math.log(3)))
     if len(far):
-        severity: Severity = "warning" if len(far) > MANY * len(ratios) else "notice"
+        severity: Severity = "warning" if len(far) > WARNING_SHARE * len(ratios) else "notice"
         usual = f"usually {math.exp(middle):.2f} target characters for one of the source"
-        message = f"{split.name}: {counted(len(far), 'pair', len(ratios))} with an odd ratio of lengths ({usual})"
-        yield Finding(severity, "length-ratio", message, len(far), _places(split, far))
+        message = f"{split.name}: {format_count(len(far), 'pair', len(ratios))} with an unusual length ratio ({usual})"
+        yield Finding(severity, "length-ratio", message, len(far), _locations(split, far))
 
 
-def _unknowns(split: Split) -> Iterator[Finding]:
+def _unknown_token_findings(split: SplitSurvey) -> Iterator[Finding]:
+    """A finding for each side with unknown tokens: their share, and the most frequent ones."""
     for side, texts in (("source", split.source), ("target", split.target)):
         if texts.unknown:
             share = texts.unknown / texts.tokens
-            named = ", ".join(f"{text!r} {n:,}×" for text, n in texts.unknown_texts.most_common(SHOWN))
-            message = f"{split.name}: {share:.2%} of the {side} tokens are unknown; the commonest: {named or '?'}"
-            yield Finding("warning" if share > MANY else "notice", f"unknown-{side}", message, texts.unknown)
+            named = ", ".join(f"{text!r} {n:,}×" for text, n in texts.unknown_texts.most_common(MAX_EXAMPLES))
+            message = f"{split.name}: {share:.2%} of the {side} tokens are unknown; the most frequent: {named or '?'}"
+            yield Finding("warning" if share > WARNING_SHARE else "notice", f"unknown-{side}", message, texts.unknown)
 
 
-def _limits(split: Split, limits: Sequence[int]) -> Iterator[Finding]:
-    dropped = {limit: n for limit, n in _dropped(split, limits).items() if n}
+def _length_limit_findings(split: SplitSurvey, limits: Sequence[int]) -> Iterator[Finding]:
+    """A finding on how many pairs each length limit would drop, if any does."""
+    dropped = {limit: n for limit, n in _dropped_by_limit(split, limits).items() if n}
     if dropped:
         parts = ", ".join(f"{limit:,}: {n:,} ({n / split.pairs:.1%})" for limit, n in dropped.items())
-        message = f"{split.name}: pairs that a limit on {_unit(split)} would drop: {parts}"
+        message = f"{split.name}: pairs that a limit on {_length_unit(split)} would drop: {parts}"
         yield Finding("notice", "length-limits", message, max(dropped.values()))
 
 
-def _dropped(split: Split, limits: Sequence[int]) -> dict[int, int]:
+def _dropped_by_limit(split: SplitSurvey, limits: Sequence[int]) -> dict[int, int]:
+    """Length limit → how many pairs are longer."""
     return {limit: sum(n for length, n in split.lengths.items() if length > limit) for limit in sorted(limits)}
 
 
-def _unit(split: Split) -> Literal["tokens", "characters"]:
+def _length_unit(split: SplitSurvey) -> Literal["tokens", "characters"]:
+    """The unit of a split's lengths: tokens with a codec, else characters."""
     return "characters" if split.codec is None else "tokens"
 
 
 # -- findings: between two splits -----------------------------------------------------------------------------------
 
 
-def _between(train: Split, other: Split) -> Iterator[Finding]:
-    """What a held-out split shares with the training pairs, and what it has that they lack."""
+def _overlap_findings(train: SplitSurvey, other: SplitSurvey) -> Iterator[Finding]:
+    """Pairs, sources and characters of a held-out split that are, or are not, in the training pairs."""
     pairs = np.isin(np.array(other.pair_keys), np.array(train.pair_keys))
     sources = np.isin(np.array(other.source_keys), np.array(train.source_keys)) & ~pairs
     for code, mask, what in (
@@ -205,15 +251,17 @@ def _between(train: Split, other: Split) -> Iterator[Finding]:
     ):
         rows = np.flatnonzero(mask)
         if len(rows):
-            message = f"{other.name}: {counted(len(rows), 'pair', len(mask))} {what}; scores on them flatter the model"
-            yield Finding("warning", code, message, len(rows), _places(other, rows))
-    for side, mine, theirs in (("source", other.source, train.source), ("target", other.target, train.target)):
-        if side == "source" and train.of_files:
+            message = (
+                f"{other.name}: {format_count(len(rows), 'pair', len(mask))} {what}; scores on them flatter the model"
+            )
+            yield Finding("warning", code, message, len(rows), _locations(other, rows))
+    for side, texts, train_texts in (("source", other.source, train.source), ("target", other.target, train.target)):
+        if side == "source" and train.has_file_sources:
             continue
-        unseen = sorted(mine.alphabet - theirs.alphabet)
-        if unseen and theirs.alphabet:
-            named = ", ".join(map(repr, unseen[:SHOWN])) + (", …" if len(unseen) > SHOWN else "")
-            message = f"{other.name}: {counted(len(unseen), f'{side} character')} never seen in train: {named}"
+        unseen = sorted(texts.alphabet - train_texts.alphabet)
+        if unseen and train_texts.alphabet:
+            named = ", ".join(map(repr, unseen[:MAX_EXAMPLES])) + (", …" if len(unseen) > MAX_EXAMPLES else "")
+            message = f"{other.name}: {format_count(len(unseen), f'{side} character')} never seen in train: {named}"
             yield Finding("notice", f"unseen-{side}", message, len(unseen))
 
 
@@ -221,7 +269,7 @@ def _between(train: Split, other: Split) -> Iterator[Finding]:
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:
-    """The smallest length that at least this share of the texts does not exceed."""
+    """The smallest length that at least this share of a histogram does not exceed; 0 if it is empty."""
     below, total = 0, sum(histogram.values())
     for length in sorted(histogram):
         below += histogram[length]
@@ -230,8 +278,9 @@ def _quantile(histogram: Counter[int], share: float) -> int:
     return 0
 
 
-def _side(texts: Texts) -> Side:
-    return Side(
+def _side_statistics(texts: TextStatistics) -> SideStatistics:
+    """Total, median, 95th percentile and longest length in characters, and the number of distinct ones."""
+    return SideStatistics(
         characters=sum(length * n for length, n in texts.lengths.items()),
         median=_quantile(texts.lengths, 0.5),
         percentile_95=_quantile(texts.lengths, 0.95),
@@ -240,5 +289,12 @@ def _side(texts: Texts) -> Side:
     )
 
 
-def _statistics(split: Split, limits: Sequence[int]) -> Statistics:
-    return Statistics(split.pairs, _side(split.source), _side(split.target), _unit(split), _dropped(split, limits))
+def _split_statistics(split: SplitSurvey, limits: Sequence[int]) -> SplitStatistics:
+    """The number of pairs, the statistics of both sides, and how many pairs each limit would drop."""
+    return SplitStatistics(
+        split.pairs,
+        _side_statistics(split.source),
+        _side_statistics(split.target),
+        _length_unit(split),
+        _dropped_by_limit(split, limits),
+    )

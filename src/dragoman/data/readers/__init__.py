@@ -1,12 +1,13 @@
-"""PAIRS → Examples, one file for each format; the folder is the registry.
+"""Readers of pairs (a PAIRS spec → Examples), one file for each format; the folder is the registry.
 
-    pairs.tsv                source TAB target (any file that no other reader claims)
-    source.txt,target.txt    two files in step
+    pairs.tsv                source TAB target (any file that no other reader accepts)
+    source.txt,target.txt    two aligned files
     pairs.jsonl              one JSON object on each line
 
-`.gz` on any of them, and "-" for the standard input. A new format is one file dropped in here: a class with `accepts`,
-`files`, `read` and `sources`, registered under its name. Its parsers raise BadLine for a line that cannot be used;
-`examples` below then stops with the place, or skips and counts.
+Each may end with `.gz`; "-" is the standard input. A new format is a new file in this folder: a
+class with the methods of PairReader, registered under its name. Its parser raises BadLine for a
+line that cannot be used; `parse_examples` then stops with file and line, or skips and counts the
+line.
 """
 
 from __future__ import annotations
@@ -16,63 +17,67 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from dragoman.core.errors import UserError, nearest
+from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.registry import Registry
 from dragoman.core.types import Example
-from dragoman.data.lines import BadLine, Line, OnError, Tally, reject
+from dragoman.data.lines import BadLine, Line, OnError, ReadReport, reject_line
 
-COLUMNS = ("source", "second_source", "target", "source_lang", "target_lang", "-")
-FALLBACK = "tsv"  # asked last: it takes any file
+COLUMN_NAMES = ("source", "second_source", "target", "source_lang", "target_lang", "-")
+FALLBACK_READER = "tsv"  # the last choice: it accepts any file
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How to read: what the columns are, whether further columns are further targets, what to do with a bad line."""
+class ReadOptions:
+    """How to read pairs: the names of the columns, whether further columns are targets, what to do with a bad line."""
 
     columns: tuple[str, ...] = ("source", "target")
     extra_targets: bool = False
     on_error: OnError = "stop"
-    tally: Tally = field(default_factory=Tally)
+    report: ReadReport = field(default_factory=ReadReport)
 
     def __post_init__(self) -> None:
-        allowed = ", ".join(COLUMNS)
+        allowed = ", ".join(COLUMN_NAMES)
         for name in self.columns:
-            if name not in COLUMNS:
-                raise UserError(f"columns: there is no column '{name}'{nearest(name, COLUMNS)} (there is {allowed})")
+            if name not in COLUMN_NAMES:
+                raise UserError(
+                    f"columns: there is no column '{name}'{did_you_mean(name, COLUMN_NAMES)} (there is {allowed})"
+                )
             if name not in ("target", "-") and self.columns.count(name) > 1:
                 raise UserError(f"columns: '{name}' is named twice; only 'target' (several references) and '-' may be")
         if not {"source", "target"} & set(self.columns):
             raise UserError(f"columns: {list(self.columns)} names neither 'source' nor 'target'")
 
 
-class Reader(Protocol):
+class PairReader(Protocol):
     """One format of pairs."""
 
-    def accepts(self, spec: str) -> bool: ...
+    def accepts(self, spec: str) -> bool:
+        """Whether this reader reads a spec, judged by its form alone."""
+        ...
 
     def files(self, spec: str) -> list[Path]:
-        """The files behind a spec."""
+        """The files that a spec names."""
         ...
 
-    def read(self, spec: str, reading: Reading) -> Iterator[Example]:
-        """The pairs; bad lines are left out."""
+    def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
+        """The pairs of a spec; bad lines are left out."""
         ...
 
-    def sources(self, spec: str | IO[bytes], name: str | None, reading: Reading) -> Iterator[Example]:
-        """The sources alone, exactly one for each line."""
+    def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
+        """The sources of a spec or stream, exactly one for each line."""
         ...
 
 
-readers: Registry[Reader] = Registry("reader", __name__)
+readers: Registry[PairReader] = Registry("reader", __name__)
 
 
-def reader_of(spec: str) -> Reader:
-    """The reader that takes a spec."""
-    for name in sorted(readers.names, key=lambda name: name == FALLBACK):
+def find_reader(spec: str) -> PairReader:
+    """The first reader that accepts a spec, TSV last; UserError if none does."""
+    for name in sorted(readers.names, key=lambda name: name == FALLBACK_READER):
         reader = readers[name]()
         if reader.accepts(spec):
             return reader
-    raise UserError(f"'{spec}': no reader takes this (there is {', '.join(readers.names)})")
+    raise UserError(f"'{spec}': no reader accepts this (there is {', '.join(readers.names)})")
 
 
 def read_pairs(
@@ -81,50 +86,53 @@ def read_pairs(
     columns: Sequence[str] = ("source", "target"),
     extra_targets: bool = False,
     on_error: OnError = "stop",
-    tally: Tally | None = None,
+    report: ReadReport | None = None,
 ) -> Iterator[Example]:
-    """The pairs of a file of any format, in order, each with its place.
+    """The pairs of a file of any format, in order, each with file and line.
 
-    With `extra_targets`, all columns after the named ones are further references. A line too long to be kept whole
-    gives an Example with `cut` set. With on_error="skip" bad lines are left out and counted in the tally.
+    With `extra_targets`, all columns after the named ones are further references. An overlong line
+    gives an Example with `source_truncated`. With on_error="skip" bad lines are left out and
+    counted in the report.
     """
-    reading = Reading(tuple(columns), extra_targets, on_error, Tally() if tally is None else tally)
-    return reader_of(str(spec)).read(str(spec), reading)
+    options = ReadOptions(tuple(columns), extra_targets, on_error, ReadReport() if report is None else report)
+    return find_reader(str(spec)).read_pairs(str(spec), options)
 
 
-def read_sources(spec: str | Path, *, on_error: OnError = "stop", tally: Tally | None = None) -> Iterator[Example]:
-    """What to predict from: exactly one Example for each line, in order; a blank or skipped one has an empty source."""
-    reading = Reading(("source",), False, on_error, Tally() if tally is None else tally)
-    return reader_of(str(spec)).sources(str(spec), None, reading)
+def read_sources(
+    spec: str | Path, *, on_error: OnError = "stop", report: ReadReport | None = None
+) -> Iterator[Example]:
+    """The sources to predict from, one Example for each line, in order; a blank or skipped line has an empty source."""
+    options = ReadOptions(("source",), False, on_error, ReadReport() if report is None else report)
+    return find_reader(str(spec)).read_sources(str(spec), None, options)
 
 
-def files_of(spec: str | Path) -> list[Path]:
-    """The files behind a spec; the standard input is none."""
-    return [path for path in reader_of(str(spec)).files(str(spec)) if str(path) != "-"]
+def spec_files(spec: str | Path) -> list[Path]:
+    """The files that a spec names, without the standard input."""
+    return [path for path in find_reader(str(spec)).files(str(spec)) if str(path) != "-"]
 
 
 # -- for the readers themselves ------------------------------------------------------------------------------------
 
 
-def sides(spec: str) -> list[str]:
-    """The comma-separated paths of a spec; a comma in the name of a file that exists separates nothing."""
+def split_spec(spec: str) -> list[str]:
+    """The comma-separated paths of a spec; an existing file may have a comma in its name."""
     if "," not in spec or Path(spec).exists():
         return [spec]
     return [side.strip() for side in spec.split(",")]
 
 
-def examples(
-    lines: Iterable[Line], parse: Callable[[Line], Example], file: str, reading: Reading, keep: bool
+def parse_examples(
+    lines: Iterable[Line], parse: Callable[[Line], Example], file: str, options: ReadOptions, keep_bad_lines: bool
 ) -> Iterator[Example]:
-    """One Example from each line; bad lines become empty ones where `keep` asks for one for every line."""
+    """Parse each line to an Example; bad lines are left out, or become empty ones with keep_bad_lines."""
     for line in lines:
-        if not line.bad:
+        if not line.error:
             try:
                 example = parse(line)
             except BadLine as bad:
-                reject(bad, file, line.number, reading.on_error, reading.tally)
+                reject_line(bad, file, line.number, options.on_error, options.report)
             else:
                 yield example
                 continue
-        if keep:
-            yield Example("", file=file, line=line.number, source_truncated=line.cut)
+        if keep_bad_lines:
+            yield Example("", file=file, line=line.number, source_truncated=line.is_truncated)

@@ -2,10 +2,10 @@
 
     {"source": "Hund", "target": "dog", "source_lang": "de", "target_lang": "en"}
     {"source": "Hund", "target": ["dog", "hound"]}          several references; the first is the target
-    {"source": "what color is it?", "second_source": "photo.jpg"}  two sources
-    {"text": "Der Hund schläft."}                           where single texts are read
+    {"source": "what color is it?", "second_source": "photo.jpg"}       two sources
+    {"text": "Der Hund schläft."}                           single texts
 
-Other keys are ignored. Texts are cleaned as those of any file are: a line break inside one becomes a space.
+Other keys are ignored. As in any file, a line break inside a text becomes a space.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from dragoman.core.errors import nearest
+from dragoman.core.errors import did_you_mean
 from dragoman.core.types import Example
-from dragoman.data.lines import SEPARATORS, SURROGATES, BadLine, Line, clean, read_lines
-from dragoman.data.readers import Reading, examples, readers, sides
-from dragoman.data.readers.tsv import display_name, references
+from dragoman.data.lines import SEPARATORS, SURROGATES, BadLine, Line, read_lines, replace_separators
+from dragoman.data.readers import ReadOptions, parse_examples, readers, split_spec
+from dragoman.data.readers.tsv import display_name, drop_blank_references
 
-ENDINGS = (".jsonl", ".ndjson", ".json")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 REMEDY = 'Write one object on each line, such as {"source": "…", "target": "…"}'
 
 
@@ -30,101 +30,115 @@ class JSONLines:
     """One JSON object on each line, with source, target and languages."""
 
     def accepts(self, spec: str) -> bool:
-        return len(sides(spec)) == 1 and spec.lower().removesuffix(".gz").endswith(ENDINGS)
+        """Whether a spec ends with .jsonl, .ndjson or .json, with or without .gz."""
+        return len(split_spec(spec)) == 1 and spec.lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
     def files(self, spec: str) -> list[Path]:
+        """The one file that a spec names."""
         return [Path(spec)]
 
-    def read(self, spec: str, reading: Reading) -> Iterator[Example]:
-        return self._objects(spec, None, reading, keep=False)
+    def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
+        """The pairs of a file; bad lines are left out."""
+        return self._read(spec, None, options, keep=False)
 
-    def sources(self, spec: str | IO[bytes], name: str | None, reading: Reading) -> Iterator[Example]:
-        return self._objects(spec, name, reading, keep=True)
+    def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
+        """The sources of a file or stream, one for each line, empty for a bad one."""
+        return self._read(spec, name, options, keep=True)
 
-    def _objects(self, spec: str | IO[bytes], name: str | None, reading: Reading, keep: bool) -> Iterator[Example]:
+    def _read(self, spec: str | IO[bytes], name: str | None, options: ReadOptions, keep: bool) -> Iterator[Example]:
+        """One Example for each line of a file or stream; with `keep`, bad lines become empty ones."""
         file = display_name(spec, name)
-        lines = read_lines(spec, name=file, on_error=reading.on_error, tally=reading.tally)
-        return examples(lines, lambda line: pair(line, file, reading), file, reading, keep)
+        lines = read_lines(spec, name=file, on_error=options.on_error, report=options.report)
+        return parse_examples(lines, lambda line: parse_pair(line, file, options), file, options, keep)
 
 
-def pair(line: Line, file: str, reading: Reading) -> Example:
-    """The keys of a line's object. A blank line is a blank pair; so is a cut one, for no half object can be read."""
-    wanted = reading.columns
-    if line.cut or not line.text.strip():
-        return Example("", "" if "target" in wanted else None, file=file, line=line.number, source_truncated=line.cut)
-    thing = parse(line.text)
-    key = "text" if "text" in thing and "source" not in thing and "target" not in wanted else "source"
-    source = _text(thing, key, line.text) if "source" in wanted else ""
-    asked = "second_source" in wanted or (
-        "second_source" in thing and "target" not in wanted
-    )  # of sources alone, all there are
-    second = _text(thing, "second_source", line.text) if asked else ""
-    targets = _targets(thing, line.text) if "target" in wanted else []
+def parse_pair(line: Line, file: str, options: ReadOptions) -> Example:
+    """Parse the JSON object of a line to an Example. A blank or truncated line gives an empty pair."""
+    columns = options.columns
+    if line.is_truncated or not line.text.strip():
+        return Example(
+            "", "" if "target" in columns else None, file=file, line=line.number, source_truncated=line.is_truncated
+        )
+    value = parse_object(line.text)
+    key = "text" if "text" in value and "source" not in value and "target" not in columns else "source"
+    source = _text_value(value, key, line.text) if "source" in columns else ""
+    # Without targets, every source of the object is read.
+    has_second = "second_source" in columns or ("second_source" in value and "target" not in columns)
+    second = _text_value(value, "second_source", line.text) if has_second else ""
+    targets = _targets(value, line.text) if "target" in columns else []
     languages = [
-        (_text(thing, key, line.text) or None) if thing.get(key) is not None else None
+        (_text_value(value, key, line.text) or None) if value.get(key) is not None else None
         for key in ("source_lang", "target_lang")
     ]
-    several = reading.extra_targets or isinstance(thing.get("target"), list)
+    several = options.extra_targets or isinstance(value.get("target"), list)
     if any(text and SEPARATORS.search(text) for text in (source, second, *targets)):
-        reading.tally.add("separators", file, line.number)
+        options.report.add("separators", file, line.number)
     return Example(
-        clean(source),
-        clean(targets[0]) if targets else None,
+        replace_separators(source),
+        replace_separators(targets[0]) if targets else None,
         languages[0],
         languages[1],
         file,
         line.number,
-        references=references([clean(text) for text in targets]) if several and targets else (),
-        second_source=clean(second),
+        references=drop_blank_references([replace_separators(text) for text in targets]) if several and targets else (),
+        second_source=replace_separators(second),
     )
 
 
-def parse(text: str) -> dict[str, Any]:
-    """A JSON object, or a BadLine that names the column."""
+def parse_object(text: str) -> dict[str, object]:
+    """Parse a JSON object; BadLine names the column."""
     try:
-        thing = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise BadLine("json", f"column {error.colno}: not valid JSON: {error.msg}", REMEDY) from None
     except (ValueError, RecursionError):  # a number of thousands of digits; brackets nested thousands deep
         raise BadLine(
             "json", "column 1: the JSON is nested too deeply, or has a number that is too long", REMEDY
         ) from None
-    if not isinstance(thing, dict):
-        raise BadLine("json", f"column 1: found {_kind(thing)}, expected an object", REMEDY)
-    return thing
+    if not isinstance(value, dict):
+        raise BadLine("json", f"column 1: found {_json_type(value)}, expected an object", REMEDY)
+    return value
 
 
-def _targets(thing: dict[str, Any], line: str) -> list[str]:
-    value = thing.get("target")
-    if not isinstance(value, list):
-        return [_text(thing, "target", line)]
-    if not value:
-        raise BadLine("json", f"{_where('target', line)}: the list of targets is empty", "Give at least one target")
-    return [_checked(text, "target", line) for text in value]
+def _targets(value: dict[str, object], line: str) -> list[str]:
+    """The targets of an object: a text or a list of texts; BadLine if they are missing, empty or no texts."""
+    target = value.get("target")
+    if not isinstance(target, list):
+        return [_text_value(value, "target", line)]
+    if not target:
+        raise BadLine(
+            "json", f"{_key_location('target', line)}: the list of targets is empty", "Give at least one target"
+        )
+    return [_check_text(text, "target", line) for text in target]
 
 
-def _text(thing: dict[str, Any], key: str, line: str) -> str:
-    if key not in thing:
-        raise BadLine("json", f"the key '{key}' is missing{nearest(key, thing).removesuffix('?')}", REMEDY)
-    return _checked(thing[key], key, line)
+def _text_value(value: dict[str, object], key: str, line: str) -> str:
+    """The text under a key of an object; BadLine if it is missing or no text."""
+    if key not in value:
+        raise BadLine("json", f"the key '{key}' is missing{did_you_mean(key, value).removesuffix('?')}", REMEDY)
+    return _check_text(value[key], key, line)
 
 
-def _checked(value: Any, key: str, line: str) -> str:
-    """A text that UTF-8 can write: JSON can spell NUL and lone surrogates that the bytes of the file do not show."""
+def _check_text(value: object, key: str, line: str) -> str:
+    """The value if it is text that UTF-8 can encode; BadLine for others, for NUL and for lone surrogates."""
     if not isinstance(value, str):
-        raise BadLine("json", f"{_where(key, line)}: found {_kind(value)}, expected a text in quotes", REMEDY)
+        raise BadLine(
+            "json", f"{_key_location(key, line)}: found {_json_type(value)}, expected a text in quotes", REMEDY
+        )
     if "\0" in value:
-        raise BadLine("nul", f"{_where(key, line)}: the text holds \\u0000 (NUL)", "Remove it")
+        raise BadLine("nul", f"{_key_location(key, line)}: the text holds \\u0000 (NUL)", "Remove it")
     if surrogate := SURROGATES.search(value):
-        problem = f"{_where(key, line)}: the text holds the lone surrogate \\u{ord(surrogate[0]):04x}"
+        problem = f"{_key_location(key, line)}: the text holds the lone surrogate \\u{ord(surrogate[0]):04x}"
         raise BadLine("encoding", problem, "Write the whole character")
     return value
 
 
-def _where(key: str, line: str) -> str:
+def _key_location(key: str, line: str) -> str:
+    """Column and key for a message: "column 12, 'target'"."""
     return f"column {line.find(json.dumps(key)) + 1}, '{key}'"
 
 
-def _kind(value: Any) -> str:
+def _json_type(value: object) -> str:
+    """What a JSON value is, in words: "an object", "a list", …"""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

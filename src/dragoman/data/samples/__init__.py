@@ -1,1 +1,1 @@
-"""Made-up and embedded data: synthetic tasks, scenes, the CMU Pronouncing Dictionary."""
+"""Generated and embedded data: synthetic tasks, rendered scenes, the CMU Pronouncing Dictionary."""

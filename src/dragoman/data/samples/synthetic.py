@@ -1,16 +1,17 @@
-"""Tasks the project makes itself: pairs of any number, from a seed and nothing else.
+"""Synthetic tasks: any number of pairs, from a seed and nothing else.
 
     copy       c a b → c a b        letters from the first `symbols` of the alphabet, 1 to `max_length` of them
     reverse    c a b → b a c
     sort       c a b → a b c
     dates      Sat 5 Jan 2019 → 2019-01-05        every day from 1900 to 2099, written in many ways
 
-No date can be read in two ways. The rules: a date all in numbers is day, month, year (5/1/2019 is the fifth of
-January), unless the four-figure year comes first, and then it is year, month, day. A year of two figures always has its
-apostrophe and lies between 1950 and 2049: '49 is 2049, '50 is 1950. A weekday, where one is named, is the right one.
+No date is ambiguous: a date in digits is day, month, year (5/1/2019 is the fifth of January),
+unless the four-digit year comes first, and then it is year, month, day. A two-digit year always has
+an apostrophe and lies between 1950 and 2049: '49 is 2049, '50 is 1950. A weekday, if there is one,
+is correct.
 
-Each pair belongs to one side, train, valid or test (85, 5 and 10 of 100), by a hash of its target: no day and no string
-of letters to be written in a test was ever written in training, whatever the seeds.
+A hash of the target assigns each pair to train, valid or test (85, 5 and 10 of 100): no target of a
+test occurs in training, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from pathlib import Path
 from typing import Literal
 
 from dragoman.core import files
-from dragoman.core.errors import DataError, nearest
+from dragoman.core.errors import DataError, did_you_mean
 
 Pair = tuple[str, str]
 Task = Callable[[random.Random, int, int], Pair]  # generator, symbols, max_length → source, target
-Side = Literal["train", "valid", "test"]
+SplitName = Literal["train", "valid", "test"]
 
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
-PATIENCE = 2000  # draws in a row that bring nothing new: then all sources have very likely been seen
+MAX_MISSES = 2000  # consecutive draws without a new pair: then very likely all sources have occurred
 
 MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
@@ -40,7 +41,7 @@ MONTHS = (
 )
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 ORDINALS = (
-    *("first", "second_source", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
+    *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
     *("twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth", "twenty-fifth", "twenty-sixth"),
     *("twenty-seventh", "twenty-eighth", "twenty-ninth", "thirtieth", "thirty-first"),
@@ -76,24 +77,25 @@ PATTERNS = (
 
 
 def copy(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """The same letters again."""
+    """A (source, target) pair: 1 to max_length random letters, and the same letters."""
     letters = _letters(rng, symbols, max_length)
     return " ".join(letters), " ".join(letters)
 
 
 def reverse(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """The letters from the last to the first."""
+    """A (source, target) pair: 1 to max_length random letters, and the letters in reverse order."""
     letters = _letters(rng, symbols, max_length)
     return " ".join(letters), " ".join(reversed(letters))
 
 
 def sort(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """The letters in the order of the alphabet."""
+    """A (source, target) pair: 1 to max_length random letters, and the letters in alphabetical order."""
     letters = _letters(rng, symbols, max_length)
     return " ".join(letters), " ".join(sorted(letters))
 
 
 def _letters(rng: random.Random, symbols: int, max_length: int) -> list[str]:
+    """1 to `max_length` random letters from the first `symbols` of the alphabet."""
     return [rng.choice(string.ascii_lowercase[:symbols]) for _ in range(rng.randint(1, max_length))]
 
 
@@ -101,24 +103,24 @@ def _letters(rng: random.Random, symbols: int, max_length: int) -> list[str]:
 
 
 def dates(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """A date as people write it → the ISO form. (There are no letters to choose: both numbers are ignored.)"""
+    """A date as people write it → the ISO form; symbols and max_length are ignored."""
     day = FIRST + timedelta(days=rng.randint(0, (LAST - FIRST).days))
-    pattern = rng.choice([pattern for pattern in PATTERNS if allows(pattern, day)])
-    return _varied(rng, written(day, pattern)), day.isoformat()
+    pattern = rng.choice([pattern for pattern in PATTERNS if is_unambiguous(pattern, day)])
+    return _vary_writing(rng, format_date(day, pattern)), day.isoformat()
 
 
-def allows(pattern: str, day: date) -> bool:
-    """Whether the century of a day can be told from a pattern."""
+def is_unambiguous(pattern: str, day: date) -> bool:
+    """Whether a pattern determines the century of a day."""
     return "{yy}" not in pattern or 1950 <= day.year < 2050
 
 
-def written(day: date, pattern: str) -> str:
+def format_date(day: date, pattern: str) -> str:
     """A day in one of PATTERNS."""
     month, weekday = MONTHS[day.month - 1], WEEKDAYS[day.weekday()]
     fields = {
         "d": f"{day.day}",
         "dd": f"{day.day:02}",
-        "nth": f"{day.day}{_ending(day.day)}",
+        "nth": f"{day.day}{_ordinal_suffix(day.day)}",
         "ordinal": ORDINALS[day.day - 1],
         "m": f"{day.month}",
         "mm": f"{day.month:02}",
@@ -133,13 +135,13 @@ def written(day: date, pattern: str) -> str:
     return re.sub(r"\{([a-z.]+)\}", lambda field: fields[field[1]], pattern)
 
 
-def _ending(number: int) -> str:
+def _ordinal_suffix(number: int) -> str:
     """1st 2nd 3rd 4th … 11th 12th 13th … 21st."""
     return "th" if number // 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-def _varied(rng: random.Random, text: str) -> str:
-    """The same date by a careless hand: capitals, spaces and commas vary, figures and words do not."""
+def _vary_writing(rng: random.Random, text: str) -> str:
+    """At random, vary capitals, spaces and commas of a date, but not its digits and words."""
     text = rng.choice([text, text, text.lower(), text.upper()])
     if rng.random() < 0.1:
         text = text.replace(",", "")
@@ -157,49 +159,50 @@ def _varied(rng: random.Random, text: str) -> str:
 TASKS: dict[str, Task] = {"copy": copy, "reverse": reverse, "sort": sort, "dates": dates}
 
 
-def pairs(
-    task: str, count: int, seed: int, *, side: Side = "train", symbols: int = 8, max_length: int = 20
+def generate_pairs(
+    task: str, count: int, seed: int, *, split: SplitName = "train", symbols: int = 8, max_length: int = 20
 ) -> list[Pair]:
-    """`count` pairs of one side, no source twice as long as there are new ones."""
-    _check(task, symbols, max_length)
+    """`count` pairs of one split; sources repeat only when there are no new ones."""
+    _check_task(task, symbols, max_length)
     rng = random.Random(seed)
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     seen: set[str] = set()
-    new, misses = True, 0  # only new sources are taken; draws in a row that were not taken
-    while len(found) < count:
+    only_new, misses = True, 0  # misses: consecutive draws that were rejected
+    while len(pairs) < count:
         source, target = TASKS[task](rng, symbols, max_length)
-        if side_of(target) == side and not (new and source in seen):
-            found.append((source, target))
+        if split_of_target(target) == split and not (only_new and source in seen):
+            pairs.append((source, target))
             seen.add(source)
             misses = 0
             continue
         misses += 1
-        if misses == PATIENCE:
-            if not found:
+        if misses == MAX_MISSES:
+            if not pairs:
                 raise DataError(
                     f"the task '{task}' with {symbols} symbols and lengths up to {max_length} has no pair for "
-                    f"the side '{side}'. Use more symbols or a larger length."
+                    f"the split '{split}'. Use more symbols or a larger length."
                 )
-            new, misses = False, 0
-    return found
+            only_new, misses = False, 0
+    return pairs
 
 
-def side_of(target: str) -> Side:
-    """Where every pair with this target belongs, on any machine and for any seed."""
-    draw = int.from_bytes(hashlib.sha256(target.encode()).digest()[:8], "big") % 100
-    return "test" if draw < 10 else "valid" if draw < 15 else "train"
+def split_of_target(target: str) -> SplitName:
+    """The split of every pair with this target, on any machine and for any seed."""
+    bucket = int.from_bytes(hashlib.sha256(target.encode()).digest()[:8], "big") % 100
+    return "test" if bucket < 10 else "valid" if bucket < 15 else "train"
 
 
-def write(path: str | Path, rows: Iterable[Sequence[str]]) -> None:
-    """Pairs (or rows of more columns) as TSV, written aside and renamed."""
+def write_tsv(path: str | Path, rows: Iterable[Sequence[str]]) -> None:
+    """Write pairs, or rows of more columns, as a TSV file, atomically."""
     path = Path(path)
     files.make_folder(path.parent)
-    files.write(path, "".join("\t".join(row) + "\n" for row in rows).encode())
+    files.write_file(path, "".join("\t".join(row) + "\n" for row in rows).encode())
 
 
-def _check(task: str, symbols: int, max_length: int) -> None:
+def _check_task(task: str, symbols: int, max_length: int) -> None:
+    """Raise DataError for an unknown task, or a number of symbols or a length that is out of range."""
     if task not in TASKS:
-        raise DataError(f"no synthetic task called '{task}'{nearest(task, TASKS)} (there is {', '.join(TASKS)})")
+        raise DataError(f"no synthetic task called '{task}'{did_you_mean(task, TASKS)} (there is {', '.join(TASKS)})")
     if not 1 <= symbols <= len(string.ascii_lowercase):
         raise DataError(f"the task '{task}' has {symbols} symbols; there can be 1 to {len(string.ascii_lowercase)}.")
     if max_length < 1:

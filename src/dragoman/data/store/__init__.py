@@ -1,1 +1,1 @@
-"""Token ids in memory-mapped files: the store, its builder and its cache."""
+"""The token store: ids in memory-mapped files, with its builder and its cache."""

@@ -1,9 +1,9 @@
-"""Examples → the folder that a store is read from, pair by pair: memory does not grow with the corpus.
+"""Build a token store from examples, pair by pair: memory does not grow with the corpus.
 
-    example ─can it be used?→ ids of its sources and its target ─→ one row in each file of data/store/store.py
+    example ─check→ ids of its sources and its target ─→ one row in each file of data/store/store.py
 
-A folder is built aside, in `.tmp-…`, flushed and renamed when whole: a killed build leaves only a `.tmp-` folder, which
-the next build removes. Pairs that cannot be used are counted by reason.
+A folder is built as `.tmp-…`, flushed and renamed when complete. A killed build leaves only a
+`.tmp-` folder, which the next build removes. Pairs that cannot be used are counted by reason.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import numpy as np
 from dragoman.core.errors import DataError
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
-from dragoman.data.objectives import Objective, unfit
+from dragoman.data.objectives import Objective, training_blocker
 from dragoman.data.store import store
-from dragoman.data.store.store import Ids
+from dragoman.data.store.store import Array
 
 if TYPE_CHECKING:
     from dragoman.text.codec import Codec
 
-BUFFER = 1 << 20  # bytes written at once
-LOCK = "lock"
+BUFFER_SIZE = 1 << 20  # bytes written at once
+LOCK_FILE = "lock"
 
 
-def build(
+def build_store(
     examples: Iterable[Example],
     codec: Codec,
     folder: Path,
@@ -45,28 +45,28 @@ def build(
     max_target: int,
     keep_text: bool,
     objective: Objective | None = None,
-) -> store.Store:
-    """Encode every usable pair into a new folder; where another process finished that folder first, it is used.
+) -> store.TokenStore:
+    """Encode every usable pair into a new folder and open it; if another process finished it first, that one.
 
-    For an objective that learns from single texts, the example's source is that text, and it is stored as a target.
+    For an objective of single texts, the source of an example is its text, which is stored as a target.
     """
     try:
-        with _workshop(folder) as place:
-            _write(examples, codec, place, max_source, max_target, keep_text, objective)
+        with _temporary_folder(folder) as temporary:
+            _write_store(examples, codec, temporary, max_source, max_target, keep_text, objective)
             try:
-                place.rename(folder)
+                temporary.rename(folder)
             except OSError:
                 if not folder.is_dir():
                     raise
-            _sync(folder.parent)
+            _flush_to_disk(folder.parent)
     except OSError as error:
         raise DataError(
             f"the token store could not be built ({error}). Free some space or choose another cache folder.", folder
         ) from error
-    return store.open(folder)
+    return store.open_store(folder)
 
 
-def _write(
+def _write_store(
     examples: Iterable[Example],
     codec: Codec,
     folder: Path,
@@ -75,31 +75,31 @@ def _write(
     keep_text: bool,
     objective: Objective | None,
 ) -> None:
-    """Fill a folder, pair by pair: memory does not grow with the corpus."""
+    """Encode the examples and write all files of a store into a folder, flushed, store.json last."""
     skipped: Counter[str] = Counter()
     with ExitStack() as files:
-        sources = [files.enter_context(_Sources(folder, codec, "source"))]
+        sources = [files.enter_context(_SourceWriter(folder, codec, "source"))]
         if codec.second_source is not None:
-            sources.append(files.enter_context(_Sources(folder, codec, "second_source")))
-        target = files.enter_context(_Writer(folder, "target", "ids", _dtype(len(codec.target))))
-        texts = files.enter_context(_Writer(folder, "examples", "jsonl", "u1")) if keep_text else None
-        lines = files.enter_context(open(folder / "lines", "wb", BUFFER))
+            sources.append(files.enter_context(_SourceWriter(folder, codec, "second_source")))
+        target = files.enter_context(_RaggedWriter(folder, "target", "ids", _id_dtype(len(codec.target))))
+        texts = files.enter_context(_RaggedWriter(folder, "examples", "jsonl", "u1")) if keep_text else None
+        lines = files.enter_context(open(folder / "lines", "wb", BUFFER_SIZE))
         for example in examples:
-            if objective is not None and not objective.paired:
+            if objective is not None and not objective.is_paired:
                 example = replace(example, source="", target=example.source)
-            reason, said = _encode(example, codec, max_source, max_target, objective, sources)
+            reason, target_ids = _encode(example, codec, max_source, max_target, objective, sources)
             if reason:
                 skipped[reason] += 1
                 continue
             for source in sources:
                 source.write()
-            target.add(said)
+            target.add(target_ids)
             lines.write(example.line.to_bytes(8, "little"))
             if texts is not None:
                 texts.add(_as_json(example))
-    paths = sorted(path for path in folder.iterdir() if path.name != LOCK)
+    paths = sorted(path for path in folder.iterdir() if path.name != LOCK_FILE)
     for path in paths:
-        _sync(path)
+        _flush_to_disk(path)
     facts = {
         "format": FORMAT,
         "rows": (folder / "lines").stat().st_size // 8,
@@ -107,8 +107,8 @@ def _write(
         "max_source": max_source,
         "max_target": max_target,
         "keep_text": keep_text,
-        "paired": objective is None or objective.paired,
-        "dtypes": {source.name: source.dtype for source in sources} | {"target": _dtype(len(codec.target))},
+        "paired": objective is None or objective.is_paired,
+        "dtypes": {source.name: source.dtype for source in sources} | {"target": _id_dtype(len(codec.target))},
         "width": sources[0].width,
         "sizes": {path.name: path.stat().st_size for path in paths},
     }
@@ -117,7 +117,7 @@ def _write(
     if unreadable := {name: problem for source in sources for name, problem in source.unreadable.items()}:
         facts["unreadable"] = [len(unreadable), next(iter(unreadable.values()))]
     (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    _sync(folder / "store.json")
+    _flush_to_disk(folder / "store.json")
 
 
 def _encode(
@@ -126,78 +126,79 @@ def _encode(
     max_source: int,
     max_target: int,
     objective: Objective | None,
-    sources: Sequence[_Sources],
+    sources: Sequence[_SourceWriter],
 ) -> tuple[str, list[int]]:
-    """Why a pair cannot be used ('' where it can), and its target's ids; its sources wait to be written."""
+    """Why a pair cannot be used ('' if it can), and its target ids; the source writers keep its sources."""
     nothing: list[int] = []
-    paired = objective is None or objective.paired
+    paired = objective is None or objective.is_paired
     if example.source_truncated:
-        return "cut", nothing
-    if paired and not all(source.named(example).strip() for source in sources):
+        return "truncated", nothing
+    if paired and not all(source.text(example).strip() for source in sources):
         return "blank source", nothing
     if example.target is None or not example.target.strip():
         return "blank target" if paired else "blank", nothing
-    found = [source.read(example) if paired else source.blank() for source in sources]
-    if any(ids is None for ids in found):
+    encoded = [source.read(example) if paired else source.blank() for source in sources]
+    if any(ids is None for ids in encoded):
         return "source cannot be read", nothing
-    first, *others = [ids for ids in found if ids is not None]
+    first, *others = [ids for ids in encoded if ids is not None]
     target = codec.encode_target(example.target, source=example.source)
     if any(len(ids) > max_source for ids in others):
         return "source too long", nothing
-    reason = unfit(objective, first, target, max_source, max_target)
+    reason = training_blocker(objective, first, target, max_source, max_target)
     return (reason, nothing) if reason else ("", target)
 
 
-class _Sources:
-    """One source of each pair, read and written. A file that pair after pair names is read and written once."""
+class _SourceWriter:
+    """Reads and writes one source of each pair. A file that consecutive pairs name is read and written once."""
 
     def __init__(self, folder: Path, codec: Codec, name: Literal["source", "second_source"]) -> None:
         second = None if isinstance(codec.second_source, str) else codec.second_source
         self.name, self.modality = name, codec.modality if name == "source" else second
         self.encode = codec.encode_source if name == "source" else codec.encode_second_source
-        self.dtype = _dtype(len(codec.source)) if self.modality is None else self.modality.dtype
+        self.dtype = _id_dtype(len(codec.source)) if self.modality is None else self.modality.dtype
         self.width = None if self.modality is None else self.modality.width
-        self.data = _Writer(folder, name, "ids", self.dtype)
-        self.rows = None if self.modality is None else open(folder / f"{name}.rows", "wb", BUFFER)  # noqa: SIM115
-        self.count = 0  # written so far
-        self.file: tuple[str, str] | None = None  # read last
-        self.found: Sequence[int] | Ids | None = []
-        self.fresh = True  # whether what was found last has yet to be written
+        self.data = _RaggedWriter(folder, name, "ids", self.dtype)
+        self.rows = None if self.modality is None else open(folder / f"{name}.rows", "wb", BUFFER_SIZE)  # noqa: SIM115
+        self.count = 0  # sources written so far
+        self.last_file: tuple[str, str] | None = None
+        self.last_ids: Sequence[int] | Array | None = []
+        self.is_unwritten = True  # whether last_ids has yet to be written
         self.unreadable: dict[tuple[str, str], str] = {}  # files that cannot be read, and why
 
-    def named(self, example: Example) -> str:
-        """The text, or the name of the file."""
+    def text(self, example: Example) -> str:
+        """The text of the source, or the name of its file."""
         return example.source if self.name == "source" else example.second_source
 
     def blank(self) -> Sequence[int]:
-        self.found, self.fresh = [], True
+        """Make an empty source the next to write, and return it: for an objective of single texts."""
+        self.last_ids, self.is_unwritten = [], True
         return []
 
-    def read(self, example: Example) -> Sequence[int] | Ids | None:
-        """The ids or numbers; None where a file cannot be read."""
-        file = (example.file, self.named(example))
-        if self.modality is None or file != self.file:
-            self.file, self.fresh = file, True
+    def read(self, example: Example) -> Sequence[int] | Array | None:
+        """The ids or numbers of a source, kept for `write`; None if its file cannot be read."""
+        file = (example.file, self.text(example))
+        if self.modality is None or file != self.last_file:
+            self.last_file, self.is_unwritten = file, True
             try:
-                self.found = self.encode(example)
+                self.last_ids = self.encode(example)
             except DataError as error:
                 if self.modality is None:
                     raise
-                self.found = None
+                self.last_ids = None
                 self.unreadable.setdefault(file, str(error))
-        return self.found
+        return self.last_ids
 
     def write(self) -> None:
-        """Keep what was read last."""
-        if self.fresh:
-            assert self.found is not None
-            self.data.add(self.found)
+        """Write what was read last, once, and its row for the pair if sources are files."""
+        if self.is_unwritten:
+            assert self.last_ids is not None
+            self.data.add(self.last_ids)
             self.count += 1
-            self.fresh = self.modality is None
+            self.is_unwritten = self.modality is None
         if self.rows is not None:
             self.rows.write((self.count - 1).to_bytes(8, "little"))
 
-    def __enter__(self) -> _Sources:
+    def __enter__(self) -> _SourceWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,35 +206,38 @@ class _Sources:
             pass
 
 
-def _dtype(vocabulary: int) -> str:
-    return "<u2" if vocabulary <= 1 << 16 else "<i4"
+def _id_dtype(vocabulary_size: int) -> str:
+    """The numpy dtype of ids: 16 bits if the vocabulary fits, else 32."""
+    return "<u2" if vocabulary_size <= 1 << 16 else "<i4"
 
 
 def _as_json(example: Example) -> bytes:
+    """The texts and languages of an example as a JSON line."""
     pair = [example.source, example.target, example.source_lang, example.target_lang]
     pair += [example.second_source] if example.second_source else []
     return json.dumps(pair, ensure_ascii=False).encode() + b"\n"
 
 
-class _Writer:
-    """Writes rows of any length as a store reads them."""
+class _RaggedWriter:
+    """Writes rows of any length, end to end, and their offsets."""
 
     def __init__(self, folder: Path, name: str, suffix: str, dtype: str) -> None:
         self.dtype, self.end = np.dtype(dtype), 0
-        self.data = open(folder / f"{name}.{suffix}", "wb", BUFFER)  # noqa: SIM115 - closed in __exit__
-        self.offsets = open(folder / f"{name}.offsets", "wb", BUFFER)  # noqa: SIM115
+        self.data = open(folder / f"{name}.{suffix}", "wb", BUFFER_SIZE)  # noqa: SIM115 - closed in __exit__
+        self.offsets = open(folder / f"{name}.offsets", "wb", BUFFER_SIZE)  # noqa: SIM115
         self.offsets.write(self.end.to_bytes(8, "little"))
 
-    def add(self, row: Sequence[int] | Ids | bytes) -> None:
+    def add(self, row: Sequence[int] | Array | bytes) -> None:
+        """Append a row, and its end to the offsets."""
         self.data.write(row if isinstance(row, bytes) else np.asarray(row, self.dtype).tobytes())
         self.end += len(row)
         self.offsets.write(self.end.to_bytes(8, "little"))
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> _RaggedWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self.data, self.offsets:  # both are closed, even where flushing the first finds the disk full
+        with self.data, self.offsets:  # closes both, even if the disk is full when the first is flushed
             pass
 
 
@@ -241,28 +245,28 @@ class _Writer:
 
 
 @contextmanager
-def _workshop(folder: Path) -> Iterator[Path]:
-    """A new `.tmp-` folder beside `folder`, removed afterwards if it is still there.
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Create a locked `.tmp-` folder beside `folder`, removed afterwards unless renamed; remove dead ones.
 
-    It is locked as long as its process lives: that tells what killed builds left from what others are building now.
+    Its lock is held as long as its process lives. So leftovers of killed builds differ from builds that are running.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with _locked(folder.parent / ".lock"):
             for leftover in folder.parent.glob(".tmp-*/"):
-                with suppress(OSError), _locked(leftover / LOCK, wait=False) as dead:
-                    if dead:
+                with suppress(OSError), _locked(leftover / LOCK_FILE, wait=False) as is_leftover:
+                    if is_leftover:
                         shutil.rmtree(leftover, ignore_errors=True)
-            place = folder.parent / f".tmp-{folder.name}-{secrets.token_hex(4)}"
-            place.mkdir()
-            held.callback(shutil.rmtree, place, ignore_errors=True)
-            held.enter_context(_locked(place / LOCK))
-        yield place
+            temporary = folder.parent / f".tmp-{folder.name}-{secrets.token_hex(4)}"
+            temporary.mkdir()
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            stack.enter_context(_locked(temporary / LOCK_FILE))
+        yield temporary
 
 
 @contextmanager
 def _locked(file: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock that ends with this process; yields whether it is held (some file systems have no locks)."""
+    """Hold an exclusive file lock; yields whether it was obtained (not if held and `wait` is false, or unsupported)."""
     with open(file, "ab") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -272,8 +276,8 @@ def _locked(file: Path, wait: bool = True) -> Iterator[bool]:
         yield held
 
 
-def _sync(path: Path) -> None:
-    """Make sure that a file or folder is on the disk before something refers to it."""
+def _flush_to_disk(path: Path) -> None:
+    """Flush a file or folder to the disk before something refers to it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,26 +1,27 @@
-"""The token ids of a corpus in memory-mapped files: read by any number of processes, and in no process's memory.
+"""The token store: the ids of a corpus in memory-mapped files, shared by any number of processes.
 
-    examples ─codec→ ids ─building.build→ folder ─open→ Store
+    examples ─codec→ ids ─builder.build_store→ folder ─open_store→ TokenStore
 
 A folder holds, for N pairs (all numbers little-endian):
 
-    source.ids  target.ids           ids one pair after another; 16 bits where the vocabulary fits, else 32
-    source.offsets  target.offsets   N + 1 places: the ids of pair i are ids[offsets[i] : offsets[i + 1]]
-                                     (where the source is no text: F numbers at each place instead of one id)
-    source.rows                      where the source is no text, N numbers: whose source in source.offsets a pair has,
-                                     so that an image with five captions is there once
-    second_source.ids, .offsets, …   a second source, as the first
+    source.ids  target.ids           the ids of all pairs end to end; 16 bits if the vocabulary fits, else 32
+    source.offsets  target.offsets   N + 1 positions: the ids of pair i are ids[offsets[i] : offsets[i + 1]]
+                                     (if the source is not text: F numbers at each position instead of one id)
+    source.rows                      if the source is not text, N numbers: the row of source.offsets for each pair, so
+                                     that an image with five captions is stored once
+    second_source.ids, .offsets, …   a second source, like the first
     lines                            N line numbers in the user's file
-    examples.jsonl  (and .offsets)   the texts and languages, only where subwords are to be sampled
-    store.json                       format, counts, and the size of every file, so that a truncated one is noticed
-    lock                             empty; held by the process that builds the folder
+    examples.jsonl  (and .offsets)   the texts and languages, only if subwords are sampled
+    store.json                       format, counts, and the size of every file, to detect truncated ones
+    lock                             empty; locked by the process that builds the folder
 
-data/store/builder.py writes such a folder, whole or not at all; nothing in it ever changes.
+data/store/builder.py writes such a folder atomically; it never changes afterwards.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +32,37 @@ from dragoman.core.errors import DataError
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
 
-Ids = NDArray[Any]
+Array = NDArray[Any]  # ids, or (S, F) numbers of a modality, in any dtype
+Rows = NDArray[np.int64]  # row numbers, or lengths
 
 
-class Store:
-    """N pairs of id sequences, read where they lie. It travels to another process as its path."""
+class TokenStore:
+    """N pairs of id sequences in memory-mapped files; pickled as its path."""
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:  # facts: the parsed store.json
         self.folder = folder
         self.skipped: dict[str, int] = facts["skipped"]
         self.unreadable: tuple[int, str] | None = tuple(facts["unreadable"]) if "unreadable" in facts else None
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
-        self.keeps_text, self.paired = bool(facts["keep_text"]), bool(facts["paired"])
-        self.lines = _map(folder / "lines", "<i8")
-        shared = _map(folder / "source.rows", "<i8") if facts["width"] is not None else None
-        self._source = _Rows(folder, "source", "ids", facts["dtypes"]["source"], facts["width"], shared)
-        self._target = _Rows(folder, "target", "ids", facts["dtypes"]["target"])
+        self.keeps_text, self.is_paired = bool(facts["keep_text"]), bool(facts["paired"])
+        self.lines = _map_file(folder / "lines", "<i8")
+        shared = _map_file(folder / "source.rows", "<i8") if facts["width"] is not None else None
+        self._source = _RaggedArray(folder, "source", "ids", facts["dtypes"]["source"], facts["width"], shared)
+        self._target = _RaggedArray(folder, "target", "ids", facts["dtypes"]["target"])
         self._second_source = None
         if (width := facts.get("second_source", "none")) != "none":
-            shared = _map(folder / "second_source.rows", "<i8") if width is not None else None
-            self._second_source = _Rows(folder, "second_source", "ids", facts["dtypes"]["second_source"], width, shared)
-        self._examples = _Rows(folder, "examples", "jsonl", "u1") if self.keeps_text else None
+            shared = _map_file(folder / "second_source.rows", "<i8") if width is not None else None
+            self._second_source = _RaggedArray(
+                folder, "second_source", "ids", facts["dtypes"]["second_source"], width, shared
+            )
+        self._examples = _RaggedArray(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
     def __len__(self) -> int:
         return len(self.lines)
 
     @property
-    def why_skipped(self) -> str:
-        """How many pairs were left out for which reasons, what would let them in, and which file was the first."""
+    def skip_summary(self) -> str:
+        """How many pairs were left out for each reason, with a remedy and the first unreadable file."""
         text = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
         if any("too long" in reason for reason in self.skipped):
             text += f" (at most {self.max_source:,} source and {self.max_target:,} target positions are allowed; "
@@ -68,51 +72,56 @@ class Store:
             text += f" ({files:,} {'file' if files == 1 else 'files, the first'}: {first})"
         return text
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (self.folder,)
+    def __reduce__(self) -> tuple[Callable[[Path], TokenStore], tuple[Path]]:
+        return open_store, (self.folder,)
 
-    def source(self, i: int) -> Ids:
+    def source(self, i: int) -> Array:
+        """The source of pair i: its ids, or (S, F) numbers."""
         return self._source[i]
 
-    def target(self, i: int) -> Ids:
+    def target(self, i: int) -> Array:
+        """The target ids of pair i."""
         return self._target[i]
 
-    def second_source(self, i: int) -> Ids | None:
-        """The second source, where there is one."""
+    def second_source(self, i: int) -> Array | None:
+        """The second source of pair i, if there is one."""
         return None if self._second_source is None else self._second_source[i]
 
     @property
-    def two(self) -> bool:
-        """Whether there is a second source."""
+    def has_second_source(self) -> bool:
+        """Whether pairs have a second source."""
         return self._second_source is not None
 
-    def sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        """The ids of some rows, one after another, and how many each has."""
-        return self._source.together(rows)
+    def gather_sources(self, rows: Rows) -> tuple[Array, Rows]:
+        """The sources of some rows end to end, and their lengths."""
+        return self._source.gather(rows)
 
-    def targets(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        return self._target.together(rows)
+    def gather_targets(self, rows: Rows) -> tuple[Array, Rows]:
+        """The targets of some rows end to end, and their lengths."""
+        return self._target.gather(rows)
 
-    def second_sources(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+    def gather_second_sources(self, rows: Rows) -> tuple[Array, Rows]:
+        """The second sources of some rows end to end, and their lengths."""
         assert self._second_source is not None
-        return self._second_source.together(rows)
+        return self._second_source.gather(rows)
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        """Of the longer source, where there are two."""
+        """The source length of every pair; of the longer source if there are two."""
         return self.lengths(np.arange(len(self)))[0].astype(np.int32)
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
+        """The target length of every pair."""
         return np.diff(self._target.offsets).astype(np.int32)
 
-    def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and target lengths of some rows only, where all would not fit into memory; of the longer source."""
+    def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Source and target lengths of some rows, without reading them; of the longer source if there are two."""
         source, target = self._source.lengths(rows), self._target.lengths(rows)
         return source if self._second_source is None else np.maximum(source, self._second_source.lengths(rows)), target
 
     def example(self, i: int) -> Example:
-        """The texts and languages of a pair."""
+        """The texts and languages of pair i; ValueError if the store was built without texts."""
         if self._examples is None:
             raise ValueError(f"{self.folder} was built without texts")
         source, target, source_lang, target_lang, *more = json.loads(self._examples[i].tobytes())
@@ -120,54 +129,58 @@ class Store:
         return Example(source, target, source_lang, target_lang, line=int(self.lines[i]), second_source=second)
 
 
-class _Rows:
-    """Rows of any length in one file, with a file of the places where they begin.
+class _RaggedArray:
+    """Rows of any length in one file, with a file of their offsets.
 
-    With `rows`, row i is the one of that number: what several pairs have in common is there once.
+    With `rows`, row i is the stored row rows[i], so that several pairs can share one.
     """
 
     def __init__(
-        self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None, rows: Ids | None = None
+        self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None, rows: Rows | None = None
     ) -> None:
-        data = _map(folder / f"{name}.{suffix}", dtype)
+        data = _map_file(folder / f"{name}.{suffix}", dtype)
         self.data = data if width is None else data.reshape(-1, width)
-        self.offsets, self.rows = _map(folder / f"{name}.offsets", "<i8"), rows
+        self.offsets, self.rows = _map_file(folder / f"{name}.offsets", "<i8"), rows
 
-    def __getitem__(self, i: int) -> Ids:
+    def __getitem__(self, i: int) -> Array:
         i = i if self.rows is None else int(self.rows[i])
         return self.data[self.offsets[i] : self.offsets[i + 1]]
 
-    def together(self, rows: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        starts, lengths = self.offsets[self._numbers(rows)], self.lengths(rows)
+    def gather(self, rows: Rows) -> tuple[Array, Rows]:
+        """The data of some rows end to end, and their lengths."""
+        starts, lengths = self.offsets[self._stored_rows(rows)], self.lengths(rows)
         before = np.cumsum(lengths) - lengths  # where each row begins in the result
-        places = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
-        return self.data[places], lengths
+        indices = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+        return self.data[indices], lengths
 
-    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        rows = self._numbers(rows)
+    def lengths(self, rows: Rows) -> Rows:
+        """The lengths of some rows."""
+        rows = self._stored_rows(rows)
         return np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)
 
-    def _numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _stored_rows(self, rows: Rows) -> Rows:
+        """The stored row of each row: `rows` itself where none is shared."""
         return rows if self.rows is None else self.rows[rows]
 
 
-def _map(path: Path, dtype: str) -> Ids:
+def _map_file(path: Path, dtype: str) -> Array:
+    """A file as a read-only memory-mapped array."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)  # slices of a plain array are made ten times as fast
+    return np.memmap(path, dtype, "r").view(np.ndarray)  # slicing a plain array is ten times as fast
 
 
-def open(folder: Path) -> Store:
-    """A store that was built before; DataError where a file of it is missing or has not its size."""
+def open_store(folder: Path) -> TokenStore:
+    """Open a token store; DataError if a file is missing or truncated, or the format is another."""
     remedy = "Delete the folder; it will be built again."
     try:
         facts = json.loads((folder / "store.json").read_bytes())
         if facts["format"] != FORMAT:
             raise DataError(f"the token store has format {facts['format']}, not {FORMAT}. {remedy}", folder)
         for name, size in facts["sizes"].items():
-            found = (folder / name).stat().st_size
-            if found != size:
-                raise DataError(f"the file has {found:,} bytes where {size:,} were written. {remedy}", folder / name)
-        return Store(folder, facts)
+            actual = (folder / name).stat().st_size
+            if actual != size:
+                raise DataError(f"the file has {actual:,} bytes where {size:,} were written. {remedy}", folder / name)
+        return TokenStore(folder, facts)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"this is not a whole token store ({error}). {remedy}", folder) from None
+        raise DataError(f"the token store is incomplete ({error}). {remedy}", folder) from None

@@ -1,19 +1,19 @@
-"""CTranslate2 as an engine: the same Transformer, converted in memory, for greedy search on a CPU.
+"""Greedy search by CTranslate2 on a CPU, with the weights of a Transformer converted in memory.
 
-    model ─its weights under CTranslate2's names→ a temporary folder → Translator; the folder is removed again
-    sources ─sorted by length, cut into batches→ translate, `workers` batches at a time → results in the order given
+    model ─its weights under CTranslate2's names→ a temporary folder → Translator; the folder is then removed
+    sources ─sorted by length, cut into batches→ translate, `workers` batches at a time → results in the input's order
 
-What it would do otherwise than ours is refused, and the other paths serve it:
+Requests for which its results would differ from ours have a blocker, and other engines decode them:
 
-    beam          it stops as soon as k hypotheses have finished, whatever the living ones might still reach, and
-                  says no log p of single tokens. (The length it divides by counts </s>, as ours does)
-    shortest > 0  it forbids </s> before the softmax, so that the rest is renormalized; ours are the model's own log p.
-                  (Its logits come after that, too. Scoring what it said once more is exact, but made it slower than
-                  ours from 16 sentences on: 340 sentences/s against 490 in int8 for 4 + 4 layers of 128, 64 at a time)
-    positions     only those added to the vectors: its relative schemes are not for both an encoder and a decoder
+    beam            it stops as soon as k hypotheses have finished, whatever active ones could still reach, and returns
+                    no log p of single tokens. (The length that it divides by counts </s>, as ours does.)
+    minimum length  it forbids </s> before the softmax, which renormalizes the rest; our log p are the model's own.
+                    (Scoring its output once more is exact, but made it slower than our own engine from 16 sentences
+                    on: 340 sentences/s against 490 in int8 for 4 + 4 layers of 128, 64 at a time.)
+    positions       only those that are added to the embeddings: its relative schemes do not cover both sides
 
-<pad> and <s> may not be results. It cannot forbid them without renormalizing, so a sentence for which it says one is
-given to the plain path (a trained model never says them).
+<pad> and <s> may not be generated. It cannot forbid them without renormalizing, so a sentence for which it generates
+one is decoded again by the reference (a trained model never generates them).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,33 +31,60 @@ from torch.nn import functional as F
 
 from dragoman.core.errors import MissingExtra
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, Hypothesis
-from dragoman.engines.length_batches import ON_CPU, batches, padded
+from dragoman.engines.base import constraints_blocker, decode_with_reference
+from dragoman.engines.length_batches import CPU_BATCH_TOKENS, batch_by_length
+from dragoman.nn.attention import MultiHeadAttention
+from dragoman.nn.blocks import TransformerStack
 from dragoman.nn.decoders.transformer import TransformerDecoder
 from dragoman.nn.encoders.transformer import TransformerEncoder
-from dragoman.nn.frontends.tokens import Tokens
-from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.positions import acts_inside, only_adds
+from dragoman.nn.frontends.tokens import TokenEmbedding
+from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
+from dragoman.nn.positions import acts_in_attention, is_additive
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
-from dragoman.search import Limits, Search
+from dragoman.search import Search, SearchConstraints
 from dragoman.search.greedy import Greedy
 
-BATCH = 64  # sentences at a time
-POLL = 0.0005  # seconds between two looks whether all is said
-REACH = 1024  # places that positions without an end are written out for
+BATCH_SIZE = 64  # sentences in a batch
+POLL_SECONDS = 0.0005  # between two checks whether a batch is done
+MAX_POSITIONS = 1024  # positions that are written out for a scheme without a maximum
 ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu with options is GELUTanh
 
 
-class CT2Engine:
+class StepResult(Protocol):
+    """What CTranslate2 reports of each generated token."""
+
+    batch_id: int
+    token_id: int
+    log_prob: float
+
+
+class AsyncResult(Protocol):
+    """A batch that CTranslate2 is decoding."""
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        ...
+
+    def result(self) -> object:
+        """Wait for the batch; raises what went wrong."""
+        ...
+
+
+class CTranslate2Engine:
     """Greedy search by CTranslate2."""
 
+    name = "ctranslate2"
+
     def __init__(self, model: Seq2Seq, precision: str, workers: int = 1) -> None:
+        """`workers`: batches that are decoded at the same time, by a thread each. No blocker may hold."""
+        if machine_blocker() is not None:
+            raise MissingExtra("ctranslate2", "ctranslate2", "decoding by CTranslate2")
         import ctranslate2
 
-        self.model, self.words = model, words(model.frontend.table.num_embeddings)
-        self.reach = min(reach(model.encoder.stack), reach(model.decoder.stack))
+        self.model, self.token_names = model, token_names(model.frontend.table.num_embeddings)
         with tempfile.TemporaryDirectory() as folder:
-            spec = converted(model)
+            spec = build_spec(model)
             spec.validate()
             spec.optimize(quantization="int8" if precision == "int8" else None)
             spec.save(folder)
@@ -65,117 +92,122 @@ class CT2Engine:
                 folder, compute_type=precision, inter_threads=workers, intra_threads=1
             )
 
-    def serves(self, search: Search, limits: Limits) -> bool:
-        """Greedy search without rules, as far as the positions were written out."""
-        plain = type(search) is Greedy and not limits.rules and limits.traces is None and limits.tell is None
-        return plain and not torch.as_tensor(limits.shortest).any() and int(limits.longest.max()) < self.reach
+    def serves(self, search: Search, limits: SearchConstraints) -> bool:
+        """Whether its results for such a request are those of our own search."""
+        return search_blocker(self.model, search, limits) is None
 
-    def __call__(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
-        longest = limits.longest.tolist()
-        every = [Said(limit) for limit in longest]
-        waiting = []
-        for rows in batches([*map(len, sources)], ON_CPU, BATCH):
-            waiting += self.translator.translate_batch(
-                [[self.words[i] for i in sources[row]] for row in rows],
+    def __call__(
+        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        """One hypothesis for every source, in their order, by greedy search."""
+        max_lengths = limits.max_lengths.tolist()
+        outputs = [TokenCollector(max_length) for max_length in max_lengths]
+        pending = []
+        for rows in batch_by_length([*map(len, sources)], CPU_BATCH_TOKENS, BATCH_SIZE):
+            pending += self.translator.translate_batch(
+                [[self.token_names[i] for i in sources[row]] for row in rows],
                 beam_size=1,
                 max_input_length=0,
-                max_decoding_length=max(longest[row] for row in rows) + 1,  # to see whether it would end there
+                max_decoding_length=max(max_lengths[row] for row in rows) + 1,  # to see whether </s> comes there
                 min_decoding_length=0,
                 return_scores=True,
                 asynchronous=True,
-                callback=listener([every[row] for row in rows]),
+                callback=token_callback([outputs[row] for row in rows]),
             )
-        wait(waiting, every)
+        wait_for_results(pending, outputs)
         return [
-            self.again(source, search, limit) if said.forbidden else [said.hypothesis()]
-            for said, source, limit in zip(every, sources, longest, strict=True)
+            self._decode_with_reference(source, search, max_length)
+            if output.has_forbidden_token
+            else [output.hypothesis()]
+            for output, source, max_length in zip(outputs, sources, max_lengths, strict=True)
         ]
 
     @torch.inference_mode()
-    def again(self, source: Sequence[int], search: Search, limit: int) -> list[Hypothesis]:
-        """One sentence on the plain path."""
-        memory = self.model.encode(*padded([source]))
-        limits = Limits(torch.tensor([limit]))
-        return search(self.model.step, lambda capacity: self.model.start(memory, capacity), limits)[0]
+    def _decode_with_reference(self, source: Sequence[int], search: Search, max_length: int) -> list[Hypothesis]:
+        """The hypotheses of one source by the model itself, for outputs that contain <pad> or <s>."""
+        constraints = SearchConstraints(torch.tensor([max_length]))
+        return decode_with_reference(self.model, [source], search, constraints)[0]
 
 
-class Said:
-    """What was said of one sentence, token by token."""
+class TokenCollector:
+    """Collects the tokens of one sentence as they are generated."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
 
-    def hear(self, step: Any) -> bool:
-        """Note a token; True: that is enough."""
+    def append(self, step: StepResult) -> bool:
+        """Add a token and its log p; returns true once there is one more than the maximum length, to stop."""
         self.tokens.append(step.token_id)
         self.log_probs.append(step.log_prob)
-        return len(self.tokens) > self.limit
+        return len(self.tokens) > self.max_length
 
     @property
-    def forbidden(self) -> bool:
+    def has_forbidden_token(self) -> bool:
+        """Whether <pad> or <s> was generated."""
         return PAD in self.tokens or BOS in self.tokens
 
     def hypothesis(self) -> Hypothesis:
-        ended = self.tokens[-1] == EOS
-        n = len(self.tokens) - 1 if ended else self.limit
-        kept = self.log_probs[: n + ended]
-        return Hypothesis(self.tokens[:n], kept, sum(kept), "eos" if ended else "length")
+        """The tokens before </s>, or up to the maximum length, with their log p, score and finish reason."""
+        has_eos = self.tokens[-1] == EOS
+        n = len(self.tokens) - 1 if has_eos else self.max_length
+        log_probs = self.log_probs[: n + has_eos]
+        return Hypothesis(self.tokens[:n], log_probs, sum(log_probs), "eos" if has_eos else "length")
 
 
-def wait(results: Sequence[Any], every: Sequence[Said]) -> None:
-    """Until all is said. A signal is let in, as CTranslate2's own waiting would not; what it raises stops them all."""
+def wait_for_results(pending: Sequence[AsyncResult], outputs: Sequence[TokenCollector]) -> None:
+    """Wait until all batches are done, open to signals, unlike CTranslate2's own waiting; an error stops them all."""
     try:
-        for result in results:
+        for result in pending:
             while not result.done():
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
             result.result()  # raises what went wrong
     except BaseException:
-        for said in every:
-            said.limit = -1  # enough, at the next token
+        for output in outputs:
+            output.max_length = -1  # stop at the next token
         raise
 
 
-def listener(every: Sequence[Said]) -> Callable[[Any], bool]:
-    """Hand what is said of the sentences of a batch to each."""
-    return lambda step: every[step.batch_id].hear(step)
+def token_callback(outputs: Sequence[TokenCollector]) -> Callable[[StepResult], bool]:
+    """A callback that gives each generated token to the collector of its sentence."""
+    return lambda step: outputs[step.batch_id].append(step)
 
 
 # -- our weights under its names ---------------------------------------------------------------------------------------
 
 
-def converted(model: Seq2Seq) -> Any:
-    """CTranslate2's description of the model; tokens are called by their numbers."""
+def build_spec(model: Seq2Seq) -> Any:
+    """The model with all its weights as CTranslate2's specification; tokens are named by their ids."""
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
-    encoder = TransformerEncoderSpec(**shape(model.encoder.stack))
-    decoder = TransformerDecoderSpec(**shape(model.decoder.stack))
+    encoder = TransformerEncoderSpec(**stack_options(model.encoder.stack))
+    decoder = TransformerDecoderSpec(**stack_options(model.decoder.stack))
     spec = TransformerSpec(encoder, decoder)
-    for part, stack, table in (
+    for side, stack, embedding in (
         (encoder, model.encoder.stack, model.frontend),
         (decoder, model.decoder.stack, model.embedding),
     ):
-        fill(part, stack)
-        part.scale_embeddings = table.factor != 1.0
-        (part.embeddings[0] if part is encoder else part.embeddings).weight = numbers(table.table.weight)
-    put(decoder.projection, model.output)
-    spec.register_source_vocabulary(words(model.frontend.table.num_embeddings))
-    spec.register_target_vocabulary(words(model.embedding.table.num_embeddings))
+        fill_stack(side, stack)
+        side.scale_embeddings = embedding.factor != 1.0
+        (side.embeddings[0] if side is encoder else side.embeddings).weight = to_numpy(embedding.table.weight)
+    set_linear(decoder.projection, model.output)
+    spec.register_source_vocabulary(token_names(model.frontend.table.num_embeddings))
+    spec.register_target_vocabulary(token_names(model.embedding.table.num_embeddings))
     spec.config.layer_norm_epsilon = model.encoder.stack.blocks[0].mixer_norm.eps
     return spec
 
 
-def shape(stack: Any) -> dict[str, Any]:
-    """The options of one side."""
+def stack_options(stack: TransformerStack) -> dict[str, Any]:
+    """The options of CTranslate2's encoder or decoder specification."""
     from ctranslate2.specs.common_spec import Activation
 
-    block = stack.blocks[0]
+    block, _ = next(stack.layers())
     return {
         "num_layers": len(stack.blocks),
         "num_heads": block.mixer.heads,
-        "pre_norm": block.pre,
+        "pre_norm": block.is_pre_norm,
         "activation": Activation[ACTIVATIONS.get(block.feedforward.f, "GELUTanh")],
         "ffn_glu": block.feedforward.W3 is not None,
         "rms_norm": isinstance(block.mixer_norm, RMSNorm),
@@ -183,99 +215,128 @@ def shape(stack: Any) -> dict[str, Any]:
     }
 
 
-def fill(part: Any, stack: Any) -> None:
-    """The blocks of one side, and what stands around them."""
-    d = stack.blocks[0].mixer.Wo.out_features
-    t = torch.arange(reach(stack))[None]
-    part.position_encodings.encodings = numbers(stack.inside(0)(torch.zeros(1, t.shape[1], d), t)[0])
-    for layer, block in zip(part.layer, stack.blocks, strict=True):
-        put(layer.self_attention.linear[0], block.mixer.Wq, block.mixer.Wk, block.mixer.Wv)
-        put(layer.self_attention.linear[1], block.mixer.Wo)
-        put_norm(layer.self_attention.layer_norm, block.mixer_norm)
+def fill_stack(side: Any, stack: TransformerStack) -> None:
+    """Copy the position table and the weights of a stack into CTranslate2's encoder or decoder specification."""
+    block, position = next(stack.layers())
+    t = torch.arange(max_positions(stack))[None]
+    side.position_encodings.encodings = to_numpy(
+        position(torch.zeros(1, t.shape[1], block.mixer.Wo.out_features), t)[0]
+    )
+    for layer, (block, _) in zip(side.layer, stack.layers(), strict=True):
+        set_linear(layer.self_attention.linear[0], block.mixer.Wq, block.mixer.Wk, block.mixer.Wv)
+        set_linear(layer.self_attention.linear[1], block.mixer.Wo)
+        set_norm(layer.self_attention.layer_norm, block.mixer_norm)
         cross = block.cross_attention
-        if cross is not None:
-            put(layer.attention.linear[0], cross.Wq)
-            put(layer.attention.linear[1], cross.Wk, cross.Wv)
-            put(layer.attention.linear[2], cross.Wo)
-            put_norm(layer.attention.layer_norm, block.cross_norm)
-        put(layer.ffn.linear_0, block.feedforward.W1)
-        put(layer.ffn.linear_1, block.feedforward.W2)
+        if cross is not None and block.cross_norm is not None:
+            set_linear(layer.attention.linear[0], cross.Wq)
+            set_linear(layer.attention.linear[1], cross.Wk, cross.Wv)
+            set_linear(layer.attention.linear[2], cross.Wo)
+            set_norm(layer.attention.layer_norm, block.cross_norm)
+        set_linear(layer.ffn.linear_0, block.feedforward.W1)
+        set_linear(layer.ffn.linear_1, block.feedforward.W2)
         if block.feedforward.W3 is not None:
-            put(layer.ffn.linear_0_noact, block.feedforward.W3)
-        put_norm(layer.ffn.layer_norm, block.feedforward_norm)
+            set_linear(layer.ffn.linear_0_noact, block.feedforward.W3)
+        set_norm(layer.ffn.layer_norm, block.feedforward_norm)
     if stack.norm is not None:
-        put_norm(part.layer_norm, stack.norm)
+        set_norm(side.layer_norm, stack.norm)
     if stack.embedding_norm is not None:
-        put_norm(part.layernorm_embedding, stack.embedding_norm)
+        set_norm(side.layernorm_embedding, stack.embedding_norm)
 
 
-def put(spec: Any, *linears: nn.Linear) -> None:
-    """Projections of the same vectors, side by side."""
-    spec.weight = np.concatenate([numbers(linear.weight) for linear in linears])
+def set_linear(spec: Any, *linears: nn.Linear) -> None:
+    """Copy projections of the same vector, concatenated, into one linear specification, biases included."""
+    spec.weight = np.concatenate([to_numpy(linear.weight) for linear in linears])
     if linears[0].bias is not None:
-        spec.bias = np.concatenate([numbers(linear.bias) for linear in linears])
+        spec.bias = np.concatenate([to_numpy(linear.bias) for linear in linears])
 
 
-def put_norm(spec: Any, norm: Any) -> None:
-    spec.gamma = numbers(norm.weight)
+def set_norm(spec: Any, norm: NormLayer) -> None:
+    """Copy gain and, of a layer norm, bias into a norm specification."""
+    assert isinstance(norm, (LayerNorm, RMSNorm))
+    spec.gamma = to_numpy(norm.weight)
     if isinstance(norm, LayerNorm):
-        spec.beta = numbers(norm.bias)
+        spec.beta = to_numpy(norm.bias)
 
 
-def numbers(x: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return x.detach().float().cpu().numpy().copy()  # CTranslate2 quantizes in place
+def to_numpy(x: Tensor) -> np.ndarray:
+    """A float32 copy of a weight: CTranslate2 quantizes in place."""
+    return x.detach().float().cpu().numpy().copy()
 
 
-def words(size: int) -> list[str]:
+def token_names(size: int) -> list[str]:
+    """CTranslate2's name of each token id: the special tokens' own names, else the number."""
     return [*SPECIALS, *(str(i) for i in range(len(SPECIALS), size))]
 
 
-# -- which models ------------------------------------------------------------------------------------------------------
+# -- which models and requests -----------------------------------------------------------------------------------------
 
 
-def reach(stack: Any) -> int:
-    """The places there are positions for."""
-    return int(stack.length or REACH)
+def max_positions(stack: TransformerStack) -> int:
+    """How many positions of a stack are written out: its own maximum, else 1024."""
+    return int(stack.max_positions or MAX_POSITIONS)
 
 
-def fits(model: Any) -> bool:
-    """Whether CTranslate2 computes this model as we do."""
+def model_blocker(model: Seq2Seq, precision: str) -> str | None:
+    """Why CTranslate2 does not compute a model as we do; None: it does."""
+    if precision not in ("float32", "int8"):
+        return f"it computes in float32 or int8, not in {precision}"
+    if not isinstance(model.frontend, TokenEmbedding):
+        return "the sources are not token ids"
+    if type(model.encoder) is not TransformerEncoder:
+        return f"the encoder is {type(model.encoder).__name__}, not a Transformer"
+    if type(model.decoder) is not TransformerDecoder:
+        return f"the decoder is {type(model.decoder).__name__}, not a Transformer"
+    if model.decoder.source != "attention":
+        return "source and target are one sequence (decoder.source)"
+    if model.pointer is not None:
+        return "the model copies words of the source (model.pointer)"
+    if len({norm.eps for norm in model.modules() if isinstance(norm, (LayerNorm, RMSNorm))}) != 1:
+        return "its norms have one eps, and the model's have several"
+    return _stack_blocker(model.encoder.stack) or _stack_blocker(model.decoder.stack)
+
+
+def _stack_blocker(stack: TransformerStack) -> str | None:
+    """Why CTranslate2 does not compute a stack as we do; None: it does."""
+    block, position = next(stack.layers())
+    if not is_additive(position) or acts_in_attention(position):
+        return f"its positions are added to the embeddings, unlike {type(position).__name__}"
+    if type(block.mixer_norm) not in (LayerNorm, RMSNorm):
+        return f"it computes layer and RMS norms, not {type(block.mixer_norm).__name__}"
+    if type(block.mixer) is not SelfAttention:
+        return f"it computes self-attention, not {type(block.mixer).__name__}"
+    if not isinstance(stack.input_proj, nn.Identity):
+        return "it has no projection between embedding and first layer (width)"
+    for attention in (block.mixer, block.cross_attention):
+        if attention is not None and not _is_standard_attention(attention):
+            return "its attention is scaled dot product with as many key heads as heads, all of one width"
+    return None
+
+
+def _is_standard_attention(a: MultiHeadAttention) -> bool:
+    """Whether it is scaled dot product with a softmax, with as many key heads as heads, all of one width."""
     return (
-        isinstance(model, Seq2Seq)
-        and isinstance(model.frontend, Tokens)
-        and type(model.encoder) is TransformerEncoder
-        and type(model.decoder) is TransformerDecoder
-        and model.decoder.source == "attention"
-        and model.pointer is None
-        and all(side_fits(side.stack) for side in (model.encoder, model.decoder))
-        and len({norm.eps for norm in model.modules() if isinstance(norm, (LayerNorm, RMSNorm))}) == 1
-    )
-
-
-def side_fits(stack: Any) -> bool:
-    block = stack.blocks[0]
-    known = only_adds(stack.inside(0)) and not acts_inside(stack.inside(0))
-    normed = type(block.mixer_norm) in (LayerNorm, RMSNorm)
-    if not known or not normed or type(block.mixer) is not SelfAttention or not isinstance(stack.inward, nn.Identity):
-        return False
-    return all(
-        a.fused
+        a.supports_fused_kernel
         and a.key_heads == a.heads
         and a.Wq.out_features == a.Wv.out_features == a.Wo.out_features
         and a.scale == (a.Wq.out_features // a.heads) ** -0.5
-        for a in (block.mixer, block.cross_attention)
-        if a is not None
     )
 
 
-def open(model: Any, precision: str, workers: int = 1) -> CT2Engine | None:
-    """The engine for a model; None where CTranslate2 does not compute it as we do."""
-    if precision not in ("float32", "int8") or not fits(model):
-        return None
-    if not installed():
-        raise MissingExtra("ctranslate2", "ctranslate2", "decoding by CTranslate2")
-    return CT2Engine(model, precision, workers)
+def search_blocker(model: Seq2Seq, search: Search, constraints: SearchConstraints | None) -> str | None:
+    """Why CTranslate2 does not decode a request as we do; None: it does."""
+    if type(search) is not Greedy:
+        return "it runs greedy search as we do, and no other"
+    blocker = constraints_blocker(constraints)
+    if blocker is not None or constraints is None:
+        return blocker
+    if torch.as_tensor(constraints.min_lengths).any():
+        return "a minimum length would renormalize its probabilities"
+    positions = min(max_positions(model.encoder.stack), max_positions(model.decoder.stack))
+    if len(constraints.max_lengths) and int(constraints.max_lengths.max()) >= positions:
+        return f"it has {positions} positions, and outputs may be longer"
+    return None
 
 
-def installed() -> bool:
-    return importlib.util.find_spec("ctranslate2") is not None
+def machine_blocker() -> str | None:
+    """Why this machine does not have CTranslate2; None: it has."""
+    return None if importlib.util.find_spec("ctranslate2") is not None else "ctranslate2 is not installed"

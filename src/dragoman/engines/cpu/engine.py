@@ -1,9 +1,9 @@
-"""Decoding on a CPU: a Transformer's step on repacked weights, in float32, bfloat16 or int8.
+"""Decode on a CPU with a Transformer's step on repacked weights, in float32, bfloat16 or int8.
 
-    sources ─sorted by length, cut into batches→ encode → search, step by step → n-best lists in the order given
+    sources ─sorted by length, cut into batches→ encode → search, step by step → n-best lists in the order of the input
 
-Greedy search and beams run beside the step (cpu_search.py); every other search runs as it is, on the faster step. Where
-CTranslate2 is installed (ct2.py), greedy search goes to it if it is ahead, sentences/s, ours and its:
+Greedy and beam search have their own loops (search.py); every other search runs unchanged on the faster step. Greedy
+search goes to CTranslate2 (ctranslate2.py) where that is faster; sentences/s, this engine : CTranslate2:
 
     int8      4 + 4 layers of 128      57 : 237 for 1,  220 : 590 for 8,  480 : 630 for 64 at a time      always
               6 + 6 layers of 512      12 :  11         53 :  51          91 :  97
@@ -11,8 +11,8 @@ CTranslate2 is installed (ct2.py), greedy search goes to it if it is ahead, sent
               4 + 4 layers of 256      16 :  23         94 :  87         175 : 170
               6 + 6 layers of 512       5 :   5         28 :  21          42 :  38
 
-(one thread, 20 → 20 tokens). In int8 all or none must go there: its rounding is not ours, and a result may not depend
-on how many are asked for. In float32 the two agree to 1e-5 per token.
+(one thread, 20 → 20 tokens). In int8 all sentences or none go there: the two round differently, and a result may not
+depend on how many sentences a request has. In float32 the two agree to 1e-5 per token.
 """
 
 from __future__ import annotations
@@ -20,106 +20,133 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
 from dragoman.core.types import Hypothesis, Memory
+from dragoman.engines.base import constraints_blocker
 from dragoman.engines.cpu import ctranslate2
-from dragoman.engines.cpu.packed_linear import fast_here
-from dragoman.engines.cpu.search import Lengths, beam, greedy
-from dragoman.engines.cpu.transformer_step import Transformer, fits
-from dragoman.engines.length_batches import ON_CPU, batches, padded
-from dragoman.search import Limits, Search
+from dragoman.engines.cpu.packed_linear import precision_blocker
+from dragoman.engines.cpu.search import LengthLimits, beam_search, greedy_search
+from dragoman.engines.cpu.transformer_step import CPUTransformer, transformer_blocker
+from dragoman.engines.length_batches import CPU_BATCH_TOKENS, batch_by_length, pad_ids
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.search import Search, SearchConstraints
 from dragoman.search.beam import Beam
 from dragoman.search.greedy import Greedy
 
-log = logging.getLogger("dragoman")
+logger = logging.getLogger("dragoman")
 
-ROWS = 320  # hypotheses at a time; four times as many were no faster
-FEW, SMALL = 8, 256  # sentences at a time, width: up to these CTranslate2 is ahead in float32
-TURN = threading.Lock()  # one at a time: products of one width share their room, whichever model's they are
+BATCH_ROWS = 320  # hypotheses in a batch; four times as many were no faster
+FEW_SENTENCES, SMALL_WIDTH = 8, 256  # up to these CTranslate2 is faster in float32
+LOCK = threading.Lock()  # one call at a time: int8 products of one width share a buffer, across models
 
 
 class CPUEngine:
-    """The searches of a model on a CPU; what another engine serves is left to it."""
+    """Every search of a Transformer on a CPU; greedy search by CTranslate2 where that is faster."""
 
-    def __init__(
-        self, model: Any, precision: str, rival: Callable[[], ctranslate2.CT2Engine | None] = lambda: None
-    ) -> None:
-        self.plain, self.precision, self.rival = model.eval(), precision, rival
-        self.others: dict[int, ctranslate2.CT2Engine | None] = {}  # by process
+    name = "cpu"
 
-    @property
-    def other(self) -> ctranslate2.CT2Engine | None:
-        """CTranslate2 with a copy of the model, made when it is first asked for."""
-        # Its threads do not follow a fork: there, its parent's engine would be waited for without end, even to drop it.
-        process = os.getpid()
-        if process not in self.others:
-            self.others[process] = self.rival()
-        return self.others[process]
+    def __init__(self, model: Seq2Seq, precision: str) -> None:
+        """Where this CPU has no fast instructions for the precision, float32 is used, with a warning."""
+        blocker = precision_blocker(precision)
+        if blocker is not None:
+            logger.warning("Decoding runs in float32, not in %s: %s.", precision, blocker)
+        self.reference, self.precision = model.eval(), precision if blocker is None else "float32"
+        self._translators: dict[int, ctranslate2.CTranslate2Engine] = {}  # by process
 
     @cached_property
-    def model(self) -> Transformer:
-        return Transformer(self.plain, self.precision)
+    def transformer(self) -> CPUTransformer:
+        """The model with repacked weights, made at the first use."""
+        return CPUTransformer(self.reference, self.precision)
 
-    def serves(self, search: Search, limits: Limits) -> bool:
-        """All but what knows a sentence by its place in a batch (rules, traces, tales) or asks where it looks."""
-        return not search.looks and not limits.rules and limits.traces is None and limits.tell is None
+    @cached_property
+    def _ctranslate2_blocker(self) -> str | None:
+        """Why CTranslate2 decodes none of this model's requests, as found at the first use; None: it may."""
+        return ctranslate2.model_blocker(self.reference, self.precision) or ctranslate2.machine_blocker()
 
-    def __call__(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
-        if self.better_elsewhere(len(sources), search):
-            other = self.other
-            if other is not None and other.serves(search, limits):
-                return other(sources, search, limits)
-        with TURN, torch.inference_mode():
-            return self.decode(sources, search, limits)
+    @property
+    def ctranslate2(self) -> ctranslate2.CTranslate2Engine:
+        """CTranslate2 with a copy of the model, made once for each process: its threads do not survive a fork."""
+        process = os.getpid()
+        if process not in self._translators:
+            workers = torch.get_num_threads()
+            self._translators[process] = ctranslate2.CTranslate2Engine(self.reference, self.precision, workers)
+        return self._translators[process]
 
-    def better_elsewhere(self, count: int, search: Search) -> bool:
-        """Whether CTranslate2 is ahead, if it serves this."""
-        few = count <= FEW and self.plain.decoder.d <= SMALL
-        return type(search) is Greedy and (self.precision == "int8" or few)
+    def serves(self, search: Search, limits: SearchConstraints) -> bool:
+        """Whether this engine decodes such a request."""
+        return search_blocker(search, limits) is None
 
-    def decode(self, sources: Sequence[Sequence[int]], search: Search, limits: Limits) -> list[list[Hypothesis]]:
-        found: list[list[Hypothesis]] = [[] for _ in sources]
-        longest, shortest = limits.longest.cpu(), torch.as_tensor(limits.shortest).cpu().expand(len(sources))
-        for rows in batches([*map(len, sources)], ON_CPU, max(ROWS // search.size, 1)):
-            memory, at = self.model.encode(*padded([sources[i] for i in rows])), torch.tensor(rows)
-            numbers = [limits.numbers[i] for i in rows] if limits.numbers else []
-            here = self.search(memory, search, Limits(longest[at], shortest[at], numbers))
-            for i, hypotheses in zip(rows, here, strict=True):
-                found[i] = hypotheses
-        return found
+    def __call__(
+        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        """The n-best list of every source, in their order."""
+        blocker = self._ctranslate2_blocker or ctranslate2_request_blocker(
+            self.reference, self.precision, search, limits, len(sources)
+        )
+        if blocker is None:
+            return self.ctranslate2(sources, search, limits)
+        with LOCK, torch.inference_mode():
+            return self._decode(sources, search, limits)
 
-    def search(self, memory: Memory, search: Search, limits: Limits) -> list[list[Hypothesis]]:
+    def _decode(
+        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        """The n-best list of every source, in their order, by this engine itself, in batches of similar length."""
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        max_lengths, min_lengths = limits.max_lengths.cpu(), torch.as_tensor(limits.min_lengths).cpu()
+        min_lengths, indices = min_lengths.expand(len(sources)), limits.input_indices
+        max_size = max(BATCH_ROWS // search.num_hypotheses, 1)
+        for rows in batch_by_length([*map(len, sources)], CPU_BATCH_TOKENS, max_size):
+            memory, at = self.transformer.encode(*pad_ids([sources[i] for i in rows])), torch.tensor(rows)
+            constraints = SearchConstraints(
+                max_lengths[at], min_lengths[at], [indices[i] for i in rows] if indices else []
+            )
+            for i, nbest in zip(rows, self._search(memory, search, constraints), strict=True):
+                results[i] = nbest
+        return results
+
+    def _search(self, memory: Memory, search: Search, limits: SearchConstraints) -> list[list[Hypothesis]]:
+        """The n-best lists of encoded sources: by this engine's greedy or beam loop, else by the search itself."""
         if type(search) is Greedy:
-            return greedy(self.model, memory, lengths(limits))
+            return greedy_search(self.transformer, memory, length_limits(limits))
         if type(search) is Beam:
-            return beam(search, self.model, memory, lengths(limits))
-        return search(self.model.step, lambda capacity: self.model.start(memory, capacity), limits)
+            return beam_search(search, self.transformer, memory, length_limits(limits))
+        return search(self.transformer.step, lambda capacity: self.transformer.start(memory, capacity), limits)
 
 
-def lengths(limits: Limits) -> Lengths:
-    return Lengths(limits.longest.numpy(), torch.as_tensor(limits.shortest).numpy())
+def length_limits(constraints: SearchConstraints) -> LengthLimits:
+    """The length bounds of some sentences as arrays."""
+    return LengthLimits(constraints.max_lengths.numpy(), torch.as_tensor(constraints.min_lengths).numpy())
 
 
-def open(model: Any, precision: str) -> CPUEngine | None:
-    """The engine for a model in a precision; None where the plain path is all there is."""
-    if not fits(model):
-        return None
-    if not fast_here(precision):
-        log.warning("this CPU has no instructions for %s, so results are computed in float32", precision)
-        precision = "float32"
-    return CPUEngine(model, precision, partial(rival, model, precision))
+def model_blocker(model: Seq2Seq, device: torch.device) -> str | None:
+    """Why this engine does not decode a model on a device; None: it does."""
+    if device.type != "cpu":
+        return f"it runs on a CPU, and the device is {device.type}"
+    return transformer_blocker(model)
 
 
-def rival(model: Any, precision: str) -> ctranslate2.CT2Engine | None:
-    """CTranslate2, where it is installed and computes this model."""
-    if precision == "bfloat16" or not ctranslate2.fits(model):
-        return None
-    if not ctranslate2.installed():
-        log.info("greedy search is faster with CTranslate2: pip install 'dragoman[ctranslate2]'")
-        return None
-    return ctranslate2.open(model, precision, workers=torch.get_num_threads())
+def search_blocker(search: Search, constraints: SearchConstraints | None) -> str | None:
+    """Why this engine does not run a search under some constraints; None: it does."""
+    if search.needs_attention:
+        return "a coverage penalty needs the attention weights"
+    return constraints_blocker(constraints)
+
+
+def ctranslate2_request_blocker(
+    model: Seq2Seq, precision: str, search: Search, constraints: SearchConstraints | None, sentences: int | None
+) -> str | None:
+    """Why this engine decodes a request by itself, though CTranslate2 computes the model; None: CTranslate2 does.
+
+    `sentences` is how many are decoded together; None: many.
+    """
+    if precision == "float32":
+        if model.decoder.d > SMALL_WIDTH:
+            return f"in float32 it is not faster for decoders wider than {SMALL_WIDTH}"
+        if sentences is None or sentences > FEW_SENTENCES:
+            return f"in float32 it is not faster for more than {FEW_SENTENCES} sentences at a time"
+    return ctranslate2.search_blocker(model, search, constraints)

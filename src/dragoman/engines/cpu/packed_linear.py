@@ -1,16 +1,16 @@
-"""y = W x + b on a CPU, with the weights laid out once for what multiplies them.
+"""y = W x + b on a CPU, with weights repacked once for the library that multiplies them.
 
     float32    W in oneDNN's blocked layout: as exact as before, and for five rows two to four times as fast
     bfloat16   the same in half the bytes: W and x rounded to 8 bits of fraction, sums in float32
     int8       y = s_x s_w ⊙ (Q_W q_x) + b      Q_W = round(W / s_w), s_w = max |row of W| / 127, for each output
                                                 q_x = round(x / s_x), s_x = max |x| / 127,        for each row of x
 
-Of few weights (2¹⁶) the product is torch's own, in float32, whatever was asked: for 128 × 384 of them and 1 / 5 / 64
+Up to 2¹⁶ weights the product is torch's own, in float32 whatever the precision: for 128 × 384 weights and 1 / 5 / 64
 rows it took 6 / 15 / 75 µs, oneDNN's 18 / 20 / 73, the one in int8 32 / 34 / 62.
 
-In int8 the sums are whole numbers and the scales belong to a row alone, so a row's result is the same to the last bit
-whatever stands in the batch with it. (torch's own dynamic int8 has one scale for all rows: a row moved by 0.40 with
-louder batch-mates, against 0.02 of quantization error.)
+In int8 the sums are integers and each row has its own scale, so the result of a row is the same to the last bit
+whatever else is in the batch. (torch's own dynamic int8 has one scale for all rows: a row moved by 0.40 with larger
+rows in the batch, against 0.02 of quantization error.)
 
 x (M, K) → y (M, N), float32 both; M rows, K inputs, N outputs.
 """
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 Linear = Callable[[Tensor], Tensor]
-FEW = 2**16  # weights: up to these, dividing and repacking costs more than it saves, for whatever number of rows
-TINY = 1e-20  # a row of zeros has a scale, too; 127 / TINY is still a float32
+UNPACKED_WEIGHTS = 2**16  # up to so many weights, repacking costs more than it saves, for any number of rows
+MIN_SCALE = 1e-20  # the scale of a row of zeros; 127 / MIN_SCALE is still a float32
 
 
 class Float32Linear:
@@ -36,6 +36,7 @@ class Float32Linear:
         self.product = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x (M, K) → W x + b, (M, N), by oneDNN."""
         y: Tensor = self.product(x, self.weight, self.bias, "none", [], "")
         return y
 
@@ -48,32 +49,36 @@ class BFloat16Linear:
         self.bias = None if bias is None else bias.bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x (M, K) → W x + b, (M, N), computed in bfloat16, returned in float32."""
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.weight, self.bias, "none", [], "")
         return y.float()
 
 
 class Int8Linear:
-    """W x + b in whole numbers of 8 bits.
+    """W x + b in 8-bit integers.
 
-    torch's product quantizes x with one scale for all rows, from the least and the largest number in it. Each row is
-    divided by its own maximum first, and a row (1, −1, 0, …) goes along: so that scale is always that of −1 … 1.
+    torch's product quantizes x with one scale for all rows, from its smallest and largest number. So each row is first
+    divided by its own maximum, and a row (1, −1, 0, …) is added: the scale is then always that of −1 … 1.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        scale = weight.abs().amax(1).clamp(min=TINY).double() / 127  # (N,)
-        with warnings.catch_warnings():  # that torch's quantized tensors will go one day
+        scale = weight.abs().amax(1).clamp(min=MIN_SCALE).double() / 127  # (N,)
+        with warnings.catch_warnings():  # that torch will remove its quantized tensors
             warnings.simplefilter("ignore")
-            whole = torch.quantize_per_channel(weight.float(), scale, torch.zeros_like(scale).long(), 0, torch.qint8)
-            self.packed = torch.ops.quantized.linear_prepack(whole, None)
+            quantized = torch.quantize_per_channel(
+                weight.float(), scale, torch.zeros_like(scale).long(), 0, torch.qint8
+            )
+            self.packed = torch.ops.quantized.linear_prepack(quantized, None)
         self.product = torch.ops.quantized.linear_dynamic.default
         self.bias = None if bias is None else bias.float()
-        self.narrow = not torch.cpu._is_vnni_supported()  # older instructions overflow with more than 7 bits of x
+        self.reduce_range = not torch.cpu._is_vnni_supported()  # older instructions overflow with more than 7 bits of x
 
     def __call__(self, x: Tensor) -> Tensor:
-        s = x.abs().amax(-1, keepdim=True).clamp_(min=TINY)  # (M, 1)
+        """x (M, K) → W x + b, (M, N), each row quantized with its own scale; uses the shared buffer."""
+        s = x.abs().amax(-1, keepdim=True).clamp_(min=MIN_SCALE)  # (M, 1)
         guarded = guarded_rows(*x.shape)
         torch.div(x, s, out=guarded[1:])
-        y: Tensor = self.product(guarded, self.packed, self.narrow)[1:]
+        y: Tensor = self.product(guarded, self.packed, self.reduce_range)[1:]
         return y.mul_(s) if self.bias is None else torch.addcmul(self.bias, y, s, out=y)
 
 
@@ -81,17 +86,17 @@ _rows: dict[int, Tensor] = {}
 
 
 def guarded_rows(M: int, K: int) -> Tensor:
-    """Room for M rows after the row (1, −1, 0, …), the same for every product of this width."""
-    room = _rows.get(K)
-    if room is None or len(room) <= M:
-        room = torch.zeros(M + 1, K)
-        room[0, 0], room[0, 1] = 1.0, -1.0
-        _rows[K] = room
-    return room[: M + 1]
+    """A buffer of M + 1 rows of which the first is (1, −1, 0, …), shared by all products of this width."""
+    buffer = _rows.get(K)
+    if buffer is None or len(buffer) <= M:
+        buffer = torch.zeros(M + 1, K)
+        buffer[0, 0], buffer[0, 1] = 1.0, -1.0
+        _rows[K] = buffer
+    return buffer[: M + 1]
 
 
-class PlainLinear:
-    """W x + b in float32 as torch computes it: for few weights, and where there is no oneDNN."""
+class UnpackedLinear:
+    """W x + b in float32 by torch: for few weights, and where there is no oneDNN."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight.float().t().contiguous(), None if bias is None else bias.float()
@@ -100,25 +105,31 @@ class PlainLinear:
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
+LINEARS: dict[str, Callable[[Tensor, Tensor | None], Linear]] = {
     "float32": Float32Linear,
     "bfloat16": BFloat16Linear,
     "int8": Int8Linear,
 }
 
 
-def joined(linears: Sequence[nn.Linear], precision: str) -> Linear:
-    """Several projections of the same x as one, side by side."""
+def pack_linears(linears: Sequence[nn.Linear], precision: str) -> Linear:
+    """Several projections of the same x as one, repacked for a precision; few weights stay in torch's float32."""
     weight = torch.cat([linear.weight for linear in linears]).detach()
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    kind = KINDS[precision] if available and weight.numel() > FEW else PlainLinear
-    return kind(weight, torch.cat(biases) if biases else None)
+    linear = LINEARS[precision] if has_onednn() and weight.numel() > UNPACKED_WEIGHTS else UnpackedLinear
+    return linear(weight, torch.cat(biases) if biases else None)
 
 
-def fast_here(precision: str) -> bool:
-    """Whether this CPU has what makes a precision faster than float32: instructions for bfloat16, or for int8."""
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN, which the repacked products need."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def precision_blocker(precision: str) -> str | None:
+    """Why this CPU does not compute in a precision faster than in float32; None: it does."""
     if precision == "float32":
-        return True
+        return None
     supported = torch.cpu._is_avx512_bf16_supported if precision == "bfloat16" else torch.cpu._is_vnni_supported
-    return torch.backends.mkldnn.is_available() and supported()  # type: ignore[no-untyped-call]
+    if has_onednn() and supported():
+        return None
+    return f"this CPU has no instructions for {precision}"

@@ -1,18 +1,18 @@
-"""Sources on their way to a decoder: encoded end to end, without padding, into keys and values for all its layers.
+"""Encode sources end to end, without padding, into the cross-attention keys and values of all decoder layers.
 
     ids (N,) ─embedding→ x ─layers→ h (N, D) ─W_k, W_v of all decoder layers→ keys, values (N, L · G · d)
 
-The kernels of a lot of sources are recorded for its size, rounded up, and launched as one: a GPU needs less time for a
-few thousand positions than a host to launch a hundred kernels. Encoders of other kinds run as they are.
+The kernels of a batch are recorded as one graph for its size, rounded up: a GPU needs less time for a few thousand
+positions than a host needs to launch a hundred kernels. Encoders of other kinds run as they are, on padded sources.
 
-N positions of n sources, S room for a source's positions, L layers, H heads, G key heads, D width.
+N positions of n sources, S source positions of a slot, L layers, H heads, G key heads, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,177 +20,195 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.core.types import PAD
-from dragoman.engines.cuda.graphs import Graphs
-from dragoman.engines.cuda.packed_weights import Layers, Stream, joined, shape
+from dragoman.engines.cuda.graphs import GraphRecorder
+from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream, attention_shape, concat_linears
+from dragoman.engines.cuda.transfer import copy_to_device, to_pinned
 from dragoman.nn.encoders.transformer import TransformerEncoder
-from dragoman.nn.frontends.tokens import Tokens
-from dragoman.nn.kernels.packed import SIZES, packed_attention
+from dragoman.nn.frontends.tokens import TokenEmbedding
+from dragoman.nn.kernels.packed import HEAD_WIDTHS, packed_attention
 from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.positions import Learned, NoPositions, Sinusoidal
+from dragoman.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
 
-LOT = 8192  # positions that are encoded at a time: from here on a GPU gains nothing by more
+BATCH_POSITIONS = 8192  # positions that are encoded at a time: beyond this a GPU gains nothing
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Sources that go into slots, on the host: their ids end to end, and the length and slot of each."""
+class EncodeBatch:
+    """Sources to encode, on the host: their ids end to end, and the length and the slot of each."""
 
     ids: np.ndarray
     lengths: np.ndarray
     slots: np.ndarray
 
-    def places(self) -> np.ndarray:
-        """(N,): how far into its source each position stands."""
+    def positions(self) -> np.ndarray:
+        """(N,): the position of each token in its own source."""
         starts = np.cumsum(self.lengths) - self.lengths
-        found: np.ndarray = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
-        return found
+        positions: np.ndarray = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
+        return positions
 
-    def padded(self) -> np.ndarray:
-        """(n, S): ids with padding after them."""
-        found = np.full((len(self.lengths), max(int(self.lengths.max(initial=0)), 1)), PAD, np.int64)
-        found[np.repeat(np.arange(len(self.lengths)), self.lengths), self.places()] = self.ids
-        return found
-
-
-def sent(x: np.ndarray, device: torch.device) -> Tensor:
-    """An array on its way to the device."""
-    return ready(x, device).to(device, non_blocking=True)
+    def padded_ids(self) -> np.ndarray:
+        """(n, S): the ids of each source, padded with <pad>; S is at least 1."""
+        padded = np.full((len(self.lengths), max(int(self.lengths.max(initial=0)), 1)), PAD, np.int64)
+        padded[np.repeat(np.arange(len(self.lengths)), self.lengths), self.positions()] = self.ids
+        return padded
 
 
-def ready(x: np.ndarray, device: torch.device) -> Tensor:
-    """An array where a device can read it by itself."""
-    t = torch.from_numpy(np.ascontiguousarray(x))
-    return t.pin_memory() if device.type == "cuda" else t
+class SourceEncoder:
+    """Encodes a batch of sources into cross-attention keys and values, and says where in the slots they go."""
 
+    MAX_GRAPHS = 128  # sizes that are recorded
 
-class Encoding:
-    """A lot of sources → keys and values of the cross-attentions of all layers, and where they go."""
+    def __init__(self, model: Seq2Seq, cast_model: Seq2Seq, dtype: torch.dtype, recorder: GraphRecorder) -> None:
+        """`cast_model` is the model in that dtype."""
+        self.cast_model, self.dtype, self.recorder, self.device = (
+            cast_model,
+            dtype,
+            recorder,
+            model.output.weight.device,
+        )
+        cross = [block.cross_attention for block, _ in model.decoder.stack.layers()]
+        self.Wk, self.bk = concat_linears([a.Wk for a in cross], dtype)
+        self.Wv, self.bv = concat_linears([a.Wv for a in cross], dtype)
+        is_packed = packed_encoder_blocker(model, self.device) is None
+        self.stack = PackedStack(model.encoder.stack, model.frontend, dtype) if is_packed else None
+        self.graphs: dict[tuple[int, int, int], EncodeGraph] = {}
+        self._positions: Tensor | None = None
 
-    MOST = 128  # sizes that are recorded
+    def __call__(self, batch: EncodeBatch, S: int) -> tuple[Tensor, Tensor, Tensor]:
+        """keys and values (N, ·), and the index of each position in slots (B, S, ·) laid end to end, −1 for none."""
+        if self.stack is None:
+            return self.encode_padded(batch, S)
+        size = self.graph_size(batch)
+        graph = self.graphs.get(size) or EncodeGraph(self, *size)
+        if size[0] <= BATCH_POSITIONS and len(self.graphs) < self.MAX_GRAPHS:
+            self.graphs[size] = graph
+        return graph(batch, S)
 
-    def __init__(self, model: Seq2Seq, own: Seq2Seq, dtype: torch.dtype, graphs: Graphs) -> None:
-        """`own` is the model in that dtype."""
-        self.own, self.dtype, self.graphs, self.device = own, dtype, graphs, model.output.weight.device
-        across = [block.cross_attention for block in model.decoder.stack.blocks]
-        self.Wk, self.bk = joined([a.Wk for a in across], dtype)
-        self.Wv, self.bv = joined([a.Wv for a in across], dtype)
-        self.layers = Layers(model.encoder.stack, model.frontend, dtype) if reads(model) else None
-        self.readers: dict[tuple[int, int, int], Reader] = {}
-        self.table: Tensor | None = None
+    def graph_size(self, batch: EncodeBatch) -> tuple[int, int, int]:
+        """The positions N, sources n and longest source that the graph for a batch is recorded for, rounded up."""
+        N = round_up_positions(len(batch.ids))
+        n = 1 << (max(len(batch.lengths), N // 8) - 1).bit_length()  # more than needed, so that most batches share one
+        return N, n, 1 << max(int(batch.lengths.max(initial=0)) - 1, 16).bit_length()
 
-    def __call__(self, lot: Lot, S: int) -> tuple[Tensor, Tensor, Tensor]:
-        """keys and values (N, ·), and where in (B, S, ·) each position goes, −1 for none."""
-        if self.layers is None:
-            return self.padded(lot, S)
-        size = self.size(lot)
-        reader = self.readers.get(size) or Reader(self, *size)
-        if size[0] <= LOT and len(self.readers) < self.MOST:
-            self.readers[size] = reader
-        return reader(lot, S)
-
-    def size(self, lot: Lot) -> tuple[int, int, int]:
-        """How many positions and sources a reader is to have room for, and a bound on the length of each."""
-        N = rounded(len(lot.ids))
-        n = 1 << (max(len(lot.lengths), N // 8) - 1).bit_length()  # more than there are, to have but one for most
-        return N, n, 1 << max(int(lot.lengths.max(initial=0)) - 1, 16).bit_length()
-
-    def padded(self, lot: Lot, S: int) -> tuple[Tensor, Tensor, Tensor]:
-        source = lot.padded()
-        there = np.arange(source.shape[1]) < lot.lengths[:, None]
-        at = np.where(there, lot.slots[:, None] * S + np.arange(source.shape[1]), -1)
-        memory = self.own.encode(sent(source, self.device), sent(lot.lengths, self.device))
+    def encode_padded(self, batch: EncodeBatch, S: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and slot indices, as `__call__` returns them, by the model's own encoder on padded sources."""
+        source = batch.padded_ids()
+        is_real = np.arange(source.shape[1]) < batch.lengths[:, None]
+        targets = np.where(is_real, batch.slots[:, None] * S + np.arange(source.shape[1]), -1)
+        lengths = copy_to_device(batch.lengths, self.device)
+        memory = self.cast_model.encode(copy_to_device(source, self.device), lengths)
         h, values = memory.states, memory.states if memory.values is None else memory.values
         keys = F.linear(h.flatten(0, 1).to(self.dtype), self.Wk, self.bk)
         values = F.linear(values.flatten(0, 1).to(self.dtype), self.Wv, self.bv)
-        return keys, values, sent(at.ravel().astype(np.int32), self.device)
+        return keys, values, copy_to_device(targets.ravel().astype(np.int32), self.device)
 
-    def read(self, ids: Tensor, places: Tensor, starts: Tensor, longest: int, table: Tensor | None) -> Tensor:
-        """ids (N,) of sources that begin at `starts` → h (N, D)."""
-        w = self.layers
+    def encode_packed(
+        self, ids: Tensor, positions: Tensor, starts: Tensor, longest: int, table: Tensor | None
+    ) -> Tensor:
+        """ids (N,) of sources that begin at `starts`, at `positions` (rows of `table`) → h (N, D)."""
+        w = self.stack
         assert w is not None
         x = torch.empty(len(ids), w.D, device=self.device)
-        w.embed(ids[:, None], places, table, x)
-        stream = Stream(w, x)
-        for layer in w.layers:
-            H, G, d_k, d_v, scale = layer.back
-            qkv = stream.read(layer.norms[0], layer.Wqkv, layer.bqkv)
+        w.embed(ids[:, None], positions, table, x)
+        stream = ResidualStream(w, x)
+        for block in w.blocks:
+            H, G, d_k, d_v, scale = block.self_shape
+            qkv = stream.project(block.norms[0], block.Wqkv, block.bqkv)
             q, k, v = torch.split(qkv, [H * d_k, G * d_k, G * d_v], -1)
             q, k, v = q.view(-1, H, d_k), k.view(-1, G, d_k), v.view(-1, G, d_v)
             c = packed_attention(q, k, v, starts, starts, longest, False, scale).flatten(1)
-            stream.add(c, layer.Wo, layer.bo, layer.norms[0])
-            stream.feed(layer)
-        return stream.end()
+            stream.add(c, block.Wo, block.bo, block.norms[0])
+            stream.add_feedforward(block)
+        return stream.output()
 
-    def positions(self, longest: int) -> Tensor | None:
-        """The table of places, as long as any source so far."""
-        assert self.layers is not None
-        if self.table is None or len(self.table) < longest:
-            self.table = self.layers.places(max(longest, 512))
-        return self.table
+    def position_table(self, length: int) -> Tensor | None:
+        """The vectors that are added for positions, at least `length` of them; None: nothing is added."""
+        assert self.stack is not None
+        if self._positions is None or len(self._positions) < length:
+            self._positions = self.stack.position_table(max(length, 512))
+        return self._positions
 
     @cached_property
-    def rooms(self) -> tuple[Tensor, Tensor]:
-        """Where the keys and values of a lot lie until they are in their slots."""
-        return self.room(LOT)
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Buffers for the keys and values of a batch, shared by all graphs."""
+        return self.allocate(BATCH_POSITIONS)
 
-    def room(self, N: int) -> tuple[Tensor, Tensor]:
+    def allocate(self, N: int) -> tuple[Tensor, Tensor]:
+        """Buffers for the keys and values of N positions."""
         keys, values = (torch.empty(N, len(W), dtype=self.dtype, device=self.device) for W in (self.Wk, self.Wv))
         return keys, values
 
 
-class Reader:
-    """The encoder for up to N positions of n sources; recorded when a size comes up for the second time."""
+class EncodeGraph:
+    """The encoder for up to N positions of n sources; recorded when its size comes up for the second time."""
 
-    def __init__(self, encoding: Encoding, N: int, n: int, longest: int) -> None:
-        self.encoding, self.N, self.longest, self.device = encoding, N, longest, encoding.device
-        self.given = torch.zeros(3 * N + n + 1, dtype=torch.int32, device=self.device)
-        self.ids, self.places, self.at, self.starts = torch.split(self.given, [N, N, N, n + 1])
-        self.keys, self.values = (x[:N] for x in (encoding.rooms if N <= LOT else encoding.room(N)))
-        self.table = encoding.positions(longest)
-        self.used, self.run = 0, self.read
+    def __init__(self, encoder: SourceEncoder, N: int, n: int, longest: int) -> None:
+        self.encoder, self.N, self.longest, self.device = encoder, N, longest, encoder.device
+        self.inputs = torch.zeros(3 * N + n + 1, dtype=torch.int32, device=self.device)
+        self.ids, self.positions, self.targets, self.starts = torch.split(self.inputs, [N, N, N, n + 1])
+        self.keys, self.values = (x[:N] for x in (encoder.buffers if N <= BATCH_POSITIONS else encoder.allocate(N)))
+        self.table = encoder.position_table(longest)
+        self.calls = 0
+        self.run: Callable[[], object] = self._run
 
-    def read(self) -> object:
-        e = self.encoding
-        h = e.read(self.ids, self.places, self.starts, self.longest, self.table)
-        return into(h, e.Wk, e.bk, self.keys), into(h, e.Wv, e.bv, self.values)
+    def _run(self) -> None:
+        """Encode the packed inputs into the buffers of keys and values; this is what gets recorded."""
+        e = self.encoder
+        h = e.encode_packed(self.ids, self.positions, self.starts, self.longest, self.table)
+        linear_into(h, e.Wk, e.bk, self.keys)
+        linear_into(h, e.Wv, e.bv, self.values)
 
-    def __call__(self, lot: Lot, S: int) -> tuple[Tensor, Tensor, Tensor]:
-        count, given = len(lot.ids), np.zeros(len(self.given), np.int32)
-        ids, places, at, starts = np.split(given, [self.N, 2 * self.N, 3 * self.N])
-        at[:] = -1  # what fills up belongs to no source and goes nowhere
-        ids[:count], places[:count] = lot.ids, lot.places()
-        at[:count] = np.repeat(lot.slots * S, lot.lengths) + places[:count]
-        starts[1 : len(lot.lengths) + 1] = np.cumsum(lot.lengths)
-        starts[len(lot.lengths) + 1 :] = count
-        self.given.copy_(ready(given, self.device), non_blocking=True)
-        self.used += 1
-        if self.used == 2:
-            self.run = self.encoding.graphs.record(self.read, again=True)
+    def __call__(self, batch: EncodeBatch, S: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and slot indices of a batch, as SourceEncoder's; records the graph at the second call."""
+        count, inputs = len(batch.ids), np.zeros(len(self.inputs), np.int32)
+        ids, positions, targets, starts = np.split(inputs, [self.N, 2 * self.N, 3 * self.N])
+        targets[:] = -1  # positions beyond the batch belong to no source and go nowhere
+        ids[:count], positions[:count] = batch.ids, batch.positions()
+        targets[:count] = np.repeat(batch.slots * S, batch.lengths) + positions[:count]
+        starts[1 : len(batch.lengths) + 1] = np.cumsum(batch.lengths)
+        starts[len(batch.lengths) + 1 :] = count
+        self.inputs.copy_(to_pinned(inputs, self.device), non_blocking=True)
+        self.calls += 1
+        if self.calls == 2:
+            self.run = self.encoder.recorder.record(self._run, warmed_up=True)
         self.run()
-        return self.keys, self.values, self.at
+        return self.keys, self.values, self.targets
 
 
-def into(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """W h + b written to `out`."""
-    return torch.mm(h, weight.T, out=out) if bias is None else torch.addmm(bias, h, weight.T, out=out)
+def linear_into(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Write W h + b to `out`."""
+    if bias is None:
+        torch.mm(h, weight.T, out=out)
+    else:
+        torch.addmm(bias, h, weight.T, out=out)
 
 
-def rounded(n: int) -> int:
+def round_up_positions(n: int) -> int:
     """A number of positions rounded up by an eighth at most, and to a multiple of 16, so that few sizes come up."""
     step = max(1 << max(n - 1, 1).bit_length() >> 4, 16)
     return max(-(-n // step) * step, step)
 
 
-def reads(model: Seq2Seq) -> bool:
-    """Whether `Encoding.read` computes this model's encoder."""
+def packed_encoder_blocker(model: Seq2Seq, device: torch.device) -> str | None:
+    """Why sources are encoded by the model's own encoder and not end to end; None: they are."""
     encoder = model.encoder
-    if type(encoder) is not TransformerEncoder or type(model.frontend) is not Tokens or encoder.packs() is not None:
-        return False
-    block: Any = encoder.stack.blocks[0]
-    if type(block.mixer) is not SelfAttention or type(block.mixer_norm) not in (LayerNorm, RMSNorm):
-        return False
-    _, _, d_k, d_v, _ = shape(block.mixer)
-    whole = model.output.weight.device.type != "cuda" or (d_k in SIZES and d_v in SIZES)  # in one kernel
-    return whole and type(encoder.stack.inside(0)) in (Sinusoidal, Learned, NoPositions)
+    if type(encoder) is not TransformerEncoder:
+        return f"the encoder is {type(encoder).__name__}, not a Transformer"
+    if type(model.frontend) is not TokenEmbedding:
+        return "the sources are not plain token ids"
+    blocker: str | None = encoder.packing_blocker()
+    if blocker is not None:
+        return blocker
+    block, position = next(encoder.stack.layers())
+    if type(block.mixer) is not SelfAttention:
+        return f"the encoder mixes tokens by {type(block.mixer).__name__}"
+    if type(block.mixer_norm) not in (LayerNorm, RMSNorm):
+        return f"the encoder's norm is {type(block.mixer_norm).__name__}"
+    if type(position) not in (SinusoidalPositions, LearnedPositions, NoPositions):
+        return f"the encoder's positions are {type(position).__name__}"
+    _, _, d_k, d_v, _ = attention_shape(block.mixer)
+    if device.type == "cuda" and not (d_k in HEAD_WIDTHS and d_v in HEAD_WIDTHS):
+        return f"the kernel takes heads of width {', '.join(map(str, HEAD_WIDTHS))}, not {d_k} and {d_v}"
+    return None

@@ -1,7 +1,8 @@
-"""A fixed sequence of kernels as one CUDA graph: recorded once, then launched with one call.
+"""Record a fixed sequence of kernels as one CUDA graph, then launch it with one call.
 
-The recorded function reads and writes tensors that stay where they are and waits for nothing. It is run once before, so
-that kernels are compiled and libraries have what they allocate at their first call; it must do no harm then.
+The recorded function reads and writes tensors that keep their address, and never waits for the device. It runs once
+before the recording, so that its kernels are compiled and its libraries have allocated their workspaces; this first run
+must not change results.
 """
 
 from __future__ import annotations
@@ -12,41 +13,45 @@ from contextlib import suppress
 import torch
 
 
-class Graphs:
-    """Records functions; what they allocate inside lies in one pool of memory, since they never run side by side."""
+class GraphRecorder:
+    """Records functions as CUDA graphs that share one memory pool, since no two of them run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
-            # One for all: what one recording gives back to the pool, only the same stream may take from it.
-            self.aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            # torch gives up a pool with the last graph in it, and then fails to record another there: one always stays.
+            # One stream for all recordings: memory that a recording returns to the pool is for the same stream only.
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # torch drops a pool with its last graph and then cannot record into it again, so one graph always stays.
             self.anchor = self.record(lambda: torch.zeros(1, device=device))
 
-    def record(self, f: Callable[[], object], again: bool = False) -> Callable[[], object]:
-        """A function that does what f does; f itself where there is no GPU. `again`: what f launches has run before."""
-        if self.device.type != "cuda":
-            return f
-        if not again:
-            self.aside.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self.aside):
-                f()
-            torch.cuda.current_stream(self.device).wait_stream(self.aside)
-        return self.captured(f).replay
+    def record(self, function: Callable[[], object], warmed_up: bool = False) -> Callable[[], object]:
+        """Return a function that replays `function`; on a CPU, `function` itself.
 
-    def captured(self, f: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph would collect garbage and empty the cache first, which takes longer than all the rest.
-        here, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
-        self.aside.wait_stream(here)
-        with torch.cuda.stream(self.aside):
+        `warmed_up`: every kernel it launches has run before, so that no first run is needed.
+        """
+        if self.device.type != "cuda":
+            return function
+        if not warmed_up:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.stream):
+                function()
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return self._capture(function).replay
+
+    def _capture(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """Capture the kernels that `function` launches as a CUDA graph, on the recorder's stream and pool."""
+        # torch.cuda.graph would collect garbage and empty the cache first, which takes longer than the recording.
+        current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
-                f()
+                function()
             except BaseException:
-                with suppress(RuntimeError):  # of a capture that came to nothing; what f says is the reason
+                with suppress(RuntimeError):  # the failed capture's own error hides the one that caused it
                     graph.capture_end()
                 raise
             graph.capture_end()
-        here.wait_stream(self.aside)
+        current.wait_stream(self.stream)
         return graph

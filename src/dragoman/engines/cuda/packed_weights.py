@@ -1,156 +1,174 @@
-"""The weights of a Transformer as kernels want them, and the residual stream that its parts read and add to.
+"""The weights of a Transformer as the kernels read them, and the residual stream between its sub-layers.
 
     pre    h = norm(x)   x ← x + W_o attention(W_qkv h)    h = norm(x)   x ← x + W₂ f(W₁ h)
     post   x ← norm(x + W_o attention(W_qkv x))            x ← norm(x + W₂ f(W₁ x))
 
-as in nn/blocks.py; encoding.py and stepping.py say what attention is, and what else a layer has.
+as in nn/blocks.py; encode.py and step.py compute the attention.
 
-H heads, G key heads, D width, C places.
+H heads, G key heads, D width, C positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.attention import MultiHead
-from dragoman.nn.blocks import Block, Stack
-from dragoman.nn.frontends.tokens import Tokens
-from dragoman.nn.layers import RMSNorm
-from dragoman.nn.positions import Learned, Sinusoidal
+from dragoman.nn.attention import MultiHeadAttention
+from dragoman.nn.blocks import TransformerBlock, TransformerStack
+from dragoman.nn.frontends.tokens import TokenEmbedding
+from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
+from dragoman.nn.positions import LearnedPositions, SinusoidalPositions
+
+if TYPE_CHECKING:
+    from dragoman.engines.cuda.kernels.residual import NormWeights
 
 
-class Layer:
-    """The weights of a block as kernels want them."""
+class AttentionShape(NamedTuple):
+    """The sizes of a multi-head attention with e = scale · q·k."""
 
-    def __init__(self, block: Block, dtype: torch.dtype, norm: Any) -> None:
-        def cast(*parts: Any) -> Any:
-            found = [p for p in parts if p is not None]
-            return torch.cat(found).detach().to(dtype) if found else None
-
-        mixer, cross, feed = block.mixer, block.cross_attention, block.feedforward
-        self.Wqkv = cast(mixer.Wq.weight, mixer.Wk.weight, mixer.Wv.weight)
-        self.bqkv = cast(mixer.Wq.bias, mixer.Wk.bias, mixer.Wv.bias)
-        self.Wo, self.bo, self.back = cast(mixer.Wo.weight), cast(mixer.Wo.bias), shape(mixer)
-        self.norms = [norm(block.mixer_norm)]
-        if cross is not None:
-            self.Wq, self.bq, self.across = cast(cross.Wq.weight), cast(cross.Wq.bias), shape(cross)
-            self.Wc, self.bc = cast(cross.Wo.weight), cast(cross.Wo.bias)
-            self.norms.append(norm(block.cross_norm))
-        self.W1, self.b1 = cast(feed.W1.weight), cast(feed.W1.bias)
-        self.W2, self.b2 = cast(feed.W2.weight), cast(feed.W2.bias)
-        self.W3 = None if feed.W3 is None else cast(feed.W3.weight)
-        self.b3 = None if feed.W3 is None else cast(feed.W3.bias)
-        self.f = feed.f
-        self.norms.append(norm(block.feedforward_norm))
+    heads: int
+    key_heads: int
+    d_k: int
+    d_v: int
+    scale: float
 
 
-def shape(attention: MultiHead) -> Any:
-    from dragoman.engines.cuda.kernels.attention import Shape
-
+def attention_shape(attention: MultiHeadAttention) -> AttentionShape:
+    """The heads, widths and scale of an attention module."""
     H, G = attention.heads, attention.key_heads
     d_k, d_v = attention.Wq.out_features // H, attention.Wv.out_features // G
-    return Shape(H, G, d_k, d_v, float(attention.scale or 0.0))
+    return AttentionShape(H, G, d_k, d_v, float(attention.scale or 0.0))
 
 
-class Layers:
+class PackedBlock:
+    """The weights of a Transformer block, those that read the same vector in one matrix."""
+
+    def __init__(self, block: TransformerBlock, dtype: torch.dtype, norms: Sequence[NormWeights]) -> None:
+        """`norms`: those before (post: after) self-attention, cross-attention if there is one, and feed-forward."""
+        mixer, cross, feedforward = block.mixer, block.cross_attention, block.feedforward
+        self.Wqkv, self.bqkv = concat_linears([mixer.Wq, mixer.Wk, mixer.Wv], dtype)
+        self.Wo, self.bo = concat_linears([mixer.Wo], dtype)
+        self.self_shape, self.norms = attention_shape(mixer), norms
+        if cross is not None:
+            self.cross_Wq, self.cross_bq = concat_linears([cross.Wq], dtype)
+            self.cross_Wo, self.cross_bo = concat_linears([cross.Wo], dtype)
+            self.cross_shape = attention_shape(cross)
+        self.W1, self.b1 = concat_linears([feedforward.W1], dtype)
+        self.W2, self.b2 = concat_linears([feedforward.W2], dtype)
+        self.W3: Tensor | None = None
+        self.b3: Tensor | None = None
+        if feedforward.W3 is not None:
+            self.W3, self.b3 = concat_linears([feedforward.W3], dtype)
+        self.f = feedforward.f
+
+
+class PackedStack:
     """The weights of a stack of blocks, and of the embedding before it."""
 
-    def __init__(self, stack: Stack, embedding: Tokens, dtype: torch.dtype) -> None:
+    def __init__(self, stack: TransformerStack, embedding: TokenEmbedding, dtype: torch.dtype) -> None:
         from dragoman.engines.cuda.kernels import residual
 
-        post = stack.norm is None
+        is_post = stack.norm is None
 
-        def norm(module: Any) -> residual.Norm:
-            rms, weight = isinstance(module, RMSNorm), module.weight.detach().float()
-            bias = torch.zeros_like(weight) if rms else module.bias.detach().float()
-            return residual.Norm(weight, bias, float(module.eps), rms, post)
+        def pack_norm(norm: NormLayer) -> NormWeights:
+            assert isinstance(norm, (LayerNorm, RMSNorm))
+            is_rms, weight = isinstance(norm, RMSNorm), norm.weight.detach().float()
+            bias = norm.bias.detach().float() if isinstance(norm, LayerNorm) else torch.zeros_like(weight)
+            return residual.NormWeights(weight, bias, float(norm.eps or 0.0), is_rms, is_post)
 
-        blocks: Any = stack.blocks
+        def pack_block(block: TransformerBlock) -> PackedBlock:
+            norms = [block.mixer_norm, block.cross_norm, block.feedforward_norm]
+            return PackedBlock(block, dtype, [pack_norm(norm) for norm in norms if norm is not None])
+
         self.residual, self.stack, self.dtype, self.device = residual, stack, dtype, embedding.table.weight.device
-        self.layers = [Layer(block, dtype, norm) for block in blocks]
-        self.norm = None if stack.norm is None else norm(stack.norm)
+        self.blocks = [pack_block(block) for block, _ in stack.layers()]
+        self.norm = None if stack.norm is None else pack_norm(stack.norm)
         self.embedding_norm = stack.embedding_norm
-        self.inward = None if isinstance(stack.inward, nn.Identity) else stack.inward
+        self.input_proj = None if isinstance(stack.input_proj, nn.Identity) else stack.input_proj
         self.table, self.factor = embedding.table.weight.detach().to(dtype), float(embedding.factor)
-        self.D: int = blocks[0].mixer.Wo.out_features
+        self.D: int = next(stack.layers())[0].mixer.Wo.out_features
 
-    def places(self, C: int) -> Tensor | None:
-        """What is added to a token for its place, (C, D); None: nothing."""
-        position = self.stack.inside(0)
-        if not isinstance(position, (Sinusoidal, Learned)):
+    def position_table(self, C: int) -> Tensor | None:
+        """The vector that is added to a token at each position, (C, D); None: nothing is added."""
+        position = self.stack.position_scheme(0)
+        if not isinstance(position, (SinusoidalPositions, LearnedPositions)):
             return None
-        t = torch.arange(C, device=self.device)[None].clamp(max=C if position.length is None else position.length - 1)
+        t = torch.arange(C, device=self.device)[None].clamp(
+            max=C if position.max_positions is None else position.max_positions - 1
+        )
         added: Tensor = position(torch.zeros(1, C, self.D, device=self.device), t)
         return added[0].float()
 
-    def embed(self, tokens: Tensor, t: Tensor, places: Tensor | None, x: Tensor) -> None:
-        """tokens (B, k) at t (B,) to x (B · k, D) in float32."""
-        if self.inward is None:
-            self.residual.embed(tokens, t, self.table, self.factor, places, x)
+    def embed(self, tokens: Tensor, t: Tensor, table: Tensor | None, x: Tensor) -> None:
+        """Write the embedded tokens (B, k), at positions t (B,), projected and normed, to x (B · k, D) in float32."""
+        if self.input_proj is None:
+            self.residual.embed(tokens, t, self.table, self.factor, table, x)
         else:
-            weight, bias = self.inward.weight.to(self.dtype), self.inward.bias.to(self.dtype)
+            weight, bias = self.input_proj.weight.to(self.dtype), self.input_proj.bias.to(self.dtype)
             y = F.linear(F.embedding(tokens, self.table) * self.factor, weight, bias)
-            if places is not None:
-                y = y + places[t.long()][:, None]
+            if table is not None:
+                y = y + table[t.long()][:, None]
             x.copy_(y.flatten(0, 1))
         if self.embedding_norm is not None:
             x.copy_(self.embedding_norm(x))
 
 
-class Stream:
-    """The residual stream of some rows: x (n, D) in float32 whatever the weights are in; h is x, normed, like them."""
+class ResidualStream:
+    """x (n, D) in float32 between the sub-layers of a stack, and h, its norm in the dtype of the weights.
 
-    def __init__(self, layers: Layers, x: Tensor) -> None:
-        self.residual, self.pre, self.last, self.x = layers.residual, layers.norm is not None, layers.norm, x
-        self.h = torch.empty_like(x, dtype=layers.dtype) if self.pre else x.to(layers.dtype)
-        self.y: Tensor | None = None  # what has not been added yet
-        self.norm: Any = None  # the one by which h has been normed, or with y, post, is to be
+    A sum and the norm after it are one kernel, so `add` only keeps its summand until the next `project` needs h.
+    """
 
-    def read(self, norm: Any, W: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
-        """f(W h + b)."""
-        self.settle(norm)
+    def __init__(self, stack: PackedStack, x: Tensor) -> None:
+        self.residual, self.is_pre, self.last_norm, self.x = stack.residual, stack.norm is not None, stack.norm, x
+        self.h = torch.empty_like(x, dtype=stack.dtype) if self.is_pre else x.to(stack.dtype)
+        self.y: Tensor | None = None  # the summand that is not yet added
+        self.norm: NormWeights | None = None  # pre: the norm that made h; post: the one to apply with y
+
+    def project(self, norm: NormWeights, W: Tensor, b: Tensor | None, relu: bool = False) -> Tensor:
+        """W h + b, or relu(W h + b), where h is x after all pending summands, normalized by `norm` (pre-norm)."""
+        self._update_h(norm)
         if relu and b is not None and W.is_cuda:
             return torch._addmm_activation(b, self.h, W.T)
         y = F.linear(self.h, W, b)
         return F.relu(y) if relu else y
 
-    def add(self, c: Tensor, W: Tensor, b: Tensor | None, norm: Any) -> None:
-        """x ← x + W c + b; post: normed by `norm`."""
+    def add(self, c: Tensor, W: Tensor, b: Tensor | None, norm: NormWeights) -> None:
+        """x ← x + W c + b; post: x ← norm(x + W c + b). The sum is computed when h is needed next."""
         self.y = F.linear(c, W, b)
-        self.norm = norm if not self.pre else None
+        self.norm = norm if not self.is_pre else None
 
-    def settle(self, norm: Any) -> None:
-        """h as the next part wants it. A sum and a norm are one kernel, so the sum has waited for it."""
-        if self.pre and self.norm is not norm:
+    def _update_h(self, norm: NormWeights | None) -> None:
+        """Add the pending summand to x and compute h: pre by `norm`, post by the norm that came with the summand."""
+        if self.is_pre and self.norm is not norm:
             self.residual.add_norm(self.x, self.y, norm, self.h)
             self.norm = norm
-        elif not self.pre and self.y is not None:
+        elif not self.is_pre and self.y is not None:
             self.residual.add_norm(self.x, self.y, self.norm, self.h)
         self.y = None
 
-    def feed(self, layer: Layer) -> None:
-        """x ← x + W₂ f(W₁ h), or gated."""
-        norm, rectifies = layer.norms[-1], layer.f is F.relu and layer.W3 is None
-        inner = self.read(norm, layer.W1, layer.b1, rectifies)
-        if not rectifies:
-            inner = layer.f(inner)
-        if layer.W3 is not None:
-            inner = inner * self.read(norm, layer.W3, layer.b3)
-        self.add(inner, layer.W2, layer.b2, norm)
+    def add_feedforward(self, block: PackedBlock) -> None:
+        """x ← x + W₂ f(W₁ h), or gated: x ← x + W₂ (f(W₁ h) ⊙ W₃ h); biases included, post: normed."""
+        norm, uses_relu = block.norms[-1], block.f is F.relu and block.W3 is None
+        inner = self.project(norm, block.W1, block.b1, uses_relu)
+        if not uses_relu:
+            inner = block.f(inner)
+        if block.W3 is not None:
+            inner = inner * self.project(norm, block.W3, block.b3)
+        self.add(inner, block.W2, block.b2, norm)
 
-    def end(self) -> Tensor:
-        """h after the last norm."""
-        self.settle(self.last)
+    def output(self) -> Tensor:
+        """h after all pending summands and the last norm, (n, D)."""
+        self._update_h(self.last_norm)
         return self.h
 
 
-def joined(linears: Sequence[nn.Linear], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Several projections of the same vectors as one."""
+def concat_linears(linears: Sequence[nn.Linear], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The weights and biases of several projections of the same vector as one projection in `dtype`."""
     weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     return weight, torch.cat(biases).to(dtype) if biases else None

@@ -1,25 +1,25 @@
-"""One decoding step for all slots of a board, in place on tensors that stay where they are, so that it can be captured.
+"""One decoding step for all slots, in place on tensors that keep their address, so that it can be a CUDA graph.
 
-    enter(lot, slots)          encode new sentences into these slots
-    step(board, b) → logits    (b·k, ≥ V) for what the board says comes next in its first b slots
+    admit(batch, slots, lengths)     encode new sentences into these slots
+    step(slot_search, b) → logits    (b·k, ≥ V) for the next token of the first b slots
 
-`TransformerStep` computes a Transformer decoder layer by layer from weights laid out for it:
+`TransformerStep` computes a Transformer decoder layer by layer from packed weights:
 
-    h = norm(x)      qkv = W_qkv h      c = look back      x ← x + W_o c          (post: x ← norm(x + W_o c))
-    h = norm(x)      q = W_q h          c = look across    x ← x + W_o c
+    h = norm(x)      qkv = W_qkv h      c = self-attention      x ← x + W_o c          (post: x ← norm(x + W_o c))
+    h = norm(x)      q = W_q h          c = cross-attention     x ← x + W_o c
     h = norm(x)      x ← x + W₂ f(W₁ h)
 
-Keys and values of the source are projected once, for all layers in one product; those of the target are written where
-they arise and never moved (kernels/attention.py). `AnyStep` runs every other decoder through its own `step` and copies
-the state it returns to where the last one was.
+Keys and values of the source are projected once, for all layers in one product. Keys and values of the target are
+written once and never moved (kernels/attention.py). `ModuleStep` runs every other decoder through its own `step` and
+copies the state it returns over the previous one.
 
-B slots, k hypotheses, C room for target and S for source positions, L layers, H heads, G key heads, D width.
+B slots, k hypotheses, C target and S source positions of a slot, L layers, H heads, G key heads, D width.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,212 +27,244 @@ from torch.nn import functional as F
 
 from dragoman.core import tree
 from dragoman.core.types import PAD, Capacity, Memory
-from dragoman.engines.cuda.encode import Encoding, Lot, sent
-from dragoman.engines.cuda.packed_weights import Layers, Stream
-from dragoman.engines.cuda.slot_search import Board
+from dragoman.engines.cuda.encode import EncodeBatch, SourceEncoder
+from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream
+from dragoman.engines.cuda.slot_search import SlotSearch
+from dragoman.engines.cuda.transfer import copy_to_device
 from dragoman.nn.decoders.transformer import TransformerDecoder
 from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.positions import T5, ALiBi, Learned, NoPositions, Rotary, Sinusoidal
+from dragoman.nn.positions import (
+    ALiBiPositions,
+    LearnedPositions,
+    NoPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    T5Positions,
+)
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
 
-LEFTOVER = 64  # a vocabulary is padded to a multiple of this: matrix products of odd widths are slow
+if TYPE_CHECKING:
+    from dragoman.engines.cuda.kernels.attention import PositionTables
+
+VOCABULARY_MULTIPLE = 64  # the output layer is padded to a multiple of this: matrix products of odd widths are slow
 
 
-class Unfit(Exception):
-    """This step cannot be run in place; the plain path can."""
+class GraphUnsupported(Exception):
+    """This step cannot run in place as a CUDA graph; the reference path can compute it."""
 
 
-class Step(Protocol):
-    """What is above; `ancestry` (B, k, C) is for a search to keep, if there is one."""
+class SlotStep(Protocol):
+    """A decoding step over slots; see the header."""
 
     @property
-    def ancestry(self) -> Tensor | None: ...
+    def ancestry(self) -> Tensor | None:
+        """(B, k, C): for each hypothesis and position, the beam row whose cached keys it reads; None: not needed."""
+        ...
 
-    def enter(self, lot: Lot, slots: Tensor, lengths: Tensor) -> None: ...
+    def admit(self, batch: EncodeBatch, slots: Tensor, lengths: Tensor) -> None:
+        """Encode new sentences of these source lengths into these slots."""
+        ...
 
-    def move(self, source: Tensor, to: Tensor) -> None: ...
+    def move_slots(self, source: Tensor, to: Tensor) -> None:
+        """Move the sentences of the slots `source` to the slots `to`."""
+        ...
 
-    def __call__(self, board: Board, b: int) -> Tensor: ...
+    def __call__(self, slot_search: SlotSearch, b: int) -> Tensor: ...
 
 
 # -- a Transformer's decoder -------------------------------------------------------------------------------------------
 
 
-class TransformerWeights(Layers):
-    """All that the steps of every board of a model share."""
+class TransformerWeights(PackedStack):
+    """The packed weights of a decoder and its output layer, shared by all decode graphs of a model."""
 
     def __init__(self, model: Seq2Seq, dtype: torch.dtype) -> None:
         super().__init__(model.decoder.stack, model.embedding, dtype)
         V = model.output.out_features
-        self.V, spare = V, -V % LEFTOVER
+        self.V, spare = V, -V % VOCABULARY_MULTIPLE
         self.output = F.pad(model.output.weight.detach().to(dtype), (0, 0, 0, spare))
         bias = model.output.bias
         self.output_bias = None if bias is None else F.pad(bias.detach().to(dtype), (0, spare))
 
-    def turns(self, C: int, layer: int) -> Any:
-        """What positions do inside the attention of a layer."""
-        from dragoman.engines.cuda.kernels.attention import Turns
+    def attention_positions(self, C: int, layer: int) -> PositionTables:
+        """What positions do inside a layer's self-attention, as tables for C positions: bias or rotations."""
+        from dragoman.engines.cuda.kernels.attention import PositionTables
 
-        position = self.stack.inside(layer)
-        if isinstance(position, (T5, ALiBi)):
-            # Causal, these depend on the distance alone: the last query's row, backwards, is the table.
+        position = self.stack.position_scheme(layer)
+        if isinstance(position, (T5Positions, ALiBiPositions)):
+            # Causal biases depend on the distance alone: the last query's row, backwards, is the table.
             t, s = torch.tensor([[C - 1]], device=self.device), torch.arange(C, device=self.device)[None]
-            bias = position.bias(torch.zeros(1, device=self.device), t, s)
+            bias = position.score_bias(torch.zeros(1, device=self.device), t, s)
             assert bias is not None
-            return Turns(bias=bias.reshape(-1, C).flip(1).float().contiguous())
-        if isinstance(position, Rotary):
-            d = self.layers[layer].back.d_k
-            angles = torch.arange(C, device=self.device)[:, None].float() * position.rates
+            return PositionTables(bias=bias.reshape(-1, C).flip(1).float().contiguous())
+        if isinstance(position, RotaryPositions):
+            d = self.blocks[layer].self_shape.d_k
+            angles = torch.arange(C, device=self.device)[:, None].float() * position.frequencies
             cos, sin = torch.cos(angles), torch.sin(angles)  # (C, d/2)
-            if position.layout == "interleaved":
+            is_interleaved = position.layout == "interleaved"
+            if is_interleaved:
                 both = torch.stack((cos, cos), -1).view(C, d), torch.stack((-sin, sin), -1).view(C, d)
             else:
                 both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-            return Turns(None, both[0].contiguous(), both[1].contiguous(), position.layout == "interleaved")
-        return Turns()
+            return PositionTables(None, both[0].contiguous(), both[1].contiguous(), is_interleaved)
+        return PositionTables()
 
 
-def fits(model: Seq2Seq) -> bool:
-    """Whether `TransformerStep` computes this model's decoder."""
+def transformer_step_blocker(model: Seq2Seq) -> str | None:
+    """Why a model's decoder runs through its own `step` and not through TransformerStep; None: it does not."""
     decoder = model.decoder
-    if type(decoder) is not TransformerDecoder or decoder.source != "attention":
-        return False
-    block: Any = decoder.stack.blocks[0]
-    if type(block.mixer) is not SelfAttention or not block.mixer.fused or not block.cross_attention.fused:
-        return False
-    known = (Sinusoidal, Learned, NoPositions, T5, ALiBi, Rotary)
-    return type(block.mixer_norm) in (LayerNorm, RMSNorm) and type(decoder.stack.inside(0)) in known
+    if type(decoder) is not TransformerDecoder:
+        return f"the decoder is {type(decoder).__name__}, not a Transformer"
+    if decoder.source != "attention":
+        return "source and target are one sequence (decoder.source)"
+    block, position = next(decoder.stack.layers())
+    if type(block.mixer) is not SelfAttention:
+        return f"the decoder mixes tokens by {type(block.mixer).__name__}"
+    if not all(a.supports_fused_kernel for a in (block.mixer, block.cross_attention) if a is not None):
+        return "its attention is not a dot score under a softmax"
+    if type(block.mixer_norm) not in (LayerNorm, RMSNorm):
+        return f"the decoder's norm is {type(block.mixer_norm).__name__}"
+    if type(position) not in (
+        SinusoidalPositions, LearnedPositions, NoPositions, T5Positions, ALiBiPositions, RotaryPositions,
+    ):  # fmt: skip
+        return f"the decoder's positions are {type(position).__name__}"
+    return None
 
 
 class TransformerStep:
-    """A Transformer's step on the tensors of one board."""
+    """A Transformer decoder's step on the tensors of one decode graph."""
 
-    def __init__(self, encoding: Encoding, weights: TransformerWeights, B: int, k: int, S: int, C: int) -> None:
+    def __init__(self, encoder: SourceEncoder, weights: TransformerWeights, B: int, k: int, S: int, C: int) -> None:
         from dragoman.engines.cuda.kernels import attention
 
-        self.encoding, self.w, self.attention, self.k, self.S = encoding, weights, attention, k, S
-        layers, device, dtype = weights.layers, weights.device, weights.dtype
-        back = layers[0].back
-        self.keys = torch.zeros(len(layers), B, k, C, back.key_heads * back.d_k, dtype=dtype, device=device)
-        self.values = torch.zeros(len(layers), B, k, C, back.key_heads * back.d_v, dtype=dtype, device=device)
+        self.encoder, self.weights, self.attention, self.k, self.S = encoder, weights, attention, k, S
+        blocks, device, dtype = weights.blocks, weights.device, weights.dtype
+        shape = blocks[0].self_shape
+        self.keys = torch.zeros(len(blocks), B, k, C, shape.key_heads * shape.d_k, dtype=dtype, device=device)
+        self.values = torch.zeros(len(blocks), B, k, C, shape.key_heads * shape.d_v, dtype=dtype, device=device)
         self.ancestry: Tensor | None = torch.zeros(B, k, C, dtype=torch.int16, device=device)
-        self.source_keys = torch.zeros(B, S, len(encoding.Wk), dtype=dtype, device=device)
-        self.source_values = torch.zeros(B, S, len(encoding.Wv), dtype=dtype, device=device)
+        self.source_keys = torch.zeros(B, S, len(encoder.Wk), dtype=dtype, device=device)
+        self.source_values = torch.zeros(B, S, len(encoder.Wv), dtype=dtype, device=device)
         self.lengths = torch.zeros(B, dtype=torch.long, device=device)
-        self.x = torch.zeros(B * k, weights.D, device=device)  # the residual stream, in float32 whatever the rest is
-        self.places = weights.places(C)
-        self.turns = [weights.turns(C, i) for i in range(len(layers))]
+        self.x = torch.zeros(B * k, weights.D, device=device)  # the residual stream, in float32 whatever the weights
+        self.position_table = weights.position_table(C)
+        self.attention_positions = [weights.attention_positions(C, i) for i in range(len(blocks))]
 
     @staticmethod
-    def bytes(encoding: Encoding, weights: TransformerWeights, k: int, S: int, C: int) -> int:
-        """What one slot takes."""
-        size, L, back = weights.output.element_size(), len(weights.layers), weights.layers[0].back
-        past: int = L * k * C * back.key_heads * (back.d_k + back.d_v) * size
+    def bytes_per_slot(encoder: SourceEncoder, weights: TransformerWeights, k: int, S: int, C: int) -> int:
+        """The memory that one slot takes: its caches, source keys and values, and logits."""
+        size, L, shape = weights.output.element_size(), len(weights.blocks), weights.blocks[0].self_shape
+        cache: int = L * k * C * shape.key_heads * (shape.d_k + shape.d_v) * size
         logits = 2 * k * len(weights.output) * size
-        return past + S * (len(encoding.Wk) + len(encoding.Wv)) * size + logits
+        return cache + S * (len(encoder.Wk) + len(encoder.Wv)) * size + logits
 
-    def enter(self, lot: Lot, slots: Tensor, lengths: Tensor) -> None:
-        self.attention.lay(*self.encoding(lot, self.S), self.source_keys, self.source_values)
+    def admit(self, batch: EncodeBatch, slots: Tensor, lengths: Tensor) -> None:
+        """Encode new sentences of these source lengths into these slots, as cross-attention keys and values."""
+        self.attention.scatter_keys_values(*self.encoder(batch, self.S), self.source_keys, self.source_values)
         self.lengths.index_copy_(0, slots, lengths)
 
-    def move(self, source: Tensor, to: Tensor) -> None:
-        """The sentences of some slots to others."""
+    def move_slots(self, source: Tensor, to: Tensor) -> None:
+        """Move the sentences of the slots `source` to the slots `to`."""
         for x in (self.ancestry, self.source_keys, self.source_values, self.lengths):
             assert x is not None
             x[to] = x[source]
         for x in (self.keys, self.values):
             x[:, to] = x[:, source]
 
-    def __call__(self, board: Board, b: int) -> Tensor:
-        attention, w, n = self.attention, self.w, b * self.k
-        t, done, x = board.t[:b], board.done[:b], self.x[:n]
-        w.embed(board.token[:b], t, self.places, x)
-        stream = Stream(w, x)
-        for i, layer in enumerate(w.layers):
-            qkv = stream.read(layer.norms[0], layer.Wqkv, layer.bqkv)
-            c = qkv.new_empty(n, layer.back.heads * layer.back.d_v)
-            past = attention.Past(self.keys[i], self.values[i], self.ancestry)
-            attention.look_back(qkv, past, t, done, layer.back, self.turns[i], c)
-            stream.add(c, layer.Wo, layer.bo, layer.norms[0])
+    def __call__(self, slot_search: SlotSearch, b: int) -> Tensor:
+        """Logits (b·k, ≥ V) of the first b slots."""
+        attention, w, n = self.attention, self.weights, b * self.k
+        t, done, x = slot_search.t[:b], slot_search.done[:b], self.x[:n]
+        w.embed(slot_search.token[:b], t, self.position_table, x)
+        stream = ResidualStream(w, x)
+        for i, block in enumerate(w.blocks):
+            qkv = stream.project(block.norms[0], block.Wqkv, block.bqkv)
+            c = qkv.new_empty(n, block.self_shape.heads * block.self_shape.d_v)
+            cache = attention.AncestryCache(self.keys[i], self.values[i], self.ancestry)
+            attention.self_attention(qkv, cache, t, done, block.self_shape, self.attention_positions[i], c)
+            stream.add(c, block.Wo, block.bo, block.norms[0])
 
-            q = stream.read(layer.norms[1], layer.Wq, layer.bq)
-            H, G, d_k, d_v, _ = layer.across
+            q = stream.project(block.norms[1], block.cross_Wq, block.cross_bq)
+            H, G, d_k, d_v, _ = block.cross_shape
             c = q.new_empty(n, H * d_v)
             source_keys = self.source_keys[:b, :, i * G * d_k : (i + 1) * G * d_k]
             source_values = self.source_values[:b, :, i * G * d_v : (i + 1) * G * d_v]
-            attention.look_across(q, source_keys, source_values, self.lengths, done, layer.across, self.k, c)
-            stream.add(c, layer.Wc, layer.bc, layer.norms[1])
+            attention.cross_attention(q, source_keys, source_values, self.lengths, done, block.cross_shape, self.k, c)
+            stream.add(c, block.cross_Wo, block.cross_bo, block.norms[1])
 
-            stream.feed(layer)
-        return F.linear(stream.end(), w.output, w.output_bias)
+            stream.add_feedforward(block)
+        return F.linear(stream.output(), w.output, w.output_bias)
 
 
 # -- any decoder -------------------------------------------------------------------------------------------------------
 
 
-class AnyStep:
-    """A decoder's own step; its state lies in tensors that each step fills anew."""
+class ModuleStep:
+    """A decoder's own step; its state lies in tensors that each step overwrites."""
 
     ancestry = None
 
     def __init__(self, model: Seq2Seq, B: int, k: int, S: int, C: int) -> None:
         self.model, self.B, self.k, self.S, self.C = model, B, k, S, C
-        self.state: Any = None
+        self.state: Any = None  # as the decoder makes it; None until the first sentence
 
     @staticmethod
-    def bytes(model: Seq2Seq, k: int, S: int, C: int) -> int:
-        """What one slot takes, counted on an empty sentence of the right size; four times, for a step's own copies."""
+    def bytes_per_slot(model: Seq2Seq, k: int, S: int, C: int) -> int:
+        """The memory of one slot's state, measured on an empty sentence; four times, for a step's own copies."""
         device = next(model.parameters()).device
         source = torch.full((1, S), PAD, device=device)
         memory = model.encode(source, torch.ones(1, dtype=torch.long, device=device))
-        sizes = [x.numel() * x.element_size() for x in leaves(model.start(memory, Capacity(k, C)))]
+        sizes = [x.numel() * x.element_size() for x in state_tensors(model.start(memory, Capacity(k, C)))]
         return 4 * sum(sizes) + 8 * k * model.output.out_features
 
-    def enter(self, lot: Lot, slots: Tensor, lengths: Tensor) -> None:
-        source = sent(lot.padded(), slots.device)
-        wide = F.pad(source, (0, self.S - source.shape[1]), value=PAD)  # so that every state has the same shape
-        memory: Memory = self.model.encode(wide, lengths)
+    def admit(self, batch: EncodeBatch, slots: Tensor, lengths: Tensor) -> None:
+        """Encode new sentences of these source lengths into these slots, as states of the decoder."""
+        source = copy_to_device(batch.padded_ids(), slots.device)
+        padded = F.pad(source, (0, self.S - source.shape[1]), value=PAD)  # so that every state has the same shape
+        memory: Memory = self.model.encode(padded, lengths)
         new = self.model.start(memory, Capacity(self.k, self.C))
         if self.state is None:
             self.state = tree.map(lambda x: x.new_zeros(self.B, *x.shape[1:]), new)
-        for old, x in zip(leaves(self.state), leaves(new), strict=True):
+        for old, x in zip(state_tensors(self.state), state_tensors(new), strict=True):
             old[slots] = x
 
-    def move(self, source: Tensor, to: Tensor) -> None:
-        for x in leaves(self.state):
+    def move_slots(self, source: Tensor, to: Tensor) -> None:
+        """Move the sentences of the slots `source` to the slots `to`."""
+        for x in state_tensors(self.state):
             x[to] = x[source]
 
-    def __call__(self, board: Board, b: int) -> Tensor:
-        here = tree.map(lambda x: x[:b], self.state)
-        before = here
-        if board.parent is not None:
-            before = tree.reorder(here, board.parent[:b].long())
-        y = self.model.embedding(board.token[:b].long())
+    def __call__(self, slot_search: SlotSearch, b: int) -> Tensor:
+        """Logits (b·k, V) of the first b slots; overwrites the state of those that are not done."""
+        state = tree.map(lambda x: x[:b], self.state)
+        before = state
+        if slot_search.parent is not None:
+            before = tree.reorder(state, slot_search.parent[:b].long())
+        y = self.model.embedding(slot_search.token[:b].long())
         output, after = self.model.decoder.step(y, before)
-        going = board.done[:b] == 0
-        for old, new in zip(leaves(here), leaves(after), strict=True):
+        is_active = slot_search.done[:b] == 0
+        for old, new in zip(state_tensors(state), state_tensors(after), strict=True):
             if old.shape != new.shape or old.dtype != new.dtype:
-                raise Unfit(f"a state of shape {tuple(old.shape)} became one of {tuple(new.shape)}")
-            if old.data_ptr() != new.data_ptr():  # what is done stays as it is: its places are at an end
-                old.copy_(torch.where(going.view(-1, *(1,) * (old.dim() - 1)), new, old))
+                raise GraphUnsupported(f"the decoder's state changed its shape: {tuple(old.shape)}, {tuple(new.shape)}")
+            if old.data_ptr() != new.data_ptr():  # slots that are done keep their state: their positions are used up
+                old.copy_(torch.where(is_active.view(-1, *(1,) * (old.dim() - 1)), new, old))
         return self.model.logits(output.o).flatten(0, 1)
 
 
-def leaves(state: Any) -> list[Tensor]:
-    """The tensors of a state, in order."""
-    found: list[Tensor] = []
+def state_tensors(state: object) -> list[Tensor]:
+    """The tensors of a decoder's state, in order; GraphUnsupported if it holds anything else."""
+    tensors: list[Tensor] = []
 
-    def note(x: Any) -> Any:
+    def collect(x: object) -> object:
         if not isinstance(x, Tensor):
-            raise Unfit(f"a {type(x).__name__} in the state reorders itself")
-        found.append(x)
+            raise GraphUnsupported(f"a {type(x).__name__} in the decoder's state reorders itself")
+        tensors.append(x)
         return x
 
-    tree.map(note, state)
-    return found
+    tree.map(collect, state)
+    return tensors
 
 
-def cast(model: Seq2Seq, dtype: torch.dtype) -> Seq2Seq:
-    """The model in another dtype; the model itself where that is its own."""
+def cast_model(model: Seq2Seq, dtype: torch.dtype) -> Seq2Seq:
+    """A copy of the model in another dtype; the model itself if that is its own."""
     return model if model.output.weight.dtype == dtype else copy.deepcopy(model).to(dtype)

@@ -1,14 +1,14 @@
-"""A Transformer's loss on packed rows, with all that stands between two matrix products in one kernel.
+"""The loss of a Transformer on packed rows, with one kernel for everything between two matrix products.
 
     y = norm(x)
     self-attention    q, k, v = [Wq; Wk; Wv] y          x, y = x + drop(Wo attend(q, k, v) + b), its norm
     cross-attention   q = Wq y    k, v = [Wk; Wv] h     x, y = x + drop(Wo attend(q, k, v) + b), its norm
     feed-forward      h = drop(act(W₁ y + b))           x, y = x + drop(W₂ h + b), its norm
 
-(with norms before the sub-layers; with norms after them, x is what the norm gives). The equations are those of
-nn/blocks.py, on the same parameters, for which gradients come back. Matrices that read the same vectors stand one below
-the other, in half precision if that is asked for, and are refreshed by one copy at every step. `serves` says which
-models; others run their own modules, compiled.
+(pre-norm; post-norm: x is the output of the norm). The equations are those of nn/blocks.py on the same parameters, and
+gradients are for these parameters. Matrices that read the same vector are concatenated, in bfloat16 if the training is,
+and are refreshed from the parameters by one copy at every step. `fused_transformer_blocker` says why a model cannot run
+here; it then runs its own modules, compiled.
 
 N positions, D width.
 """
@@ -23,90 +23,104 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.core.types import PackedBatch, Segments
-from dragoman.nn.blocks import Stack
-from dragoman.nn.frontends.tokens import Tokens
+from dragoman.nn.attention import MultiHeadAttention
+from dragoman.nn.blocks import TransformerBlock, TransformerStack
+from dragoman.nn.frontends.tokens import TokenEmbedding
 from dragoman.nn.kernels.entropy import linear_cross_entropy
-from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.losses import agreeing
-from dragoman.nn.positions import Sinusoidal, rotates
+from dragoman.nn.layers import FeedForward, LayerNorm, NormLayer, RMSNorm
+from dragoman.nn.losses import r_drop_loss
+from dragoman.nn.positions import SinusoidalPositions, may_rotate
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
 
-REACH = 4096  # places that positions are kept for; longer rows are left to the modules
+MAX_POSITIONS = 4096  # positions in the table of sinusoids; longer rows run through the modules
 ACTIVATIONS = {F.relu: "relu", F.gelu: "gelu", F.silu: "swish"}
 
 
-def serves(model: Seq2Seq) -> bool:
-    return model.packs() is None and all(_fits(side.stack) for side in (model.encoder, model.decoder))
+def fused_transformer_blocker(model: Seq2Seq) -> str | None:
+    """Why a model cannot train through the fused kernels; None: it can."""
+    return model.packing_blocker() or _stack_blocker(model.encoder.stack) or _stack_blocker(model.decoder.stack)
 
 
-def _fits(stack: Stack) -> bool:
-    for module in stack.blocks:
-        block: Any = module
-        norms = [block.mixer_norm, block.feedforward_norm, block.cross_norm or block.mixer_norm]
+def _stack_blocker(stack: TransformerStack) -> str | None:
+    """Why a stack cannot train through the fused kernels; None: it can."""
+    for block, _ in stack.layers():
         if type(block.mixer) is not SelfAttention:
-            return False
-        if not all(type(norm) in (LayerNorm, RMSNorm) for norm in norms):
-            return False
+            return f"the kernels compute self-attention, not {type(block.mixer).__name__}"
+        for norm in (block.mixer_norm, block.feedforward_norm, block.cross_norm or block.mixer_norm):
+            if type(norm) not in (LayerNorm, RMSNorm):
+                return f"the kernels compute layer and RMS norms, not {type(norm).__name__}"
         if block.feedforward.W3 is not None or block.feedforward.f not in ACTIVATIONS:
-            return False
-    return not rotates(stack.inside(0))  # nothing comes between product and attention
+            return f"the kernels compute the activations {', '.join(ACTIVATIONS.values())}, without a gate"
+    if may_rotate(stack.position_scheme(0)):
+        return "positions that rotate queries and keys come between projection and attention"
+    return None
 
 
-def _projects(stack: Stack) -> bool:
-    return isinstance(stack.inward, nn.Linear)
+def _has_input_projection(stack: TransformerStack) -> bool:
+    """Whether a linear layer comes between the embeddings and the first block."""
+    return isinstance(stack.input_proj, nn.Linear)
 
 
-# -- matrices ----------------------------------------------------------------------------------------------------------
+def run_function(function: type[torch.autograd.Function], *arguments: object) -> Any:
+    """Apply an autograd function, whose outputs torch does not type."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-class Product:
-    """[W_1; W_2; …] x: several matrices that read the same vectors as one, with or without their biases."""
+# -- projections -------------------------------------------------------------------------------------------------------
 
-    def __init__(self, layers: Sequence[nn.Linear], kind: torch.dtype, biased: bool) -> None:
+
+class ConcatLinear:
+    """[W_1; W_2; …] x: several projections of the same vector as one, with or without their biases."""
+
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype, has_bias: bool) -> None:
         self.layers = list(layers)
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        self.biased = biased and biases[0] is not None
-        self.W = torch.cat([w.detach() for w in weights]).to(kind)
-        self.b = torch.cat([b.detach() for b in biases]).to(kind) if self.biased else None
+        self.has_bias = has_bias and biases[0] is not None
+        self.W = torch.cat([w.detach() for w in weights]).to(dtype)
+        self.b = torch.cat([b.detach() for b in biases]).to(dtype) if self.has_bias else None
         sizes = [len(w) for w in weights]
         self.copies = list(zip(torch.split(self.W, sizes), weights, strict=True))
         if self.b is not None:
             self.copies += list(zip(torch.split(self.b, sizes), biases, strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
+        """[W_1; W_2; …] x, with the biases if it has them; gradients go to the layers' own parameters."""
         parameters = [layer.weight for layer in self.layers]
-        if self.biased:
+        if self.has_bias:
             parameters += [layer.bias for layer in self.layers]
-        return _Product.apply(x, self.W, self.b, len(self.layers), *parameters)  # type: ignore[no-any-return,no-untyped-call]
+        y: Tensor = run_function(_ConcatLinearFunction, x, self.W, self.b, len(self.layers), *parameters)
+        return y
 
 
-class _Product(torch.autograd.Function):
+class _ConcatLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None, count: int, *parameters: Tensor) -> Tensor:
+        """W x + b with the concatenated W and b; `parameters` are only there to get gradients."""
         ctx.save_for_backward(x, W)
-        ctx.sizes, ctx.biased = [len(p) for p in parameters[:count]], b is not None
+        ctx.sizes, ctx.has_bias = [len(p) for p in parameters[:count]], b is not None
         return F.linear(x, W, b)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """∂x, and the parts of ∂W and ∂b in float32 for the single parameters; None for W, b and count."""
         x, W = ctx.saved_tensors
         dy = grads[0]
-        same = dy.dtype == torch.float32
-        dW = dy.T @ x if same else torch.mm(dy.T, x, out_dtype=torch.float32)
-        found = list(torch.split(dW, ctx.sizes))
-        if ctx.biased:
+        is_float32 = dy.dtype == torch.float32
+        dW = dy.T @ x if is_float32 else torch.mm(dy.T, x, out_dtype=torch.float32)
+        gradients = list(torch.split(dW, ctx.sizes))
+        if ctx.has_bias:
             from dragoman.nn.kernels.fused_triton import sum_rows
 
-            found += list(torch.split(sum_rows(dy.contiguous()), ctx.sizes))
-        return dy @ W if ctx.needs_input_grad[0] else None, None, None, None, *found
+            gradients += list(torch.split(sum_rows(dy.contiguous()), ctx.sizes))
+        return dy @ W if ctx.needs_input_grad[0] else None, None, None, None, *gradients
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class _Attend(torch.autograd.Function):
-    """One tensor or two, (N, (H + 2G) · D) or (N, H · D) and (M, 2G · D) → (N, H · D); gradients go back likewise."""
+class _PackedAttention(torch.autograd.Function):
+    """q, k, v in one tensor (N, (H + 2G) · D), or in two, (N, H · D) and (M, 2G · D) → (N, H · D)."""
 
     @staticmethod
     def forward(
@@ -120,9 +134,10 @@ class _Attend(torch.autograd.Function):
         causal: bool,
         scale: float,
     ) -> Tensor:
+        """softmax(scale q·k) v within each packed row, (N, H · D_v); q, k, v are views of `first` and `second`."""
         from dragoman.nn.kernels import packed_triton
 
-        q, k, v = parted(first, second, widths)
+        q, k, v = split_qkv(first, second, widths)
         c, lse = packed_triton.forward(q, k, v, q_starts, k_starts, longest, causal, scale)
         ctx.save_for_backward(first, second, c, lse, q_starts, k_starts)
         ctx.rest = widths, longest, causal, scale
@@ -130,6 +145,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """∂first and ∂second in one kernel; None for the other arguments."""
         from dragoman.nn.kernels import packed_triton
 
         first, second, c, lse, q_starts, k_starts = ctx.saved_tensors
@@ -138,7 +154,7 @@ class _Attend(torch.autograd.Function):
         d_second = None if second is None else torch.empty_like(second)
         packed_triton.backward(
             grads[0].view(c.shape),
-            *parted(first, second, widths),
+            *split_qkv(first, second, widths),
             c,
             lse,
             q_starts,
@@ -146,13 +162,13 @@ class _Attend(torch.autograd.Function):
             longest,
             causal,
             scale,
-            parted(d_first, d_second, widths),
+            split_qkv(d_first, d_second, widths),
         )
         return d_first, d_second, *(None,) * 6
 
 
-def parted(first: Tensor, second: Tensor | None, widths: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of q (N, H, D_k), k and v (M, G, ·) in what was computed in one product or two."""
+def split_qkv(first: Tensor, second: Tensor | None, widths: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of q (N, H, D_k), k and v (M, G, ·) in the output of one projection or two."""
     H, G, d_k, d_v = widths
     q, rest = (first, second) if second is not None else torch.split(first, [H * d_k, G * (d_k + d_v)], 1)
     k, v = torch.split(rest, [G * d_k, G * d_v], 1)
@@ -162,111 +178,155 @@ def parted(first: Tensor, second: Tensor | None, widths: tuple[int, int, int, in
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-class Fused:
-    """The summed loss of packed batches, and the same gradients as the model's own modules give."""
+class FusedTransformer:
+    """The summed loss of packed batches, with the gradients that the model's own modules would give."""
 
-    def __init__(self, model: Seq2Seq, kind: torch.dtype) -> None:
-        self.model, self.kind = model, kind
+    def __init__(self, model: Seq2Seq, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
         self.seed = torch.zeros(1, dtype=torch.int64, device=model.output.weight.device)
-        self.products: dict[nn.Module, tuple[Product, ...]] = {}
-        self.positions: dict[nn.Module, Tensor] = {}  # what is added to the embeddings of each place
+        self.linears: dict[nn.Module, tuple[ConcatLinear, ...]] = {}
+        self.positions: dict[nn.Module, Tensor] = {}  # the sinusoids that are added to the embeddings
         for side in (model.encoder, model.decoder):
             stack = side.stack
-            if type(stack.inside(0)) is Sinusoidal and stack.embedding_norm is None and not _projects(stack):
-                places = torch.arange(REACH, device=self.seed.device)[None]
-                zeros = torch.zeros(1, REACH, model.embedding.d, device=self.seed.device)
-                self.positions[stack] = stack.inside(0)(zeros, places)[0].contiguous()
-            for block in stack.blocks:
+            is_sinusoidal = type(stack.position_scheme(0)) is SinusoidalPositions
+            if is_sinusoidal and stack.embedding_norm is None and not _has_input_projection(stack):
+                t = torch.arange(MAX_POSITIONS, device=self.seed.device)[None]
+                zeros = torch.zeros(1, MAX_POSITIONS, model.embedding.d, device=self.seed.device)
+                self.positions[stack] = stack.position_scheme(0)(zeros, t)[0].contiguous()
+            for block, _ in stack.layers():
                 self._prepare(block)
-        copies = [copy for found in self.products.values() for product in found for copy in product.copies]
-        self.halves, self.fulls = [mine for mine, _ in copies], [p.detach() for _, p in copies]
+        copies = [pair for linears in self.linears.values() for linear in linears for pair in linear.copies]
+        self.packed_weights, self.parameters = [view for view, _ in copies], [p.detach() for _, p in copies]
 
-    def _prepare(self, block: Any) -> None:
-        a, c, f, kind = block.mixer, block.cross_attention, block.feedforward, self.kind
-        self.products[a] = Product([a.Wq, a.Wk, a.Wv], kind, True), Product([a.Wo], kind, False)
+    def _prepare(self, block: TransformerBlock) -> None:
+        """Concatenate the projections of a block's attentions and feed-forward, and file them by module."""
+
+        def concat(has_bias: bool, *layers: nn.Linear) -> ConcatLinear:
+            return ConcatLinear(layers, self.dtype, has_bias)
+
+        a, c, f = block.mixer, block.cross_attention, block.feedforward
+        self.linears[a] = concat(True, a.Wq, a.Wk, a.Wv), concat(False, a.Wo)
         if c is not None:
-            across = Product([c.Wq], kind, True), Product([c.Wk, c.Wv], kind, True), Product([c.Wo], kind, False)
-            self.products[c] = across
-        self.products[f] = Product([f.W1], kind, False), Product([f.W2], kind, False)
+            self.linears[c] = concat(True, c.Wq), concat(True, c.Wk, c.Wv), concat(False, c.Wo)
+        self.linears[f] = concat(False, f.W1), concat(False, f.W2)
 
     def __call__(self, batch: PackedBatch, smoothing: float, r_drop: float = 0.0) -> Tensor:
-        torch._foreach_copy_(self.halves, self.fulls)
-        self.site = 0
+        """The summed loss of a batch, from refreshed weights; with `r_drop`, of two passes and their divergence."""
+        torch._foreach_copy_(self.packed_weights, self.parameters)
+        self.site = 0  # numbers the dropouts of a step: each one drops by seed and site
         o = self._hidden(batch)
         W, b, gold = self.model.output.weight, self.model.output.bias, batch.gold[0]
         if not r_drop:
             return linear_cross_entropy(o, W, b, gold, smoothing)
-        other = self._hidden(batch)  # what is dropped depends on the site, and the sites go on
-        half, bias = W.to(o.dtype), None if b is None else b.to(o.dtype)
-        first, second = (F.linear(hidden, half, bias)[None] for hidden in (o, other))
-        return agreeing(first, second, gold[None], smoothing, r_drop)
+        other = self._hidden(batch)  # at new sites, so that other units are dropped
+        weight, bias = W.to(o.dtype), None if b is None else b.to(o.dtype)
+        first, second = (F.linear(hidden, weight, bias)[None] for hidden in (o, other))
+        return r_drop_loss(first, second, gold[None], smoothing, r_drop)
 
     def _hidden(self, batch: PackedBatch) -> Tensor:
+        """The hidden vectors of all targets before the output layer, (N, D), by teacher forcing."""
         model = self.model
-        x = self._embedded(model.encoder.stack, model.frontend, batch.source, batch.sources)
+        x = self._embed(model.encoder.stack, model.frontend, batch.source, batch.sources)
         h = self._stack(model.encoder.stack, x, batch.sources, None, None)
-        y = self._embedded(model.decoder.stack, model.embedding, batch.target, batch.targets)
+        y = self._embed(model.decoder.stack, model.embedding, batch.target, batch.targets)
         return self._stack(model.decoder.stack, y, batch.targets, h, batch.sources)
 
-    def _embedded(self, stack: Stack, frontend: Tokens, ids: Tensor, side: Segments) -> Tensor:
+    def _embed(self, stack: TransformerStack, frontend: TokenEmbedding, ids: Tensor, side: Segments) -> Tensor:
+        """x = drop(s E[id] + P[t]), (N, D): by a kernel for sinusoids, else by the modules; a new dropout site."""
         from dragoman.nn.kernels.fused_triton import Embed
 
-        assert side.places is not None
+        assert side.positions is not None
         self.site += 1
         added = self.positions.get(stack)
-        if added is None:  # positions that are learned or somebody else's, a projection, a norm: as the modules have it
-            return stack.embed(frontend(ids), side.places, None)[0]
-        return Embed.apply(  # type: ignore[no-any-return,no-untyped-call]
-            frontend.table.weight, ids[0], side.places[0], added, frontend.factor, stack.dropout.p, self.seed, self.site
+        if added is None:  # other positions, an input projection or a norm: the modules compute it
+            return stack.embed_inputs(frontend(ids), side.positions, None)[0]
+        x: Tensor = run_function(
+            Embed,
+            frontend.table.weight,
+            ids[0],
+            side.positions[0],
+            added,
+            frontend.factor,
+            stack.dropout.p,
+            self.seed,
+            self.site,
         )
+        return x
 
     def _stack(
-        self, stack: Stack, x: Tensor, side: Segments, memory: Tensor | None, sources: Segments | None
+        self, stack: TransformerStack, x: Tensor, side: Segments, memory: Tensor | None, sources: Segments | None
     ) -> Tensor:
-        blocks: list[Any] = list(stack.blocks)
-        causal, pre = memory is not None, blocks[0].pre
+        """The blocks of an encoder, or of a decoder over `memory`: x (N, D) → the output after the last norm."""
+        blocks = [block for block, _ in stack.layers()]
+        causal, is_pre = memory is not None, blocks[0].is_pre_norm
         norms = [norm for b in blocks for norm in (b.mixer_norm, b.cross_norm, b.feedforward_norm) if norm is not None]
-        after = iter([*norms[1:], stack.norm] if pre else norms)  # the norm that follows each sub-layer
-        y = x.to(self.kind)
-        if pre:
+        next_norm = iter([*norms[1:], stack.norm] if is_pre else norms)  # the norm that follows each sub-layer
+        y = x.to(self.dtype)
+        if is_pre:
             x, y = self._add(x, None, None, 0.0, norms[0], False)
         for block in blocks:
             a, c, f, p = block.mixer, block.cross_attention, block.feedforward, block.dropout.p
-            qkv, Wo = self.products[a]
-            found = Wo(self._attend(a, qkv(y), None, side, side, causal))
-            x, y = self._add(x, found, a.Wo.bias, p, next(after), not pre)
+            qkv, Wo = self.linears[a]
+            added = Wo(self._attend(a, qkv(y), None, side, side, causal))
+            x, y = self._add(x, added, a.Wo.bias, p, next(next_norm), not is_pre)
             if c is not None and memory is not None and sources is not None:
-                Wq, kv, Wo = self.products[c]
-                found = Wo(self._attend(c, Wq(y), kv(memory), side, sources, False))
-                x, y = self._add(x, found, c.Wo.bias, p, next(after), not pre)
-            W1, W2 = self.products[f]
-            found = W2(self._activate(W1(y), f))
-            x, y = self._add(x, found, f.W2.bias, p, next(after), not pre)
+                Wq, kv, Wo = self.linears[c]
+                added = Wo(self._attend(c, Wq(y), kv(memory), side, sources, False))
+                x, y = self._add(x, added, c.Wo.bias, p, next(next_norm), not is_pre)
+            W1, W2 = self.linears[f]
+            added = W2(self._activate(W1(y), f))
+            x, y = self._add(x, added, f.W2.bias, p, next(next_norm), not is_pre)
         return y
 
     def _attend(
-        self, layer: Any, first: Tensor, second: Tensor | None, side: Segments, keys: Segments, causal: bool
+        self,
+        layer: MultiHeadAttention,
+        first: Tensor,
+        second: Tensor | None,
+        side: Segments,
+        keys: Segments,
+        causal: bool,
     ) -> Tensor:
+        """Attention over packed rows, (N, H · D_v), of the layer's shape; q, k, v are in `first` and `second`."""
         H, G = layer.heads, layer.key_heads
         widths = H, G, layer.Wq.out_features // H, layer.Wv.out_features // G
-        longest = max(side.longest, keys.longest)
-        return _Attend.apply(first, second, widths, side.starts, keys.starts, longest, causal, layer.scale)  # type: ignore[no-any-return,no-untyped-call]
+        longest = max(side.max_length, keys.max_length)
+        rest = widths, side.starts, keys.starts, longest, causal, layer.scale
+        c: Tensor = run_function(_PackedAttention, first, second, *rest)
+        return c
 
     def _add(
-        self, x: Tensor, f: Tensor | None, bias: Tensor | None, p: float, norm: Any, post: bool
+        self, x: Tensor, f: Tensor | None, bias: Tensor | None, p: float, norm: NormLayer | None, is_post: bool
     ) -> tuple[Tensor, Tensor]:
+        """x + drop(f + bias) as residual, and its norm y; is_post: the norm is the residual. A new dropout site."""
         from dragoman.nn.kernels.fused_triton import AddNorm
 
         self.site += 1
-        centered = isinstance(norm, LayerNorm)
-        offset = norm.bias if centered else None
-        return AddNorm.apply(  # type: ignore[no-any-return,no-untyped-call]
-            x, f, bias, norm.weight, offset, norm.eps, centered, p, self.seed, self.site, self.kind, post
+        assert isinstance(norm, (LayerNorm, RMSNorm))
+        is_centered = isinstance(norm, LayerNorm)
+        offset = norm.bias if isinstance(norm, LayerNorm) else None
+        both: tuple[Tensor, Tensor] = run_function(
+            AddNorm,
+            x,
+            f,
+            bias,
+            norm.weight,
+            offset,
+            norm.eps,
+            is_centered,
+            p,
+            self.seed,
+            self.site,
+            self.dtype,
+            is_post,
         )
+        return both
 
-    def _activate(self, z: Tensor, layer: Any) -> Tensor:
+    def _activate(self, z: Tensor, layer: FeedForward) -> Tensor:
+        """drop(act(z + b₁)) of the feed-forward layer; takes a new dropout site."""
         from dragoman.nn.kernels.fused_triton import Activate
 
         self.site += 1
-        kind = ACTIVATIONS[layer.f]
-        return Activate.apply(z, layer.W1.bias, kind, layer.dropout.p, self.seed, self.site)  # type: ignore[no-any-return,no-untyped-call]
+        name = ACTIVATIONS[layer.f]
+        h: Tensor = run_function(Activate, z, layer.W1.bias, name, layer.dropout.p, self.seed, self.site)
+        return h

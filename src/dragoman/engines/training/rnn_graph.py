@@ -1,13 +1,13 @@
-"""A recurrent decoder's loop over the target as one CUDA graph, forward and backward.
+"""Run the loop of a recurrent decoder over the target as one CUDA graph, forward and backward.
 
-    decoder.loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
+    decoder.step_loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
 
-Where a step waits for the attention of the step before, the loop is some 40 small kernels a step, and launching them
-takes far longer than running them. Rows and lengths are rounded up, and both lengths to the longer one: of two texts
-that are about as long that leaves few shapes. A source that is much longer (a conversation, the places of an image) is
-rounded for itself: a caption of 15 words would take as many steps as an image has places, 64. Steps cost time, rows and
-positions hardly any, so these are rounded more coarsely. A shape that comes a second time is captured, as long as the
-GPU's memory holds it. Rows and steps that were added get no gradient, so they change none.
+Where a step needs the attention of the previous step, the loop is some 40 small kernels a step, and launching them
+takes far longer than running them. Rows and lengths are rounded up, and both lengths to the longer one, which leaves
+few shapes for texts of about the same length. A source that is much longer (a conversation, the positions of an image)
+is rounded by itself: otherwise a caption of 15 words would take 64 steps, as many as an image has positions. Steps cost
+time, rows and positions hardly any, so these are rounded more coarsely. A shape that comes up a second time is
+captured, as long as the GPU's memory holds it. The added rows and steps get no gradient, so they change none.
 
 B rows, T target and S source positions, D width.
 """
@@ -15,8 +15,7 @@ B rows, T target and S source positions, D width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,19 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from dragoman.core.types import Output
-from dragoman.nn.decoders.rnn import RNNDecoder, RNNState, View
+from dragoman.nn.decoders.rnn import RNNDecoder, RNNSource, RNNState
 
 logger = logging.getLogger("dragoman")
 
-LENGTH, LONG, ROWS = 8, 32, 32  # what is added is less than this, or than a quarter, a half and a half
-SHAPES = 96  # that are captured
+# Steps, the positions of a long source and rows are rounded up by less than this, or than a quarter, a half and a half.
+STEP_MULTIPLE, POSITION_MULTIPLE, ROW_MULTIPLE = 8, 32, 32
+MAX_GRAPHS = 96  # shapes that are captured
+
+GraphedLoop = tuple[Callable[..., tuple[Tensor, ...]], list[str]]  # the captured function, and the names of its extras
 
 
-class Loop(nn.Module):
-    """decoder.in_steps as a function of tensors: what a capture wants."""
+class LoopFunction(nn.Module):
+    """decoder.decode_sequentially as a function of tensors alone, as a capture needs it."""
 
     def __init__(self, decoder: RNNDecoder, extras: list[str]) -> None:
         super().__init__()
@@ -41,73 +43,77 @@ class Loop(nn.Module):
         self.names = [name for name, _ in self.named_parameters()]
 
     def forward(self, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        output = self.decoder.in_steps(y, built(tensors))
+        """The decoder's output o for y, and its extras in the order of their names; `tensors` are the state."""
+        output = self.decoder.decode_sequentially(y, build_state(tensors))
         return output.o, *(output.extras[name] for name in self.extras)
 
-    def of(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def call_with_weights(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """`forward` with the parameters as the last arguments."""
-        tensors, weights = given[: -len(self.names)], given[-len(self.names) :]
-        return functional_call(self, dict(zip(self.names, weights, strict=True)), tensors)  # type: ignore[no-any-return]
+        tensors, weights = arguments[: -len(self.names)], arguments[-len(self.names) :]
+        outputs: tuple[Tensor, ...] = functional_call(self, dict(zip(self.names, weights, strict=True)), tensors)
+        return outputs
 
 
-class Loops:
-    """Takes the place of a decoder's own loop while it trains."""
+class CapturedLoop:
+    """Replaces a decoder's own loop in training: one CUDA graph for each shape."""
 
     def __init__(self, decoder: RNNDecoder) -> None:
-        self.decoder, self.plain = decoder, decoder.in_steps
-        self.captured: dict[tuple[int, ...], tuple[Callable[..., tuple[Tensor, ...]], list[str]]] = {}
+        self.decoder, self.reference_loop = decoder, decoder.decode_sequentially
+        self.captured: dict[tuple[int, ...], GraphedLoop] = {}
         self.seen: set[tuple[int, ...]] = set()
-        self.room = SHAPES
-        self.pool: Any = None
+        self.max_graphs = MAX_GRAPHS
+        self.pool: torch.cuda._POOL_HANDLE | None = None
 
-    def forget(self) -> None:
-        """Give back what was captured, with its memory, and capture no more."""
+    def release_graphs(self) -> None:
+        """Free all captured graphs and their memory, and capture no more."""
         self.captured.clear()
-        self.pool, self.room = None, 0
+        self.pool, self.max_graphs = None, 0
 
     def __call__(self, y: Tensor, state: RNNState) -> Output:
-        view, (B, T) = state.view, y.shape[:2]
-        if not self.decoder.training or view is None or T == 0:
-            return self.plain(y, state)
-        S, given = view.keys.shape[2], (y, state)
-        steps, positions = rounded(T, S)
-        y, tensors = widened(y, state, view, up(B, ROWS, 2) - B, steps - T, positions - S)
+        """The decoder's output for y (B, T, D), without attention weights; a shape that comes up again is captured."""
+        source, (B, T) = state.source, y.shape[:2]
+        if not self.decoder.training or source is None or T == 0:
+            return self.reference_loop(y, state)
+        S, arguments = source.keys.shape[2], (y, state)
+        steps, positions = round_up_shape(T, S)
+        y, tensors = pad_inputs(y, state, source, round_up(B, ROW_MULTIPLE, 2) - B, steps - T, positions - S)
         key = (*y.shape[:2], positions, torch.is_autocast_enabled("cuda"))
-        if key in self.seen and key not in self.captured and len(self.captured) < self.room:
+        if key in self.seen and key not in self.captured and len(self.captured) < self.max_graphs:
             try:
                 self.captured[key] = self._capture(y, tensors)
             except torch.OutOfMemoryError:
-                self.room = 0
-                mend_generator()
-                logger.warning("the GPU's memory does not hold more captured loops; other shapes run step by step")
+                self.max_graphs = 0
+                reset_generator()
+                logger.warning("The GPU has no memory for more captured loops; other shapes run step by step.")
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                logger.warning("the decoder's loop cannot be captured and runs step by step: %s", reason)
-                self.decoder.loop = self.plain
-                mend_generator()
-                return self.decoder.loop(*given)
+                logger.warning("The decoder's loop cannot be captured and runs step by step: %s", reason)
+                self.decoder.step_loop = self.reference_loop
+                reset_generator()
+                return self.decoder.step_loop(*arguments)
         self.seen.add(key)
         if key in self.captured:
             run, names = self.captured[key]
-            found = run(y, *tensors, *self.decoder.parameters())
+            outputs = run(y, *tensors, *self.decoder.parameters())
         else:
-            output = self.plain(y, built(tensors))
-            names, found = list(output.extras), (output.o, *output.extras.values())
-        o, *extras = (x[:B, :T] for x in found)
+            output = self.reference_loop(y, build_state(tensors))
+            names, outputs = list(output.extras), (output.o, *output.extras.values())
+        o, *extras = (x[:B, :T] for x in outputs)
         return Output(o, None, dict(zip(names, extras, strict=True)))
 
-    def _capture(self, y: Tensor, tensors: list[Tensor]) -> tuple[Callable[..., tuple[Tensor, ...]], list[str]]:
+    def _capture(self, y: Tensor, tensors: list[Tensor]) -> GraphedLoop:
+        """Capture the loop, forward and backward, for these shapes: the function and the names of its extras."""
         with torch.no_grad():
-            names = list(self.plain(y, built(tensors)).extras)
+            names = list(self.reference_loop(y, build_state(tensors)).extras)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         samples = [x.detach().clone().requires_grad_(x.requires_grad) for x in (y, *tensors)]
-        # The parameters under new names: under their own, backward would add to what the step under way has begun on
-        # another stream, which a capture cannot. They stay where they are in memory, so nothing is copied.
+        # Detached parameters: with the originals, backward would add to gradients of the running step on another
+        # stream, which a capture cannot. They share their memory, so nothing is copied.
         samples += [p.detach().requires_grad_(p.requires_grad) for p in self.decoder.parameters()]
         half = torch.is_autocast_enabled("cuda")
         with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
-            run: Any = torch.cuda.make_graphed_callables(
-                Loop(self.decoder, names).of,
+            run: Callable[..., tuple[Tensor, ...]] = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                LoopFunction(self.decoder, names).call_with_weights,
                 tuple(samples),
                 num_warmup_iters=1,  # the kernels have run before
                 allow_unused_input=True,
@@ -116,56 +122,66 @@ class Loops:
         return run, names
 
 
-def rounded(T: int, S: int) -> tuple[int, int]:
-    """The steps and positions that a loop is captured for."""
+def round_up_shape(T: int, S: int) -> tuple[int, int]:
+    """The steps and source positions that a loop over T and S of them is captured for."""
     if S > 1.5 * T:
-        return up(T, LENGTH, 4), up(S, LONG, 2)
-    longer = up(max(S, T), LENGTH, 4)
+        return round_up(T, STEP_MULTIPLE, 4), round_up(S, POSITION_MULTIPLE, 2)
+    longer = round_up(max(S, T), STEP_MULTIPLE, 4)
     return longer, longer
 
 
-def up(n: int, least: int, parts: int) -> int:
-    """n rounded up, to multiples of `least` or of one of so many parts of the power of two below it."""
-    unit = max(least, (1 << max(n - 1, 1).bit_length() - 1) // parts)
+def round_up(n: int, multiple: int, parts: int) -> int:
+    """n rounded up to a multiple of `multiple`, or if larger of the power of two below n divided by `parts`."""
+    unit = max(multiple, (1 << max(n - 1, 1).bit_length() - 1) // parts)
     return n + -n % unit
 
 
-def mend_generator() -> None:
-    """A capture that failed leaves the generator waiting for its end: give it a state of its own that is not."""
-    mine = torch.cuda.default_generators[torch.cuda.current_device()]
-    fresh = torch.Generator(mine.device).manual_seed(mine.initial_seed())
-    mine.graphsafe_set_state(fresh.graphsafe_get_state())
+def reset_generator() -> None:
+    """Give the CUDA generator a new state: after a failed capture, the old one still waits for the capture's end."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
-def widened(
-    y: Tensor, state: RNNState, view: View, rows: int, steps: int, positions: int
+def pad_inputs(
+    y: Tensor, state: RNNState, source: RNNSource, rows: int, steps: int, positions: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """The same with so many more rows, steps and source positions, as tensors in the order of `built`."""
-    below = [pad(x, (0, 0) * (x.dim() - 1) + (0, rows)) for x in (*state.s, state.o)]  # rows of zeros
-    keys, values = (pad(x, (0, 0, 0, positions, 0, 0, 0, rows)) for x in (view.keys, view.values))
-    mask = pad(view.mask, (0, positions, 0, 0, 0, rows))
-    lengths, t = pad(view.lengths, (0, 0, 0, rows), value=1), pad(state.t, (0, 0, 0, rows))
-    found = [t, keys, values, mask, lengths, *below]
-    if view.memo is not None:
-        found.append(pad(view.memo, (0, positions, 0, 0, 0, rows)))
-    return pad(y, (0, 0, 0, steps, 0, rows)), [x.contiguous() for x in found]
+    """y padded by so many rows and steps, and the state, with more source positions, as tensors for `build_state`."""
+    hidden = [pad(x, (0, 0) * (x.dim() - 1) + (0, rows)) for x in (*state.s, state.o)]  # rows of zeros
+    keys, values = (pad(x, (0, 0, 0, positions, 0, 0, 0, rows)) for x in (source.keys, source.values))
+    mask = pad(source.mask, (0, positions, 0, 0, 0, rows))
+    lengths, t = pad(source.lengths, (0, 0, 0, rows), value=1), pad(state.t, (0, 0, 0, rows))
+    tensors = [t, keys, values, mask, lengths, *hidden]
+    if source.past_weights is not None:
+        tensors.append(pad(source.past_weights, (0, positions, 0, 0, 0, rows)))
+    return pad(y, (0, 0, 0, steps, 0, rows)), [x.contiguous() for x in tensors]
 
 
-def built(tensors: Any) -> RNNState:
-    """The state that `widened` took apart."""
+def build_state(tensors: Sequence[Tensor]) -> RNNState:
+    """The state from the tensors of `pad_inputs`."""
     t, keys, values, mask, lengths, *rest = tensors
     s = tuple(x for x in rest if x.dim() == 4)  # of each layer
-    o, *memo = rest[len(s) :]
-    return RNNState(s, o, t, None, View(keys, values, mask, lengths, memo[0] if memo else None))
+    o, *past_weights = rest[len(s) :]
+    return RNNState(s, o, t, None, RNNSource(keys, values, mask, lengths, past_weights[0] if past_weights else None))
 
 
-def forget(decoder: Any) -> None:
-    """Give back the memory of a decoder's captured loops, where it has some."""
-    if isinstance(decoder, RNNDecoder) and isinstance(decoder.loop, Loops):
-        decoder.loop.forget()
+def release_captured_loops(decoder: nn.Module | None) -> None:
+    """Free the captured loops of a decoder, if it has any; it then captures no more."""
+    if isinstance(decoder, RNNDecoder) and isinstance(decoder.step_loop, CapturedLoop):
+        decoder.step_loop.release_graphs()
 
 
-def hurry(decoder: Any) -> None:
-    """Give a recurrent decoder that waits for itself a captured loop."""
-    if isinstance(decoder, RNNDecoder) and decoder.waits:
-        decoder.loop = Loops(decoder)
+def captured_loop_blocker(decoder: nn.Module | None, device: torch.device) -> str | None:
+    """Why a decoder does not train with a captured loop; None: it does."""
+    if device.type != "cuda":
+        return f"it runs on a GPU, and the device is {device.type}"
+    if not isinstance(decoder, RNNDecoder):
+        return "the model has no rnn decoder"
+    if not decoder.is_sequential:
+        return "no step of the decoder needs the attention of the previous one, so that all steps run at once"
+    return None
+
+
+def use_captured_loop(decoder: RNNDecoder) -> None:
+    """Train a decoder with a captured loop; `captured_loop_blocker` must be None."""
+    decoder.step_loop = CapturedLoop(decoder)

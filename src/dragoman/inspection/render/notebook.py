@@ -1,36 +1,37 @@
-"""A prediction as it shows itself in a notebook: the text, its log-probability, and where the model looked.
+"""A prediction as HTML for notebooks: the text, its log-probability, and its attention.
 
     Prediction ─→ one <div> with an SVG: source tokens on top, target tokens at the left, a square for each weight
-                  of an image or a clip: it, once more for each word, under a veil where the word did not look, and with
-                  an edge where it looked most
-                  of a sound: its frames, and a row of weights for each word below them
+                  image or video: the picture once more for each word, under a veil where its weights are small, and
+                  with an edge around the strongest cell
+                  audio: its spectrogram, and a row of weights for each word below it
 
-No script: notebooks run none until they are trusted. Colors are set for light pages and for dark ones by opacity of one
-ink, so that both are readable. Sizes are in pixels.
+There is no script: notebooks run none until they are trusted. Weights are the opacity of one color, so that they are
+readable on light and dark pages. Sizes are in pixels.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len
 
 from dragoman.inspection.media_layout import (
-    AROUND,
-    SIGNAL,
-    THICKEST,
+    EDGE,
+    EDGE_OUTLINE,
     VEIL,
-    grids,
-    pictures,
-    scaled,
-    spoken,
-    states,
-    strongest,
-    titles,
+    VEIL_OPACITY,
+    MediaPreview,
+    describe_peak,
+    grid_weights,
+    picture_urls,
+    scale_to_peak,
+    state_range,
+    strongest_cell,
+    word_titles,
 )
 from dragoman.inspection.render.terminal import visible
 
@@ -38,31 +39,31 @@ if TYPE_CHECKING:
     from dragoman.inference.pipeline import Prediction
 
 CELL, LETTER, GAP = 18, 7.2, 6  # a square, the width of a character, between labels and squares
-LONGEST = 24  # characters of a label
+MAX_LABEL = 24  # characters
 BLUE = "#0072b2"
-PICTURE, BESIDE = 112, 6  # the side of an image, and how many stand side by side
-SOUND, HIGH, ROW = 640, 100, 14  # the width and height of a sound's frames, and the height of a row of weights
+PICTURE, PER_ROW = 112, 6  # the side of an image, and how many stand side by side
+SPECTROGRAM_WIDTH, SPECTROGRAM_HEIGHT, ROW = 640, 100, 14  # ROW: the height of a row of weights
 
 
-def html(prediction: Prediction) -> str:
-    """The prediction as a piece of a page."""
+def render_prediction(prediction: Prediction) -> str:
+    """Render a prediction as HTML: text, log p, attention over source or media, and alternatives."""
     parts = [f"<div><b>{escape(prediction.text)}</b> <small>log p {prediction.log_prob:.3f}</small>"]
     if prediction.attention is not None:
         weights = np.nan_to_num(prediction.attention)
         target = [*prediction.tokens, "</s>"][: len(weights)]
         if prediction.media_preview is None:
-            parts.append(heat_map(weights, prediction.source_tokens, target))
+            parts.append(_render_heat_map(weights, prediction.source_tokens, target))
         else:
-            draw = lanes if prediction.media_preview["kind"] == "sound" else strip
-            parts.append(draw(prediction.media_preview, weights, target))
+            render = _render_spectrogram if prediction.media_preview["kind"] == "audio" else _render_pictures
+            parts.append(render(prediction.media_preview, weights, target))
     others = "".join(
         f"<li>{escape(other.text)} <small>log p {other.log_prob:.3f}</small></li>" for other in prediction.alternatives
     )
     return "".join([*parts, f"<ol start='2'>{others}</ol>" if others else "", "</div>"])
 
 
-def heat_map(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> str:
-    """Weights (T, S) in [0, 1] as an SVG."""
+def _render_heat_map(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> str:
+    """Render weights (T, S) in [0, 1] as an SVG grid with the tokens as labels."""
     above, left = ([_label(token) for token in tokens] for tokens in (source, target))
     x0 = GAP + LETTER * max(map(cell_len, left), default=0)
     y0 = GAP + LETTER * max(map(cell_len, above), default=0)
@@ -85,72 +86,75 @@ def heat_map(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) 
     return _svg(width, height, marks)
 
 
-def strip(medium: Mapping[str, Any], weights: np.ndarray, target: Sequence[str]) -> str:
-    """An image, or the frames of a clip, for each word; weights (T, S)."""
-    seen = pictures(medium)
-    side = PICTURE if len(seen) == 1 else PICTURE / 2
-    beside = max(1, int(BESIDE * PICTURE / (side * len(seen))))
-    names, marks = titles(medium, [_label(token) for token in target], weights), []
-    across, down = side * len(seen) + GAP, side + CELL + GAP
+def _render_pictures(preview: MediaPreview, weights: np.ndarray, target: Sequence[str]) -> str:
+    """Render an image, or the frames of a video, once for each word as an SVG, veiled by its weights (T, S)."""
+    urls = picture_urls(preview)
+    side = PICTURE if len(urls) == 1 else PICTURE / 2
+    per_row = max(1, int(PER_ROW * PICTURE / (side * len(urls))))
+    names, marks = word_titles(preview, [_label(token) for token in target], weights), []
+    across, down = side * len(urls) + GAP, side + CELL + GAP
     for t, (name, row) in enumerate(zip(names, weights, strict=True)):
-        x, y = across * (t % beside), down * (t // beside)
-        every = grids(medium, row)
-        high, wide = side / every.shape[1], side / every.shape[2]
-        for k, a in enumerate(every):
-            marks.append(_image(seen[k], t == 0, x + k * side, y, side, side))
+        x, y = across * (t % per_row), down * (t // per_row)
+        grids = grid_weights(preview, row)
+        high, wide = side / grids.shape[1], side / grids.shape[2]
+        for k, a in enumerate(grids):
+            marks.append(_image(urls[k], t == 0, x + k * side, y, side, side))
             for (i, j), weight in np.ndenumerate(a):
                 box = _box(x + k * side + j * wide, y + i * high, wide, high)
-                marks.append(f"<rect {box} fill='{VEIL}' fill-opacity='{THICKEST * (1 - weight):.3f}'/>")
-        peak = strongest(every)
+                marks.append(f"<rect {box} fill='{VEIL}' fill-opacity='{VEIL_OPACITY * (1 - weight):.3f}'/>")
+        peak = strongest_cell(grids)
         if peak is not None:
             k, i, j = peak
-            place = f"M{x + k * side + j * wide:.1f},{y + i * high:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
-            for color, width in ((AROUND, 4), (SIGNAL, 2)):
-                marks.append(f"<path d='{place}' fill='none' stroke='{color}' stroke-width='{width}'/>")
-        about = escape(f"{name}: {spoken(medium, row)}")
-        marks.append(f"<text x='{x:.1f}' y='{y + side + CELL * 0.7:.1f}'>{escape(name)}<title>{about}</title></text>")
-    return _svg(across * min(beside, len(target)), down * -(-len(target) // beside), marks)
+            outline = f"M{x + k * side + j * wide:.1f},{y + i * high:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
+            for color, width in ((EDGE_OUTLINE, 4), (EDGE, 2)):
+                marks.append(f"<path d='{outline}' fill='none' stroke='{color}' stroke-width='{width}'/>")
+        title = escape(f"{name}: {describe_peak(preview, row)}")
+        marks.append(f"<text x='{x:.1f}' y='{y + side + CELL * 0.7:.1f}'>{escape(name)}<title>{title}</title></text>")
+    return _svg(across * min(per_row, len(target)), down * -(-len(target) // per_row), marks)
 
 
-def lanes(medium: Mapping[str, Any], weights: np.ndarray, target: Sequence[str]) -> str:
-    """The frames of a sound, and a row of weights (T, S) for each word."""
-    names = titles(medium, [_label(token) for token in target], weights)
+def _render_spectrogram(preview: MediaPreview, weights: np.ndarray, target: Sequence[str]) -> str:
+    """Render a spectrogram as an SVG, with a row of weights (T, S) for each word below it."""
+    names = word_titles(preview, [_label(token) for token in target], weights)
     x0 = GAP + LETTER * max(map(cell_len, names), default=0)
-    marks = [_image(medium["src"], True, x0, 0, SOUND, HIGH)]
+    marks = [_image(preview["src"], True, x0, 0, SPECTROGRAM_WIDTH, SPECTROGRAM_HEIGHT)]
     for t, (name, row) in enumerate(zip(names, weights, strict=True)):
-        y, about = HIGH + GAP + ROW * t, escape(f"{name}: {spoken(medium, row)}")
+        y, title = SPECTROGRAM_HEIGHT + GAP + ROW * t, escape(f"{name}: {describe_peak(preview, row)}")
         marks.append(
             f"<text x='{x0 - GAP:.1f}' y='{y + ROW * 0.8:.1f}' text-anchor='end'>{escape(name)}"
-            f"<title>{about}</title></text>"
+            f"<title>{title}</title></text>"
         )
-        for (start, end), weight in zip(medium["spans"], scaled(row[states(medium)]), strict=True):
-            box = _box(x0 + SOUND * start, y, SOUND * (end - start), ROW - 1)
+        for (start, end), weight in zip(preview["spans"], scale_to_peak(row[state_range(preview)]), strict=True):
+            box = _box(x0 + SPECTROGRAM_WIDTH * start, y, SPECTROGRAM_WIDTH * (end - start), ROW - 1)
             marks.append(f"<rect {box} fill='{BLUE}' fill-opacity='{0.05 + 0.95 * weight:.3f}'/>")
-    return _svg(x0 + SOUND, HIGH + GAP + ROW * len(target), marks)
+    return _svg(x0 + SPECTROGRAM_WIDTH, SPECTROGRAM_HEIGHT + GAP + ROW * len(target), marks)
 
 
 def _image(url: str, first: bool, x: float, y: float, width: float, height: float) -> str:
-    """A picture, written out where it stands first; elsewhere, the same again."""
+    """Render the SVG of a picture: embedded if it is `first` used, else a reference to the embedded one."""
     name = f"seen-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     if not first:
         return f"<use href='#{name}' x='{x:.1f}' y='{y:.1f}'/>"
     size = f"width='{width:.1f}' height='{height:.1f}' preserveAspectRatio='none'"
-    inside = f"<image id='{name}' href='{escape(url)}' {size} style='image-rendering: pixelated'/>"
-    return f"<g transform='translate({x:.1f},{y:.1f})'>{inside}</g>"
+    image = f"<image id='{name}' href='{escape(url)}' {size} style='image-rendering: pixelated'/>"
+    return f"<g transform='translate({x:.1f},{y:.1f})'>{image}</g>"
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:
+    """Render the SVG attributes of a rectangle."""
     return f"x='{x:.1f}' y='{y:.1f}' width='{width:.2f}' height='{height:.2f}'"
 
 
 def _svg(width: float, height: float, marks: Sequence[str]) -> str:
-    look = "style='display: block' font-family='monospace' font-size='12' fill='currentColor'"
+    """Wrap marks in an <svg> element of this size."""
+    style = "style='display: block' font-family='monospace' font-size='12' fill='currentColor'"
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' role='img' aria-label='where the model looked' width='{width:.0f}' "
-        f"height='{height:.0f}' {look}>{''.join(marks)}</svg>"
+        f"<svg xmlns='http://www.w3.org/2000/svg' role='img' aria-label='attention' width='{width:.0f}' "
+        f"height='{height:.0f}' {style}>{''.join(marks)}</svg>"
     )
 
 
 def _label(token: str) -> str:
+    """Return a token as a visible label, cut to MAX_LABEL characters."""
     shown = visible(token)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    return shown if len(shown) <= MAX_LABEL else f"{shown[: MAX_LABEL - 1]}…"

@@ -1,12 +1,11 @@
 """Views in one HTML file that opens anywhere: no server, no network, no other file.
 
-    views.css ──────────────────────────→ <style>                       allowed by its SHA-256
-    dom.js, heat.js, …, views.js, joined → <script type="module">       allowed by its SHA-256
-    the views' dicts ───────────────────→ <script type="application/json">, data that cannot run
+    views.css ────────────────────────────→ <style>                       allowed by its SHA-256
+    NAME.js of every view and its imports → <script type="module">       allowed by its SHA-256
+    the views' data ──────────────────────→ <script type="application/json">, data that cannot run
 
-Modules are joined by leaving out their imports and the word `export`: they follow one another in the order of their
-imports, and no two of them use a name twice. Pictures are data, too. Everything else is forbidden by the page's content
-security policy.
+Modules are joined by leaving out their imports and the word `export`: each follows those it imports, and no two of them
+declare one name. Pictures are data, too. The page's content security policy forbids everything else.
 """
 
 from __future__ import annotations
@@ -16,27 +15,22 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
-# A module stands after those it imports from.
-MODULES = (
-    *("dom", "heat", "medium", "chart"),
-    *("alignment", "beam", "steps", "quality", "space", "positions", "probes", "why", "replay"),
-    "views",
-)
+from dragoman.inspection.views import ViewData, find_view, views
+
 START = """drawTabs(document.querySelector("main"), JSON.parse(document.getElementById("data").textContent));\n"""
-IMPORT = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=function |const |class )", re.MULTILINE)
 
 
-def page(views: Sequence[Mapping[str, Any]], title: str) -> str:
-    """The text of the file; several views become tabs."""
-    style, script = _static("views.css"), joined() + START
+def render_page(data: Sequence[ViewData], title: str) -> str:
+    """Render the data of views as one self-contained HTML page; several views become tabs."""
+    style, script = _read_static("views.css"), join_modules() + START
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
-        "form-action 'none'"
+        f"default-src 'none'; script-src {_csp_hash(script)}; style-src {_csp_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
     name = html.escape(title.encode("utf-8", "replace").decode())
     return f"""<!doctype html>
@@ -52,27 +46,54 @@ def page(views: Sequence[Mapping[str, Any]], title: str) -> str:
 <body class="dragoman page">
 <header><h1>{name}</h1></header>
 <main><noscript>A script that is part of this page draws its pictures; please allow it to run.</noscript></main>
-<script type="application/json" id="data">{embedded(views)}</script>
+<script type="application/json" id="data">{script_json(data)}</script>
 <script type="module">{script}</script>
 </body>
 </html>
 """
 
 
-def embedded(value: Any) -> str:
-    """JSON that cannot end the element it stands in: "<" is written as its escape, and so is all that is not ASCII."""
+def script_json(value: Sequence[ViewData]) -> str:
+    """Encode JSON for a <script> element: "<" and everything outside ASCII are escaped."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def joined() -> str:
-    """All modules as one."""
-    return "".join(EXPORT.sub("", IMPORT.sub("", _static(f"{name}.js"))) for name in MODULES)
+def view_modules() -> list[str]:
+    """Return the names of the registered views that a JavaScript module draws."""
+    return [name for name in views.names if find_view(name).has_module]
 
 
-def _static(name: str) -> str:
+def page_modules() -> list[str]:
+    """Return the names of all JavaScript modules of a page, each after those it imports."""
+    order: list[str] = []
+
+    def add(name: str) -> None:
+        """Append a module after those it imports, unless it is there already."""
+        if name not in order:
+            for imported in IMPORT.findall(_read_static(f"{name}.js")):
+                add(imported)
+            order.append(name)
+
+    for name in (*view_modules(), "views"):
+        add(name)
+    return order
+
+
+def join_modules() -> str:
+    """Join the JavaScript modules of a page to one script, without imports and exports."""
+    return "".join(EXPORT.sub("", IMPORT.sub("", _read_static(f"{name}.js"))) for name in page_modules())
+
+
+def import_modules() -> str:
+    """Return JavaScript that imports the module of every view, for pages that load them from a server."""
+    return "".join(f'import "./{name}.js";\n' for name in view_modules())
+
+
+def _read_static(name: str) -> str:
+    """Read a static file of the package."""
     return (resources.files("dragoman.inspection") / "static" / name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
-    """How a content security policy names an element's content."""
+def _csp_hash(text: str) -> str:
+    """Return the hash of a script or style as a Content-Security-Policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

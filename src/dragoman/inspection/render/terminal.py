@@ -5,14 +5,14 @@
           R   ██                        a matrix wider than the terminal goes on below, in blocks of columns
          AE     ██
 
-Where the source is an image, each word has a grid of its own, and as many stand side by side as fit; shades there are
-shares of the word's largest weight (places.py).
+Where the source is an image, each word has a grid of its own, and grids stand side by side; shades there are relative
+to the word's largest weight (media_layout.py).
 
-With color a weight is a shade of the background, from near black to near white in one hue, so that the map carries its
-own ground and reads the same on dark and on light terminals. Without color it is one of " ·░▒▓█".
+With color a weight is a shade of the background, from near black to near white in one hue, so that the map looks the
+same on dark and on light terminals. Without color it is one of " ·░▒▓█".
 
-Tokens come from data and may hold anything. `visible` makes them fit to print: no control character, escape sequence or
-direction mark reaches the terminal, and a combining mark without a base gets one, so that columns stay columns.
+Tokens come from data and may hold anything. `visible` makes them printable: no control character, escape sequence or
+direction mark reaches the terminal, and a combining mark without a base gets one, so that columns stay aligned.
 T target tokens, S source tokens.
 """
 
@@ -20,18 +20,22 @@ from __future__ import annotations
 
 import shutil
 import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from dragoman.inspection.media_layout import grids, titles
+from dragoman.inspection import media_layout
+from dragoman.inspection.media_layout import MediaPreview
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+    from rich.console import Console
+
+    from dragoman.inspection.views import ViewData
 
 GLYPHS = " ·░▒▓█"
 # Equal steps of perceived lightness (OKLab) at one hue; each shade is a tenth. The first two are nearly gray: where a
@@ -41,29 +45,29 @@ SHADES = (
     *("#359ce7", "#5bb1f6", "#83c6ff", "#acdbff", "#d9eeff"),
 )
 STYLES = tuple(Style(bgcolor=shade) for shade in SHADES)
-DEEPEST = 16  # lines of a heading; longer tokens are cut
-EACH = "the most of each word"
+MAX_HEADING_LINES = 16  # longer tokens are cut
+PEAK_OF_WORD = "the most of each word"
 
 
-def heat_map(
+def render_heat_map(
     weights: ArrayLike,
     source: Sequence[str],
     target: Sequence[str],
     *,
     color: bool,
     width: int | None = None,
-    most: str = "1",
+    peak_label: str = "1",
 ) -> Text:
-    """The map of weights (T, S), each in [0, 1]; `width` is the terminal's unless given. Not a number shows as "?".
+    """Render weights (T, S) in [0, 1] as shades, in blocks of columns that fit the width; NaN shows as "?".
 
-    `most` is what the strongest shade stands for.
+    `width` is the terminal's by default. `peak_label` says what the strongest shade stands for.
     """
     a = np.asarray(weights, dtype=float)
     if a.shape != (len(target), len(source)):
-        raise ValueError(f"weights are {a.shape}; {len(target)} target and {len(source)} source tokens were given")
+        raise ValueError(f"weights are {a.shape}; {len(target)} target and {len(source)} source tokens are needed")
     width = width or shutil.get_terminal_size().columns
-    headings = [_clusters(visible(token)) for token in source]
-    labels = _right([_cut(visible(token), max(8, width // 3)) for token in target])
+    headings = [_split_clusters(visible(token)) for token in source]
+    labels = _align_right([_cut(visible(token), max(8, width // 3)) for token in target])
     margin = max((cell_len(label) for label in labels), default=0) + 1
     cell = 1 + max((cell_len(cluster) for heading in headings for cluster in heading), default=1)
     columns = max(1, (width - margin) // cell)
@@ -71,72 +75,74 @@ def heat_map(
     text = Text(no_wrap=True, overflow="ignore")
     for start in range(0, len(source), columns):
         block = slice(start, start + columns)
-        _heading(text, headings[block], margin, cell)
+        _append_heading(text, headings[block], margin, cell)
         for label, row in zip(labels, a[:, block], strict=True):
             text.append(f"{label} ")
-            _row(text, row, cell, color)
+            _append_weights(text, row, cell, color)
             text.append("\n")
         text.append("\n")
-    _scale(text, color, most)
+    _append_scale(text, color, peak_label)
     return text
 
 
-def grid_maps(
-    medium: Mapping[str, Any],
+def render_grid_maps(
+    preview: MediaPreview,
     weights: Sequence[Sequence[float]],
     target: Sequence[str],
     *,
     color: bool,
     width: int | None = None,
 ) -> Text:
-    """A grid of shades for each word, over the cells of an image or of a clip's frames."""
+    """Render a grid of shades with a title for each word, over the cells of an image or of a video's frames."""
     width = width or shutil.get_terminal_size().columns
-    every = [_in_a_row(grids(medium, row)) for row in weights]
-    names = titles(medium, [visible(token) for token in target], weights)
-    wide = 2 * every[0].shape[1] if every else 2
+    grids = [_join_frames(media_layout.grid_weights(preview, row)) for row in weights]
+    names = media_layout.word_titles(preview, [visible(token) for token in target], weights)
+    wide = 2 * grids[0].shape[1] if grids else 2
     wide = max(wide, min(max((cell_len(name) for name in names), default=0), max(wide, 10)))
-    beside = max(1, (width + 2) // (wide + 2))
+    per_row = max(1, (width + 2) // (wide + 2))
     text = Text(no_wrap=True, overflow="ignore")
-    for start in range(0, len(every), beside):
-        some = range(start, min(start + beside, len(every)))
-        text.append("  ".join(_filled(_cut(names[i], wide), wide) for i in some).rstrip() + "\n")
-        for row in range(len(every[start])):
+    for start in range(0, len(grids), per_row):
+        some = range(start, min(start + per_row, len(grids)))
+        text.append("  ".join(_pad_right(_cut(names[i], wide), wide) for i in some).rstrip() + "\n")
+        for row in range(len(grids[start])):
             for i in some:
-                _shades(text, every[i][row], wide, color)
-                text.append("  " if color else "│ ")  # else nobody sees where a grid ends
+                _append_grid_row(text, grids[i][row], wide, color)
+                text.append("  " if color else "│ ")  # without color the end of a grid is invisible
             text.append("\n")
         text.append("\n")
-    _scale(text, color, EACH)
+    _append_scale(text, color, PEAK_OF_WORD)
     return text
 
 
-def _in_a_row(a: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Grids (n, rows, columns) side by side, not a number between them."""
-    return np.hstack([np.pad(one, ((0, 0), (0, 1)), constant_values=np.nan) for one in a])[:, :-1]
+def _join_frames(a: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Put grids (n, rows, columns) side by side, with a column of NaN between them."""
+    return np.hstack([np.pad(grid, ((0, 0), (0, 1)), constant_values=np.nan) for grid in a])[:, :-1]
 
 
-def _filled(text: str, width: int) -> str:
+def _pad_right(text: str, width: int) -> str:
+    """Pad a text with spaces to `width` cells."""
     return text + " " * (width - cell_len(text))
 
 
-def _shades(text: Text, row: NDArray[np.float64], wide: int, color: bool) -> None:
-    """A line of one grid; between the frames of a clip there is nothing."""
+def _append_grid_row(text: Text, row: NDArray[np.float64], wide: int, color: bool) -> None:
+    """Append a row of one grid, two cells for each weight, padded to `wide`; NaN stays empty."""
     for weight in row:
         if np.isnan(weight):
             text.append("  ")
         else:
-            _row(text, np.array([weight]), 2, color)
+            _append_weights(text, np.array([weight]), 2, color)
     text.append(" " * (wide - 2 * len(row)))
 
 
 def visible(token: str) -> str:
-    """The token with everything that does not print as itself spelled out: ␣, <001B>, <202E>, ◌ under a lone mark."""
-    shown = "".join(_sign(character) for character in token)
+    """Spell out what does not print as itself: ␣, <001B>; ◌ is put before a lone combining mark."""
+    shown = "".join(_spell_character(character) for character in token)
     lone = bool(shown) and (cell_len(shown[0]) == 0 or unicodedata.category(shown[0]).startswith("M"))
     return f"◌{shown}" if lone else shown
 
 
-def _sign(character: str) -> str:
+def _spell_character(character: str) -> str:
+    """Return ␣ for a space, <code point> for a control, separator or variation selector, else the character."""
     if character == " ":
         return "␣"
     code = ord(character)
@@ -147,19 +153,19 @@ def _sign(character: str) -> str:
     return character
 
 
-def _clusters(text: str) -> list[str]:
-    """Characters, each with the marks that stand on it; of a long text the first few."""
+def _split_clusters(text: str) -> list[str]:
+    """Split a text into characters with their combining marks; ⋮ ends one that exceeds MAX_HEADING_LINES."""
     clusters: list[str] = []
     for character in text:
         if clusters and cell_len(character) == 0:
             clusters[-1] += character
         else:
             clusters.append(character)
-    return clusters if len(clusters) <= DEEPEST else [*clusters[: DEEPEST - 1], "⋮"]
+    return clusters if len(clusters) <= MAX_HEADING_LINES else [*clusters[: MAX_HEADING_LINES - 1], "⋮"]
 
 
 def _cut(text: str, limit: int) -> str:
-    """At most `limit` cells of a text, with … where something is missing."""
+    """Cut a text to at most `limit` cells, with … at the end if anything is cut."""
     if cell_len(text) <= limit:
         return text
     kept = ""
@@ -170,13 +176,14 @@ def _cut(text: str, limit: int) -> str:
     return f"{kept}…"
 
 
-def _right(labels: list[str]) -> list[str]:
+def _align_right(labels: list[str]) -> list[str]:
+    """Pad labels on the left to the width of the widest."""
     widest = max((cell_len(label) for label in labels), default=0)
     return [" " * (widest - cell_len(label)) + label for label in labels]
 
 
-def _heading(text: Text, headings: list[list[str]], margin: int, cell: int) -> None:
-    """The source tokens written downwards, so that each ends on its column."""
+def _append_heading(text: Text, headings: list[list[str]], margin: int, cell: int) -> None:
+    """Append the source tokens as columns, written downwards and aligned at the bottom."""
     depth = max(len(heading) for heading in headings)
     stacked = [[""] * (depth - len(heading)) + heading for heading in headings]
     for line in zip(*stacked, strict=True):
@@ -184,7 +191,8 @@ def _heading(text: Text, headings: list[list[str]], margin: int, cell: int) -> N
         text.append(f"{' ' * margin}{content.rstrip(' ')}\n")
 
 
-def _row(text: Text, row: NDArray[np.float64], cell: int, color: bool) -> None:
+def _append_weights(text: Text, row: NDArray[np.float64], cell: int, color: bool) -> None:
+    """Append one shade of `cell` cells for each weight: a color, or a glyph without color; "?" for NaN."""
     for weight in row:
         if np.isnan(weight):
             text.append("?".ljust(cell))
@@ -195,13 +203,48 @@ def _row(text: Text, row: NDArray[np.float64], cell: int, color: bool) -> None:
 
 
 def _level(weight: float, levels: int) -> int:
-    """The nearest of `levels` equal steps from 0 to 1."""
+    """Return the nearest of `levels` equal steps from 0 to 1, as its index."""
     return int(min(1.0, max(0.0, weight)) * (levels - 1) + 0.5)
 
 
-def _scale(text: Text, color: bool, most: str) -> None:
-    """What the shades mean, from 0 to the most."""
+def _append_scale(text: Text, color: bool, peak_label: str) -> None:
+    """Append a legend of the shades, from 0 to the peak."""
     steps = np.linspace(0.0, 1.0, len(STYLES) if color else len(GLYPHS))
     text.append("0 ")
-    _row(text, steps, 2, color)
-    text.append(f" {most}")
+    _append_weights(text, steps, 2, color)
+    text.append(f" {peak_label}")
+
+
+# -- printing a view ---------------------------------------------------------------------------------------------------
+
+
+def print_heat_map(
+    out: Console, weights: ArrayLike, source: Sequence[str], target: Sequence[str], peak_label: str = "1"
+) -> None:
+    """Print a heat map (T, S) in the colors and the width of a console."""
+    color = out.color_system is not None
+    out.print(render_heat_map(weights, source, target, color=color, width=out.width, peak_label=peak_label))
+
+
+def print_source_weights(out: Console, data: ViewData, weights: Sequence[Sequence[float]]) -> None:
+    """Print a view's weights (T, S): grids over an image or a video, a heat map over tokens or the times of audio."""
+    preview, source, target = data["media_preview"], data["source"], data["target"]
+    if preview is None:
+        print_heat_map(out, weights, source, target)
+        return
+    if preview["kind"] == "audio" or preview.get("per_frame") == 1:  # the states are a sequence already
+        labels = [label.removesuffix(" s") for label in source]
+        scaled = [media_layout.scale_to_peak(row) for row in weights]
+        print_heat_map(out, scaled, labels, target, PEAK_OF_WORD)
+        return
+    out.print(render_grid_maps(preview, weights, target, color=out.color_system is not None, width=out.width))
+    others = media_layout.other_states(preview, len(source))
+    if others:
+        print_heat_map(out, [[row[j] for j in others] for row in weights], [source[j] for j in others], target)
+
+
+def scale_rows(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Scale a matrix to 0 … 1: the smallest value, or 0 if that is smaller, becomes 0, the largest 1."""
+    values = [x for row in rows for x in row]
+    low, high = min(0.0, min(values, default=0.0)), max(values, default=0.0)
+    return [[(x - low) / ((high - low) or 1.0) for x in row] for row in rows]

@@ -1,17 +1,19 @@
-/* Which source tokens the model looked at while it wrote each target token.
+/* Which source tokens each target token attends to.
 
      soft alignment, or one head enlarged (T × S, with log p beside each target token)     |     layer × head, small
 
    A click on a small map enlarges it. Where the page can ask the model again (actions.head), each head has a switch. */
 
-import { behind, cell, choice, fixed, make, passage, refill, table, texts, tick, value, visible } from "./dom.js";
+import { VIEWS, behind, cell, choice, fixed, make, passage, refill, table, texts, tick, value, visible } from "./dom.js";
 import { heat, matrixTable, scaleBar, scaleOf } from "./heat.js";
-import { lookMap } from "./medium.js";
+import { sourceMap } from "./media_preview.js";
 
 const MAP_KINDS = { cross: "target to source", encoder: "within the source", second_source: "within the second source", decoder: "target to what was read before" };
 const alignmentChoices = new WeakMap(); // what the reader chose outlives a redraw with new data
 
-export function drawAlignment(root, data, actions = {}) {
+VIEWS.alignment = ["Alignment", drawAlignment];
+
+function drawAlignment(root, data, actions = {}) {
   const chosen = { words: false, head: null, kind: data.maps[0]?.kind, ...alignmentChoices.get(root) };
   if (!data.maps.some(({ kind }) => kind === chosen.kind)) chosen.kind = data.maps[0]?.kind;
   const choose = (change) => {
@@ -33,24 +35,24 @@ export function drawAlignment(root, data, actions = {}) {
 
 /** What was read and written, and how probable that is. */
 function alignmentTexts(data) {
-  const written = data.given ? "given target" : "output";
+  const written = data.has_user_target ? "given target" : "output";
   return texts(
     ["source", passage(data.source_text, "source_text")],
     [written, passage(data.target_text, "target_text")],
-    ["log p", [value("log_prob", fixed(data.log_prob, 3)), offText(data)]],
+    ["log p", [value("log_prob", fixed(data.log_prob, 3)), ablatedText(data)]],
   );
 }
 
-function offText(data) {
-  if (!data.off.length || data.log_prob_off == null) return null;
-  const change = data.log_prob_off - data.log_prob;
+function ablatedText(data) {
+  if (!data.ablated.length || data.log_prob_ablated == null) return null;
+  const change = data.log_prob_ablated - data.log_prob;
   return make(
     "span",
     { class: "off" },
     " → ",
-    value("log_prob_off", fixed(data.log_prob_off, 3)),
+    value("log_prob_ablated", fixed(data.log_prob_ablated, 3)),
     " without ",
-    data.off.join(", "),
+    data.ablated.join(", "),
     ": a change of ",
     value("change", (change < 0 ? "" : "+") + fixed(change, 3)),
   );
@@ -83,28 +85,28 @@ function headTitle({ kind, layer }, index) {
   return `${kind[0].toUpperCase()}${kind.slice(1)} attention, layer ${layer}, head ${index + 1}`;
 }
 
-function largeMap(data, shown, chosen, choose, room) {
+function largeMap(data, shown, chosen, choose, maxWidth) {
   const { title, rows, columns, weights, entropy } = shown;
   const scale = scaleOf([weights]);
   const column = (name, numbers) => ({ title: name, texts: numbers.map((x) => fixed(x, 3)) });
   const beside = shown.log_probs ? [column("log p", data.log_probs)] : [];
-  if (shown.log_probs && data.log_probs_off) beside.push(column("heads off", data.log_probs_off));
+  if (shown.log_probs && data.log_probs_ablated) beside.push(column("heads off", data.log_probs_ablated));
   const mean = entropy != null && ["mean entropy of a row ", value("entropy", fixed(entropy, 2)), " nats"];
-  const medium = shown.across && data.medium;
-  const map = lookMap(medium, {
+  const preview = shown.across && data.media_preview;
+  const map = sourceMap(preview, {
     label: title,
     rows,
     columns,
     values: weights,
     scale,
     beside,
-    room,
+    maxWidth,
   });
   return make(
     "figure",
     { class: "large", "data-shown": shown.name ?? "soft" },
     make("h3", {}, title),
-    make("div", { class: "controls" }, largeControls(data, shown, chosen, choose), !medium && scaleBar(scale)),
+    make("div", { class: "controls" }, largeControls(data, shown, chosen, choose), !preview && scaleBar(scale)),
     map,
     mean && make("p", { class: "note" }, mean),
     behind(() => matrixTable(title, rows, columns, weights), "the map as a table"),
@@ -121,13 +123,13 @@ function largeControls(data, shown, chosen, choose) {
 }
 
 function tokensTable(data) {
-  const off = data.log_probs_off;
+  const ablated = data.log_probs_ablated;
   const rows = data.target.map((piece, i) => [
     visible(piece),
     cell("token_log_prob", fixed(data.log_probs[i], 3), { index: i }),
-    off && cell("token_log_prob_off", fixed(off[i], 3), { index: i }),
+    ablated && cell("token_log_prob_ablated", fixed(ablated[i], 3), { index: i }),
   ]);
-  return table("Log-probability of each target token", ["token", "log p", off && "heads off"], rows);
+  return table("Log-probability of each target token", ["token", "log p", ablated && "heads off"], rows);
 }
 
 // -- layer × head -----------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ function smallMap(data, map, head, index, scale, shown, choose, actions) {
     },
     heat(head.weights, scale),
   );
-  const off = data.off.includes(head.name);
+  const off = data.ablated.includes(head.name);
   const turn = actions.head && tick("off", off, (checked) => actions.head(head.name, checked), `off: ${name}`);
   const below = make("span", { class: "faint" }, entropy);
   return make("div", { class: off ? "headbox is-off" : "headbox" }, button, below, turn);

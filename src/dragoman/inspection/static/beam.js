@@ -5,13 +5,15 @@
 
    The pointer or the arrow keys choose a node: ← parent, → best child, ↑ ↓ the others of its step. */
 
-import { behind, cell, cut, drawing, figure, fixed, hideTip, lettering, make, passage, picture } from "./dom.js";
+import { VIEWS, behind, cell, cut, drawing, figure, fixed, hideTip, lettering, make, passage, picture } from "./dom.js";
 import { refill, reveal, scrolling, shape, showTip, table, texts, tick, token, visible } from "./dom.js";
 
 const NODE = { wide: 108, high: 24, across: 142, down: 32, top: 30, left: 74 };
 const beamChoices = new WeakMap();
 
-export function drawBeam(root, data, actions = {}) {
+VIEWS.beam = ["Beam", drawBeam];
+
+function drawBeam(root, data, actions = {}) {
   const hidden = beamChoices.get(root) ?? false;
   const hide = (checked) => {
     beamChoices.set(root, checked);
@@ -71,9 +73,9 @@ function nodesTable(data) {
 function beamLegend(data) {
   const names = { kept: "kept", finished: "finished", dropped: "dropped", best: "the output" };
   if (data.reference) names.reference = "the reference";
-  const items = Object.entries(names).map(([look, name]) => {
-    const node = { fate: look, reference: look === "reference" };
-    const sample = shape("g", { class: `node ${look}`, transform: "translate(5 2)" }, nodeBox(node, 26, 14));
+  const items = Object.entries(names).map(([style, name]) => {
+    const node = { fate: style, reference: style === "reference" };
+    const sample = shape("g", { class: `node ${style}`, transform: "translate(5 2)" }, nodeBox(node, 26, 14));
     return make("li", {}, drawing("tree", 36, 18, sample), name);
   });
   return make("ul", { class: "legend" }, items);
@@ -81,25 +83,25 @@ function beamLegend(data) {
 
 // -- the picture ------------------------------------------------------------------------------------------------------
 
-/** Nodes with their places, by id and by column. */
+/** Nodes with their positions, by id and by column. */
 function beamLayout(data, hidden) {
-  const placed = new Map();
+  const byId = new Map();
   const steps = [...new Set(data.nodes.map(({ step }) => step))].sort((a, b) => a - b);
   const shown = data.nodes.filter((node) => !hidden || node.fate !== "dropped" || node.reference);
   const columns = steps.map((step) => shown.filter((node) => node.step === step).sort((a, b) => b.score - a.score));
   columns.forEach((nodes, column) =>
     nodes.forEach((node, row) => {
       const [x, y] = [NODE.left + NODE.across * column, NODE.top + NODE.down * row];
-      placed.set(node.id, { node, column, row, x, y });
+      byId.set(node.id, { node, column, row, x, y });
     }),
   );
-  return { placed, steps, columns, rows: Math.max(1, ...columns.map((nodes) => nodes.length)) };
+  return { byId, steps, columns, rows: Math.max(1, ...columns.map((nodes) => nodes.length)) };
 }
 
 function treePicture(data, hidden) {
   const layout = beamLayout(data, hidden);
   const { steps } = layout;
-  const places = [...layout.placed.values()];
+  const entries = [...layout.byId.values()];
   const center = NODE.left + NODE.wide / 2;
   const svg = drawing(
     "tree",
@@ -107,9 +109,9 @@ function treePicture(data, hidden) {
     NODE.top + NODE.down * layout.rows + 6,
     steps.map((step, i) => lettering("faint at-middle", center + NODE.across * i, 10, `step ${step + 1}`)),
     // Later is on top: the paths that matter are drawn over the others.
-    ["plain", "reference", "best"].map((path) => places.flatMap((place) => edgeOf(layout, place, path))),
+    ["plain", "reference", "best"].map((path) => entries.flatMap((entry) => edgeOf(layout, entry, path))),
     lettering("at-end", NODE.left - 42, NODE.top + NODE.high / 2, "<s>"),
-    places.map(nodeOf),
+    entries.map(nodeOf),
   );
   const box = picture(`Search tree of ${steps.length} steps with ${data.nodes.length} hypotheses`, svg);
   followNodes(box, svg, layout);
@@ -120,11 +122,11 @@ function treePicture(data, hidden) {
 function edgeOf(layout, { node, x, y }, path) {
   const own = [node.best && "best", node.reference && "reference"].filter(Boolean);
   if (!(own.length ? own : ["plain"]).includes(path)) return [];
-  const parent = layout.placed.get(node.parent);
+  const parent = layout.byId.get(node.parent);
   const [fromX, fromY] = parent ? [parent.x + NODE.wide, parent.y] : [NODE.left - 36, NODE.top];
   const [a, b, middle] = [fromY + NODE.high / 2, y + NODE.high / 2, (fromX + x) / 2];
-  const look = path === "plain" ? node.fate : path;
-  return [shape("path", { class: `edge ${look}`, d: `M${fromX} ${a}C${middle} ${a} ${middle} ${b} ${x} ${b}` })];
+  const style = path === "plain" ? node.fate : path;
+  return [shape("path", { class: `edge ${style}`, d: `M${fromX} ${a}C${middle} ${a} ${middle} ${b} ${x} ${b}` })];
 }
 
 function nodeOf({ node, x, y }) {
@@ -151,9 +153,9 @@ function nodeBox(node, wide, high) {
 function followNodes(box, svg, layout) {
   let at = null;
 
-  function moveTo(place) {
+  function moveTo(entry) {
     svg.querySelector(".chosen")?.classList.remove("chosen");
-    at = place;
+    at = entry;
     if (!at) return hideTip(box);
     const group = svg.querySelector(`[data-node="${at.node.id}"]`);
     group.classList.add("chosen");
@@ -162,29 +164,29 @@ function followNodes(box, svg, layout) {
 
   svg.addEventListener("pointerover", (event) => {
     const group = event.target.closest("[data-node]");
-    moveTo(group ? layout.placed.get(Number(group.dataset.node)) : null);
+    moveTo(group ? layout.byId.get(Number(group.dataset.node)) : null);
   });
   svg.addEventListener("pointerleave", () => moveTo(null));
   box.addEventListener("blur", () => moveTo(null));
   box.addEventListener("keydown", (event) => {
     if (event.key === "Escape") moveTo(null);
-    if (!event.key.startsWith("Arrow") || !layout.placed.size) return;
+    if (!event.key.startsWith("Arrow") || !layout.byId.size) return;
     event.preventDefault();
-    const next = at ? neighborOf(layout, at, event.key) : layout.placed.get(layout.columns[0][0]?.id);
+    const next = at ? neighborOf(layout, at, event.key) : layout.byId.get(layout.columns[0][0]?.id);
     if (!next) return;
     reveal(box, next.x - 40, next.x + NODE.across);
     moveTo(next);
   });
 }
 
-function neighborOf({ placed, columns }, { node, column, row }, key) {
-  if (key === "ArrowLeft") return placed.get(node.parent);
-  const found = {
+function neighborOf({ byId, columns }, { node, column, row }, key) {
+  if (key === "ArrowLeft") return byId.get(node.parent);
+  const neighbor = {
     ArrowUp: columns[column][row - 1],
     ArrowDown: columns[column][row + 1],
     ArrowRight: columns[column + 1]?.find(({ parent }) => parent === node.id),
   }[key];
-  return found && placed.get(found.id);
+  return neighbor && byId.get(neighbor.id);
 }
 
 function nodePairs(node) {

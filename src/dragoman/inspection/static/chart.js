@@ -42,8 +42,8 @@ export function lineChart({ label, across, up, series, ticks, title, text, width
   };
   followPoints(element, svg, frame, (x, line) => {
     const here = series.map(({ name, points }) => [name, points.find((point) => point.x === x)]);
-    const told = here.filter(([, point]) => point).map(([name, point]) => [name, text(point)]);
-    showTip(element, line, title(x), told);
+    const rows = here.filter(([, point]) => point).map(([name, point]) => [name, text(point)]);
+    showTip(element, line, title(x), rows);
   });
   return { element, moveCursor };
 }
@@ -73,15 +73,15 @@ function tickText(x, ticks) {
   return x.toFixed(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
 }
 
-/** The scales, x and y from numbers to pixels, and the room around the plot. */
+/** The scales, x and y from numbers to pixels, and the margin around the plot. */
 function frameOf(series, ticks, width, counts) {
   const points = series.flatMap((one) => one.points);
   const xs = [...new Set(points.map((point) => point.x))].sort((a, b) => a - b);
   const ys = points.flatMap(({ y, low, high }) => [y, low, high]).filter((y) => y != null);
   const least = ys.reduce((a, b) => Math.min(a, b), ys[0] ?? 0);
   const most = ys.reduce((a, b) => Math.max(a, b), ys[0] ?? 1);
-  const room = (most - least || Math.abs(most) || 1) * 0.06;
-  const [from, to] = [least >= 0 && least < 3 * room ? 0 : least - room, most + room];
+  const margin = (most - least || Math.abs(most) || 1) * 0.06;
+  const [from, to] = [least >= 0 && least < 3 * margin ? 0 : least - margin, most + margin];
   const levels = roundTicks(from, to, 5);
   const left = 16 + Math.max(...levels.map((level) => textWidth(tickText(level, levels))), 20);
   const pad = ticks ? Math.min(40, width / (2 * (xs.length + 1))) : 8;
@@ -114,15 +114,15 @@ function numberTicks({ xs, width }) {
 
 // -- what is drawn ----------------------------------------------------------------------------------------------------
 
-function strokeOf(look, index, d) {
-  const path = shape("path", { class: look, d });
+function strokeOf(style, index, d) {
+  const path = shape("path", { class: style, d });
   path.style.setProperty("--series", `var(--series-${index % MARKS.length})`);
   return path;
 }
 
-function markOf(index, place) {
+function markOf(index, point) {
   const mark = strokeOf("mark", index, MARKS[index % MARKS.length]);
-  mark.setAttribute("transform", `translate(${place})`);
+  mark.setAttribute("transform", `translate(${point})`);
   return mark;
 }
 
@@ -143,7 +143,7 @@ function seriesOf(frame, points, index, marks) {
   );
 }
 
-/** How many examples stand behind each place; models that were scored on the same pairs share their bars. */
+/** How many examples stand behind each point; models that were scored on the same pairs share their bars. */
 function countsOf(frame, series) {
   const counts = new Map();
   for (const { points } of series)
@@ -158,8 +158,8 @@ function countsOf(frame, series) {
   return shape("g", {}, bars);
 }
 
-/** The pointer and the arrow keys move a line over the places that have a point. */
-function followPoints(box, svg, frame, say) {
+/** The pointer and the arrow keys move a line over the values that have a point. */
+function followPoints(box, svg, frame, show) {
   let at = null;
 
   function moveTo(index) {
@@ -169,12 +169,12 @@ function followPoints(box, svg, frame, say) {
     const x = frame.x(frame.xs[at]);
     const line = shape("path", { class: "lit", d: `M${x} ${PLOT.top}V${PLOT.bottom}` });
     svg.append(line);
-    say(frame.xs[at], line);
+    show(frame.xs[at], line);
   }
 
   svg.addEventListener("pointermove", (event) => {
     const x = event.clientX - svg.getBoundingClientRect().left;
-    const away = frame.xs.map((place) => Math.abs(frame.x(place) - x));
+    const away = frame.xs.map((value) => Math.abs(frame.x(value) - x));
     const nearest = away.indexOf(away.reduce((a, b) => Math.min(a, b), Infinity));
     if (nearest >= 0 && nearest !== at) moveTo(nearest);
   });

@@ -9,27 +9,30 @@ const graphemes = new Intl.Segmenter(undefined, { granularity: "grapheme" });
 const ruler = document.createElement("canvas").getContext("2d");
 let choices = 0;
 
+/** How to draw each view: name → [title, draw(root, data, actions)]. The module of a view adds its own. */
+export const VIEWS = {};
+
 /** An HTML element; an attribute that is a function listens to the event of that name. */
 export function make(tag, attributes = {}, ...children) {
-  return dress(document.createElement(tag), attributes, children);
+  return setUp(document.createElement(tag), attributes, children);
 }
 
 /** The same for SVG. */
 export function shape(tag, attributes = {}, ...children) {
-  return dress(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
+  return setUp(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
-/** A text of a picture, its middle at the height y; `look` are class names, at-middle and at-end among them. */
-export function lettering(look, x, y, text) {
-  return shape("text", { class: look, x, y }, text);
+/** A text of a picture, its middle at the height y; `style` are class names, at-middle and at-end among them. */
+export function lettering(style, x, y, text) {
+  return shape("text", { class: style, x, y }, text);
 }
 
-/** The paper of a picture; what it says is said again by a label and a table. */
-export function drawing(look, width, height, ...children) {
-  return shape("svg", { class: look, width, height, "aria-hidden": "true" }, ...children);
+/** The canvas of a picture; a label and a table repeat its content. */
+export function drawing(style, width, height, ...children) {
+  return shape("svg", { class: style, width, height, "aria-hidden": "true" }, ...children);
 }
 
-function dress(element, attributes, children) {
+function setUp(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
     else if (value === true) element.setAttribute(name, "");
@@ -146,15 +149,15 @@ export function scrolling(label, ...children) {
   return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, ...children);
 }
 
-/** A picture to look at and to walk over with the arrow keys. */
+/** A picture whose parts the arrow keys select. */
 export function picture(label, content) {
-  const spoken = `${label}. The arrow keys move over it; the numbers are in the table below.`;
-  return make("div", { class: "scroll", role: "img", tabindex: "0", "aria-label": spoken, "data-key": label }, content);
+  const ariaLabel = `${label}. The arrow keys move over it; the numbers are in the table below.`;
+  return make("div", { class: "scroll", role: "img", tabindex: "0", "aria-label": ariaLabel, "data-key": label }, content);
 }
 
 /** A picture with its title and what belongs to it. */
-export function figure(title, look, ...children) {
-  return make("figure", { class: look }, make("h3", {}, title), ...children);
+export function figure(title, style, ...children) {
+  return make("figure", { class: style }, make("h3", {}, title), ...children);
 }
 
 /** Names with what belongs to them: [name, content] pairs; what is not there is left out. */
@@ -189,10 +192,10 @@ export function choice(legend, options, chosen, change) {
   return make("fieldset", { class: "choice" }, make("legend", {}, legend), buttons);
 }
 
-/** A box to tick; `spoken` names it where the label alone would not. */
-export function tick(label, checked, change, spoken = label) {
-  const look = { type: "checkbox", checked, "data-key": spoken, "aria-label": spoken };
-  const input = make("input", { ...look, change: () => change(input.checked) });
+/** A box to tick; `ariaLabel` names it where the label alone would not. */
+export function tick(label, checked, change, ariaLabel = label) {
+  const attrs = { type: "checkbox", checked, "data-key": ariaLabel, "aria-label": ariaLabel };
+  const input = make("input", { ...attrs, change: () => change(input.checked) });
   return make("label", { class: "tick" }, input, label);
 }
 
@@ -201,8 +204,8 @@ export function tick(label, checked, change, spoken = label) {
 /** Say what a part of a picture is: a title and [name, text] pairs. Screen readers hear it. */
 export function showTip(near, part, title, pairs) {
   const box = part.getBoundingClientRect();
-  const home = near.closest(".dragoman") ?? document.body;
-  const tip = home.querySelector(":scope > .tip") ?? home.appendChild(make("div", { class: "tip", role: "status" }));
+  const root = near.closest(".dragoman") ?? document.body;
+  const tip = root.querySelector(":scope > .tip") ?? root.appendChild(make("div", { class: "tip", role: "status" }));
   const lines = pairs.map(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]);
   tip.replaceChildren(make("strong", {}, title), make("dl", {}, lines));
   tip.hidden = false;

@@ -58,10 +58,10 @@ export function matrixTable(caption, rows, columns, values, field = "weight", di
   return table(caption, ["", ...columns.map(visible)], lines);
 }
 
-/** The whole map, in `room` pixels if it can be. `beside`: columns of text right of it, {title, texts}; a tip says the
+/** The whole map, in `maxWidth` pixels if it can be. `beside`: columns of text right of it, {title, texts}; a tip says the
     row, the column and the value under its `name`. */
-export function heatMap({ label, rows, columns, values, scale, room, side, beside = [], name = "weight", digits = 2 }) {
-  const plan = planOf(rows.map(visible), columns.map(visible), beside, room, side);
+export function heatMap({ label, rows, columns, values, scale, maxWidth, side, beside = [], name = "weight", digits = 2 }) {
+  const plan = planOf(rows.map(visible), columns.map(visible), beside, maxWidth, side);
   const image = heat(values, scale);
   const labels = labelsOf(plan);
   const describe = (i, j) => {
@@ -85,9 +85,9 @@ function rampOf(stops) {
   if (!ramps.has(stops)) {
     const colors = stops.split(" ").map((color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)));
     const mixed = Array.from({ length: 256 }, (_, i) => {
-      const place = (i / 255) * (colors.length - 1);
-      const from = Math.min(Math.floor(place), colors.length - 2);
-      return colors[from].map((x, channel) => Math.round(x + (place - from) * (colors[from + 1][channel] - x)));
+      const position = (i / 255) * (colors.length - 1);
+      const from = Math.min(Math.floor(position), colors.length - 2);
+      return colors[from].map((x, channel) => Math.round(x + (position - from) * (colors[from + 1][channel] - x)));
     });
     ramps.set(stops, mixed);
   }
@@ -126,19 +126,19 @@ new MutationObserver(repaintAll).observe(document.documentElement, { attributeFi
 // -- the plan: where everything stands --------------------------------------------------------------------------------
 
 /** The side of a cell: large for few cells, less where a page is narrow, and never too small for a label. */
-function sideOf(rows, columns, room) {
+function sideOf(rows, columns, maxWidth) {
   const most = Math.max(rows, columns);
   const wished = most <= 12 ? 30 : most <= 24 ? 24 : most <= 40 ? 18 : 14;
-  return Math.max(14, Math.min(wished, Math.floor(room / columns)));
+  return Math.max(14, Math.min(wished, Math.floor(maxWidth / columns)));
 }
 
-function planOf(rows, columns, beside, room, fixedSide) {
+function planOf(rows, columns, beside, maxWidth, fixedSide) {
   const left = Math.ceil(Math.max(0, ...rows.map((row) => Math.min(LONGEST_LABEL, textWidth(row))))) + 10;
   const headings = [...columns, ...beside.map(({ title }) => title)].map((heading) => cut(heading, LONGEST_LABEL));
   const widest = Math.max(0, ...headings.map(textWidth));
   const widths = beside.map(({ texts }) => Math.max(0, ...texts.map(textWidth)) + 14);
   const taken = widths.reduce((sum, width) => sum + width, left + 14);
-  const side = fixedSide ?? sideOf(rows.length, columns.length, room - taken);
+  const side = fixedSide ?? sideOf(rows.length, columns.length, maxWidth - taken);
   const turn = widest <= side - 2 && !beside.length ? 0 : side >= 22 ? -45 : -90;
   const slant = Math.sin((-turn * Math.PI) / 180);
   const top = Math.ceil(turn ? widest * slant + 18 : 24);
@@ -157,8 +157,8 @@ function labelsOf(plan) {
   const kept = (label, i) => (i % every ? "" : label);
   plan.headings.forEach((heading, j) => {
     const x = plan.centers[j] - (plan.turn === -45 ? 3 : 0);
-    const look = `heading${plan.turn ? "" : " at-middle"}${j < plan.wide / plan.side ? "" : " faint"}`;
-    const text = lettering(look, 0, 0, kept(heading, j));
+    const style = `heading${plan.turn ? "" : " at-middle"}${j < plan.wide / plan.side ? "" : " faint"}`;
+    const text = lettering(style, 0, 0, kept(heading, j));
     text.setAttribute("transform", `translate(${x} ${plan.top - (plan.turn ? 7 : 11)}) rotate(${plan.turn})`);
     svg.append(text);
   });
@@ -203,9 +203,9 @@ function followCursor(box, inner, labels, plan, describe) {
   }
 
   inner.addEventListener("pointermove", (event) => {
-    const home = inner.getBoundingClientRect();
-    const j = Math.floor((event.clientX - home.left - plan.left) / plan.side);
-    const i = Math.floor((event.clientY - home.top - plan.top) / plan.side);
+    const edges = inner.getBoundingClientRect();
+    const j = Math.floor((event.clientX - edges.left - plan.left) / plan.side);
+    const i = Math.floor((event.clientY - edges.top - plan.top) / plan.side);
     const inside = i >= 0 && j >= 0 && i < plan.rows.length && j < plan.wide / plan.side;
     if (!inside || !at || at.i !== i || at.j !== j) moveTo(inside ? { i, j } : null);
   });

@@ -1,8 +1,10 @@
 /* Failure probes: what was checked, how often it went wrong, whether that is more than the limit, and examples. */
 
-import { cell, counted, fixed, make, passage, refill, scrolling, table } from "./dom.js";
+import { VIEWS, cell, counted, fixed, make, passage, refill, scrolling, table } from "./dom.js";
 
-export function drawProbes(root, { checks }) {
+VIEWS.probes = ["Probes", drawProbes];
+
+function drawProbes(root, { checks }) {
   const failed = checks.filter((check) => check.failed).length;
   const all = counted(checks.length, "check");
   const verdict = failed ? `${failed} of ${all} did not pass.` : `${all} passed.`;
@@ -17,10 +19,10 @@ export function drawProbes(root, { checks }) {
 function checksTable(checks) {
   const rows = checks.map((check) => {
     const of = { check: check.name };
-    const [look, result] = check.failed ? ["fail", "✗ failed"] : ["pass", "✓ passed"];
+    const [style, result] = check.failed ? ["fail", "✗ failed"] : ["pass", "✓ passed"];
     return [
       check.name,
-      cell("failed", make("b", { class: look }, result), of),
+      cell("failed", make("b", { class: style }, result), of),
       cell("count", `${check.count} of ${check.of}`, of),
       cell("share", fixed(check.of ? check.count / check.of : null, 2), of),
       cell("limit", fixed(check.limit, 2), of),

@@ -2,7 +2,7 @@
 
    A point is the metric of the pairs in a range of lengths (or counts); the band is its 95 % interval. */
 
-import { behind, cell, counted, figure, fixed, make, passage, refill, scrolling, table, texts, value } from "./dom.js";
+import { VIEWS, behind, cell, counted, figure, fixed, make, passage, refill, scrolling, table, texts, value } from "./dom.js";
 import { legend, lineChart, pointText } from "./chart.js";
 
 const RARITY_OF = {
@@ -10,7 +10,9 @@ const RARITY_OF = {
   "these sources": "how often the rarest token is in these sources",
 };
 
-export function drawQuality(root, data, actions = {}) {
+VIEWS.quality = ["Quality", drawQuality];
+
+function drawQuality(root, data, actions = {}) {
   const width = Math.min(540, root.clientWidth || 540);
   refill(
     root,
@@ -19,7 +21,7 @@ export function drawQuality(root, data, actions = {}) {
     make(
       "div",
       { class: "beside" },
-      qualityFigure(data, data.by_length, "length", `source length in ${data.length_of}`, width),
+      qualityFigure(data, data.by_length, "length", `source length in ${data.length_unit}`, width),
       qualityFigure(data, data.by_rarity, "rarity", RARITY_OF[data.rarity_of], width),
     ),
     data.left_out && make("p", { class: "note" }, data.left_out),
@@ -51,10 +53,10 @@ function qualityFigure(data, lines, field, across, width) {
   const ranges = new Map(lines.flatMap(({ points }) => points.map((point) => [rangeText(point), point])));
   const order = [...ranges.keys()].sort((a, b) => ranges.get(a).low - ranges.get(b).low);
   if (!order.length) return null;
-  const place = (point) => order.indexOf(rangeText(point));
+  const rangeIndex = (point) => order.indexOf(rangeText(point));
   const series = lines.map(({ model, points }) => ({
     name: model,
-    points: points.map((point) => ({ ...point, x: place(point), y: point.score, low: point.lower, high: point.upper })),
+    points: points.map((point) => ({ ...point, x: rangeIndex(point), y: point.score, low: point.lower, high: point.upper })),
   }));
   const chart = lineChart({
     label: `${data.metric} by ${field}: ${counted(series.length, "line")} over ${counted(order.length, "range")}`,
@@ -99,7 +101,7 @@ function worstList(data, actions) {
 }
 
 function openButtons({ model, source, reference }, actions) {
-  const requests = { alignment: {}, beam: { reference }, steps: { target: reference } };
+  const requests = { alignment: {}, beam: { target: reference }, steps: { target: reference } };
   const buttons = Object.entries(requests).map(([view, request]) =>
     make("button", { type: "button", click: () => actions.open(view, { model, source, ...request }) }, view),
   );

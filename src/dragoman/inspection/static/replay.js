@@ -2,14 +2,16 @@
 
    It may be drawn again while the run trains: a reader on the last frame stays on the last, others where they are. */
 
-import { behind, cell, counted, figure, fixed, make, passage, refill, table, texts, value } from "./dom.js";
+import { VIEWS, behind, cell, counted, figure, fixed, make, passage, refill, table, texts, value } from "./dom.js";
 import { heatMap, matrixTable, scaleOf } from "./heat.js";
 import { legend, lineChart } from "./chart.js";
 
 const CURVE_NAMES = { loss: "Training loss", valid: "Validation loss", rate: "Learning rate", gradient_norm: "Gradient norm", perplexity: "Perplexity" };
 const replayChoices = new WeakMap();
 
-export function drawReplay(root, { run, finished, frames, curves }) {
+VIEWS.replay = ["Replay", drawReplay];
+
+function drawReplay(root, { run, finished, frames, curves }) {
   const last = frames.length - 1;
   const chosen = replayChoices.get(root);
   const start = chosen == null || chosen.atEnd ? last : Math.min(chosen.index, last);
@@ -37,8 +39,8 @@ export function drawReplay(root, { run, finished, frames, curves }) {
   if (last >= 0) show(start);
 }
 
-function probeOf({ source, output, log_prob, source_tokens, tokens, attention }, index, room) {
-  const look = { rows: tokens, columns: source_tokens, values: attention, room };
+function probeOf({ source, output, log_prob, source_tokens, tokens, attention }, index, maxWidth) {
+  const options = { rows: tokens, columns: source_tokens, values: attention, maxWidth };
   const build = () => matrixTable("Alignment", tokens, source_tokens, attention);
   return make(
     "figure",
@@ -48,7 +50,7 @@ function probeOf({ source, output, log_prob, source_tokens, tokens, attention },
       ["output", passage(output, "output", { index })],
       ["log p", value("log_prob", fixed(log_prob, 3), { index })],
     ),
-    attention && heatMap({ label: `Alignment of probe ${index + 1}`, scale: scaleOf([attention]), ...look }),
+    attention && heatMap({ label: `Alignment of probe ${index + 1}`, scale: scaleOf([attention]), ...options }),
     attention && behind(build, `probe ${index + 1} as a table`),
   );
 }
@@ -66,8 +68,8 @@ function curveFigure(curves, group, width) {
   const names = group.map((name) => CURVE_NAMES[name] ?? name);
   const series = group.map((name, i) => ({ name: names[i], points: curves[name].map(([x, y]) => ({ x, y })) }));
   const number = (y) => (y == null || y === 0 || Math.abs(y) >= 0.01 ? fixed(y, 3) : y.toExponential(3));
-  const look = { across: "step", up: "", marks: false, title: (x) => `step ${x}`, text: ({ y }) => number(y) };
-  const chart = lineChart({ label: `${title} by step`, series, width, ...look });
+  const options = { across: "step", up: "", marks: false, title: (x) => `step ${x}`, text: ({ y }) => number(y) };
+  const chart = lineChart({ label: `${title} by step`, series, width, ...options });
   const rows = group.flatMap((name) =>
     curves[name].map(([step, y], index) => [`${step}`, name, cell(name, number(y), { index })]),
   );

@@ -1,12 +1,14 @@
-/* Step by step: what the model said (free) or was made to say (forced), and what else it might have said.
+/* Step by step: greedy decoding (free) or along a target (forced), and the most probable tokens of each step.
 
      step   token   log p   entropy   | top-k tokens, each over a bar as wide as its probability
 
    A click on another token asks for the continuation from there: actions.force([ids before it, its id]). */
 
-import { behind, cell, counted, fixed, make, passage, refill, table, texts, token, value, visible } from "./dom.js";
+import { VIEWS, behind, cell, counted, fixed, make, passage, refill, table, texts, token, value, visible } from "./dom.js";
 
-export function drawSteps(root, data, actions = {}) {
+VIEWS.steps = ["Steps", drawSteps];
+
+function drawSteps(root, data, actions = {}) {
   const count = Math.max(data.free.steps.length, data.forced?.steps.length ?? 0);
   const rows = Array.from({ length: count }, (_, i) => pairOf(data, i, actions));
   const titles = [make("h3", {}, "Free"), make("h3", {}, "Forced")];
@@ -33,8 +35,8 @@ function stepsTexts(data) {
 function prefixNote(data, actions) {
   const press = { type: "button", "data-key": "again", click: () => actions.force([]) };
   const again = actions.force && make("button", press, "start over");
-  const said = `${counted(data.prefix.length, "token was", "tokens were")} given at the beginning. `;
-  return make("p", { class: "note", "data-field": "prefix" }, said, again);
+  const note = `${counted(data.prefix.length, "token was", "tokens were")} given at the beginning. `;
+  return make("p", { class: "note", "data-field": "prefix" }, note, again);
 }
 
 /** A step of both runs; the first at which they differ is marked. */
@@ -64,7 +66,7 @@ function stepOf(data, run, index, actions) {
   return make(
     "section",
     { class: "step", "data-run": run, "aria-label": `${run}, step ${index + 1}: ${visible(step.token)}` },
-    make("p", { class: "said" }, faint(index + 1), token(step.token), faint(numbers)),
+    make("p", { class: "line" }, faint(index + 1), token(step.token), faint(numbers)),
     make("div", { class: "options" }, step.top.map((option) => optionOf(step, option, before, actions))),
   );
 }
@@ -76,19 +78,19 @@ function faint(...children) {
 /** One of the likely tokens. Its bar is as wide as its probability; a click forces it, where the page can. */
 function optionOf(step, option, before, actions) {
   const p = Math.exp(option.log_prob);
-  const said = option.id === step.id;
+  const isChosen = option.id === step.id;
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("width", `${100 * p}%`);
   const content = [token(option.token), make("span", { class: "faint", "data-field": "p" }, fixed(p, 2)), bar];
-  const look = { class: said ? "option chosen" : "option", "data-id": option.id };
-  if (!actions.force) return make("span", look, content);
+  const attrs = { class: isChosen ? "option chosen" : "option", "data-id": option.id };
+  if (!actions.force) return make("span", attrs, content);
   const press = {
     type: "button",
-    "aria-label": `${visible(option.token)}, probability ${fixed(p, 2)}${said ? ", chosen" : ""}: go on from here`,
+    "aria-label": `${visible(option.token)}, probability ${fixed(p, 2)}${isChosen ? ", chosen" : ""}: go on from here`,
     "data-key": `${before.length}/${option.id}`,
     click: () => actions.force([...before, option.id]),
   };
-  return make("button", { ...look, ...press }, content);
+  return make("button", { ...attrs, ...press }, content);
 }
 
 function stepsTable(data) {

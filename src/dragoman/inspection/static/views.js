@@ -1,4 +1,4 @@
-/* Which function draws which view, and several views as tabs.
+/* Views drawn by the functions that their modules have put into VIEWS, and several views as tabs.
 
      draw(root, data, actions)        one view; data.view names it
      drawTabs(root, views, actions)   a tab for each; a view is drawn when its tab is first opened
@@ -7,36 +7,14 @@
 
    actions, each of them optional: force(ids), head(name, off), open(view, request). */
 
-import { drawAlignment } from "./alignment.js";
-import { drawBeam } from "./beam.js";
-import { drawPositions } from "./positions.js";
-import { drawProbes } from "./probes.js";
-import { drawQuality } from "./quality.js";
-import { drawReplay } from "./replay.js";
-import { drawSpace } from "./space.js";
-import { drawSteps } from "./steps.js";
-import { drawWhy } from "./why.js";
-import { cut, make, refill } from "./dom.js";
+import { VIEWS, cut, make, refill } from "./dom.js";
 
-const VIEWS = {
-  beside: ["Beside", drawBeside],
-  alignment: ["Alignment", drawAlignment],
-  beam: ["Beam", drawBeam],
-  steps: ["Steps", drawSteps],
-  quality: ["Quality", drawQuality],
-  space: ["Sentence space", drawSpace],
-  positions: ["Positions", drawPositions],
-  probes: ["Probes", drawProbes],
-  why: ["Gradients", drawWhy],
-  by_position: ["By position", drawWhy],
-  sequential: ["Sequential steps", drawWhy],
-  replay: ["Replay", drawReplay],
-};
+VIEWS.beside = ["Beside", drawBeside];
 
 export function draw(root, data, actions = {}) {
-  const found = VIEWS[data.view];
-  if (!found) return refill(root, make("p", {}, `This page cannot draw a view called '${data.view}'.`));
-  found[1](root, data, actions);
+  const view = VIEWS[data.view];
+  if (!view) return refill(root, make("p", {}, `This page cannot draw a view called '${data.view}'.`));
+  view[1](root, data, actions);
 }
 
 export function drawTabs(root, views, actions = {}) {
@@ -65,10 +43,10 @@ export function drawTabs(root, views, actions = {}) {
 
 /** The same view of several models: one below the other where it is of pictures, which are wide. */
 function drawBeside(root, { models, views }, actions) {
-  const homes = views.map(() => make("div", {}));
-  const each = homes.map((home, i) => make("section", { "data-model": models[i] }, make("h3", {}, models[i]), home));
-  refill(root, make("div", { class: views.some(({ medium }) => medium) ? "models wide" : "models" }, each));
-  views.forEach((view, i) => draw(homes[i], view, actions));
+  const boxes = views.map(() => make("div", {}));
+  const each = boxes.map((box, i) => make("section", { "data-model": models[i] }, make("h3", {}, models[i]), box));
+  refill(root, make("div", { class: views.some((view) => view.media_preview) ? "models wide" : "models" }, each));
+  views.forEach((view, i) => draw(boxes[i], view, actions));
 }
 
 /** A view's name; with the beginning of its source where there are several. */

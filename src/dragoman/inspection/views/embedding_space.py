@@ -1,9 +1,9 @@
-"""Sentences as points of a plane: what the encoder makes of each, one vector, seen from its two widest sides.
+"""A map of sources: the encoder's summary vector of each, projected to two dimensions.
 
     H = U Σ Vᵀ  (H: the summaries less their mean)        (x, y) = H [v_1 v_2]        explained_k = σ_k² / Σ_j σ_j²
 
-An axis may point either way; here its largest component is positive. Neighbors are by the cosine of the whole
-summaries, not by what is left of them in the picture. t-SNE and UMAP are there where their library is.
+The sign of an axis is arbitrary; here its largest component is positive. Neighbors are by the cosine of the whole
+summaries, not of their projections. t-SNE and UMAP are available where their library is installed.
 
 N texts, D width of a summary.
 """
@@ -12,110 +12,136 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from pydantic import Field
 
-from dragoman.core.errors import UserError, nearest
+from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import Example
-from dragoman.data.batching import collate
-from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.pair import line
-from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.inspection.blockers import single_model_blocker
+from dragoman.inspection.views import ViewData, register_view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dragoman.inference.pipeline import Pipeline
 
 Array = npt.NDArray[np.float64]
 
-FEWEST = {"pca": 2, "tsne": 8, "umap": 8}  # texts, by method; the libraries stumble over less than a handful
-ROWS = 64  # texts that are encoded together, and rows of cosines that are computed together
+MIN_TEXTS = {"pca": 2, "tsne": 8, "umap": 8}  # by method; the libraries fail with fewer
+BATCH_SIZE = 64  # texts that are encoded together, and rows of cosines that are computed together
 
 
-def space(
-    pipeline: Pipeline, texts: Sequence[str | Example], *, method: str = "pca", neighbors: int = 5
-) -> dict[str, Any]:
-    """A point for each text, and the texts nearest to it."""
-    if method not in FEWEST:
-        raise UserError(f"method is '{method}'; it must be one of {', '.join(FEWEST)}{nearest(method, FEWEST)}")
+def encoder_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a model has no summary vector of a source, or None."""
+    reason = single_model_blocker(pipeline)
+    if reason is None and (pipeline.continues_text or pipeline.config.model.encoder.name == "none"):
+        return "this model has no encoder and thus no summary of a text; use a model with an encoder"
+    return reason
+
+
+def print_points(out: Console, data: ViewData) -> None:
+    """Print the coordinates, the text and the neighbors of each source."""
+    for point in data["points"]:
+        neighbors = "; ".join(data["points"][i]["text"] for i in point["neighbors"])
+        out.print(f"({point['x']:.2f}, {point['y']:.2f})  {point['text']}   neighbors: {neighbors}", markup=False)
+
+
+@register_view("embedding_space", inputs="sources", print_view=print_points, blocker=encoder_blocker)
+def project_embeddings(
+    pipeline: Pipeline,
+    sources: Sequence[str | Example],
+    *,
+    method: Literal["pca", "tsne", "umap"] = "pca",
+    neighbors: Annotated[int, Field(ge=0, le=50)] = 5,
+) -> ViewData:
+    """A map of sources by their encoder summaries, with the nearest neighbors of each."""
+    from dragoman.inspection.teacher_forcing import source_line
+
+    if method not in MIN_TEXTS:
+        raise UserError(
+            f"method is '{method}'; it must be one of {', '.join(MIN_TEXTS)}{did_you_mean(method, MIN_TEXTS)}"
+        )
     if neighbors < 0:
         raise UserError(f"neighbors is {neighbors}; it must be 0 or more")
-    examples = [pipeline.reading.example(text) for text in texts]
-    if len(examples) < FEWEST[method]:
-        raise UserError(f"there are {len(examples)} texts; a map by '{method}' needs at least {FEWEST[method]}")
-    h = summaries(pipeline, examples)
+    examples = [pipeline.input_processor.to_example(source) for source in sources]
+    if len(examples) < MIN_TEXTS[method]:
+        raise UserError(f"there are {len(examples)} texts; a map by '{method}' needs at least {MIN_TEXTS[method]}")
+    h = encode_summaries(pipeline, examples)
     explained: list[float] | None = None
     if method == "pca":
-        places, explained = principal(h)
+        xy, explained = project_pca(h)
     else:
-        places = tsne(h) if method == "tsne" else umap(h)
-    near = closest(h, neighbors)
+        xy = project_tsne(h) if method == "tsne" else project_umap(h)
     points = [
-        {"text": line(example), "x": float(x), "y": float(y), "near": others}
-        for example, (x, y), others in zip(examples, places, near, strict=True)
+        {"text": source_line(example), "x": float(x), "y": float(y), "neighbors": nearest}
+        for example, (x, y), nearest in zip(examples, xy, nearest_neighbors(h, neighbors), strict=True)
     ]
-    return {"view": "space", "method": method, "explained": explained, "points": points}
+    return {"method": method, "explained_variance": explained, "points": points}
 
 
-@torch.inference_mode()
-def summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
-    """The encoder's one vector for each text, (N, D)."""
-    check(pipeline, examples)
-    pipeline.model.eval()
-    rows = [pipeline.reading.given(example).row for example in examples]
-    found = []
-    for first in range(0, len(rows), ROWS):
-        some = rows[first : first + ROWS]
-        batch = collate(some, list(range(len(some)))).to(pipeline.device)
-        memory = pipeline.model.encode(*batch.given)
-        found.append(memory.summary.cpu().double().numpy())
-    return np.concatenate(found)
+def encode_summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
+    """Encode each example to its summary vector, (N, D); a blank one raises UserError."""
+    import torch
 
+    from dragoman.data.batching import collate
 
-def check(pipeline: Pipeline, examples: Sequence[Example]) -> None:
-    """Refuse what has no summary."""
-    if not isinstance(pipeline.model, Seq2Seq):
-        raise UserError("several models have several summaries of a text; look at one of them alone")
-    if pipeline.continues_text or pipeline.config.model.encoder.name == "none":  # type: ignore[attr-defined]
-        raise UserError("this model has no encoder, so no text has a summary; look at a model with an encoder")
     for number, example in enumerate(examples, 1):
         if not example.source.strip():
-            raise UserError(f"text {number} is blank, and nothing has no place on a map; leave it out")
+            raise UserError(f"text {number} is blank; leave it out")
+    pipeline.model.eval()
+    rows = [pipeline.input_processor.encode_input(example).row for example in examples]
+    summaries = []
+    for start in range(0, len(rows), BATCH_SIZE):
+        some = rows[start : start + BATCH_SIZE]
+        batch = collate(some, list(range(len(some)))).to(pipeline.device)
+        with torch.inference_mode():
+            memory = pipeline.model.encode(*batch.encoder_inputs)
+        summaries.append(memory.summary.cpu().double().numpy())
+    return np.concatenate(summaries)
 
 
-# -- two of many dimensions --------------------------------------------------------------------------------------------
+# -- projections -------------------------------------------------------------------------------------------------------
 
 
-def principal(h: Array) -> tuple[Array, list[float] | None]:
-    """(N, 2) and the share of the variance along each axis; None where all texts lie in one point."""
+def project_pca(h: Array) -> tuple[Array, list[float] | None]:
+    """Project (N, D) to the first two principal components; return (N, 2) and each axis' fraction of the variance.
+
+    The fractions are None where all texts have one summary.
+    """
     centered = h - h.mean(0)
     _, sigma, axes = np.linalg.svd(centered, full_matrices=False)  # (K,), (K, D)
     axes = axes[:2] * np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(1)])[:2, None]
-    places = np.zeros((len(h), 2))
-    places[:, : len(axes)] = centered @ axes.T
+    xy = np.zeros((len(h), 2))
+    xy[:, : len(axes)] = centered @ axes.T
     total = float((sigma**2).sum())
-    # Equal texts differ by rounding: one part in 10¹² of their size is no variance.
+    # Equal texts differ by rounding errors: one part in 10¹² of their size is no variance.
     if total <= 1e-24 * float((h**2).sum()):
         return np.zeros((len(h), 2)), None
-    shares = [float(s**2) / total for s in sigma[:2]]
-    return places, [*shares, 0.0][:2]
+    fractions = [float(s**2) / total for s in sigma[:2]]
+    return xy, [*fractions, 0.0][:2]
 
 
-def tsne(h: Array) -> Array:
-    """t-SNE (van der Maaten and Hinton 2008): near points stay near; distances between groups mean nothing."""
-    found = imported("sklearn.manifold", "scikit-learn", "tsne")
+def project_tsne(h: Array) -> Array:
+    """Project (N, D) to (N, 2) by t-SNE (van der Maaten and Hinton 2008) with a fixed seed."""
+    manifold = _import_library("sklearn.manifold", "scikit-learn", "tsne")
     perplexity = min(30.0, (len(h) - 1) / 3)
-    made = found.TSNE(2, perplexity=perplexity, init="pca" if h.shape[1] > 1 else "random", random_state=0)
-    return np.asarray(made.fit_transform(h), dtype=np.float64)
+    projection = manifold.TSNE(2, perplexity=perplexity, init="pca" if h.shape[1] > 1 else "random", random_state=0)
+    return np.asarray(projection.fit_transform(h), dtype=np.float64)
 
 
-def umap(h: Array) -> Array:
-    """UMAP (McInnes et al. 2018), on cosine distances."""
-    found = imported("umap", "umap-learn", "umap")
-    made = found.UMAP(n_neighbors=min(15, len(h) - 1), n_components=2, metric="cosine", random_state=0)
-    return np.asarray(made.fit_transform(h), dtype=np.float64)
+def project_umap(h: Array) -> Array:
+    """Project (N, D) to (N, 2) by UMAP (McInnes et al. 2018) on cosine distances with a fixed seed."""
+    library = _import_library("umap", "umap-learn", "umap")
+    projection = library.UMAP(n_neighbors=min(15, len(h) - 1), n_components=2, metric="cosine", random_state=0)
+    return np.asarray(projection.fit_transform(h), dtype=np.float64)
 
 
-def imported(module: str, package: str, method: str) -> Any:
+def _import_library(module: str, package: str, method: str) -> ModuleType:
+    """Import a module; raise a UserError that names the package and the method if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -125,17 +151,17 @@ def imported(module: str, package: str, method: str) -> Any:
         ) from None
 
 
-# -- who is near whom --------------------------------------------------------------------------------------------------
+# -- neighbors ---------------------------------------------------------------------------------------------------------
 
 
-def closest(h: Array, count: int) -> list[list[int]]:
-    """For each row of (N, D) the others, nearest first by cosine; of equally near ones the earlier is first."""
+def nearest_neighbors(h: Array, count: int) -> list[list[int]]:
+    """Return for each row of (N, D) the indices of its `count` nearest other rows by cosine, nearest first."""
     lengths = np.linalg.norm(h, axis=1, keepdims=True)
     unit = h / np.where(lengths > 0, lengths, 1.0)
-    found = []
-    for first in range(0, len(h), ROWS):
-        cosines = unit[first : first + ROWS] @ unit.T  # (ROWS, N)
+    neighbors = []
+    for first in range(0, len(h), BATCH_SIZE):
+        cosines = unit[first : first + BATCH_SIZE] @ unit.T  # (BATCH_SIZE, N)
         for i, row in enumerate(cosines, first):
             row[i] = -np.inf  # a text is no neighbor of itself
-            found.append(np.argsort(-row, kind="stable")[: min(count, len(h) - 1)].tolist())
-    return found
+            neighbors.append(np.argsort(-row, kind="stable")[: min(count, len(h) - 1)].tolist())
+    return neighbors

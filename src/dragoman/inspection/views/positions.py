@@ -1,139 +1,187 @@
-"""How alike places look to a model: a matrix over pairs of places, for any position scheme.
+"""How similar positions are to a model: a matrix over pairs of positions, for any position scheme.
 
-    added to x        cos(p_i, p_j) of the vectors added                               sinusoidal, learned
-    turns q and k     mean over contents u, |u| = 1, of (R_i u) · (R_j u)              rotary
+    added to x        cos(p_i, p_j) of the added vectors                               sinusoidal, learned
+    rotates q and k   mean over contents u, |u| = 1, of (R_i u) · (R_j u)              rotary
     added to scores   e_ij, the mean over heads                                        t5, alibi
-                      cos(A_ij, A_ii), where what is added is q_i · A_ij               shaw
-    nothing           1: all places are alike                                          none
+                      cos(A_ij, A_ii), where q_i · A_ij is added                       shaw
+    nothing           1: all positions are alike                                       none
 
-Which of these a scheme does is found out by asking it (see nn/positions.py), so that a new one needs nothing here. A
-scheme that every block has its own of is averaged over the blocks. `trained` is whether learned weights are in it.
+What a scheme does is found by calling it (see nn/positions.py), so that a new scheme needs no change here. Where every
+block has a scheme of its own, the matrices are averaged. `trained` is whether a scheme has learned parameters.
 
-L places, H heads, D width of what is added, d width of a head.
+L positions, H heads, D width of an added vector, d width of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from dragoman.core.errors import UserError, nearest
+from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.registry import Part
-from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection import MAX_POSITIONS
-from dragoman.nn.positions import Inside, positions
-from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.inspection.blockers import single_model_blocker
+from dragoman.inspection.views import ViewData, register_view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor, nn
+
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.nn.positions import NoPositions as PositionModule  # the base class of every scheme
 
 SIDES = ("encoder", "decoder")
-COSINE = "The cosine between the vectors that are added to what stands at place i and at place j."
-TURNED = (
-    "The score of a query at place i with a key at place j of the same content, as a share of what it is at one place, "
-    "on average over contents."
+MAX_POSITIONS = 256  # 65,536 numbers to send and to draw
+COSINE = "The cosine between the vectors that are added at positions i and j."
+ROTATION = (
+    "The score of a query at position i with a key of the same content at position j, relative to the score at one "
+    "position, averaged over contents."
 )
-BIAS = "What is added to the score of a query at place i with a key at place j, on average over heads."
+BIAS = "The bias that is added to the score of a query at position i with a key at position j, averaged over heads."
 CONTENT = (
-    "What is added to a score is the query times a vector of the distance: the cosine between that vector for places "
-    "i and j and the one for i and i."
+    "The query is multiplied with a vector of the distance and added to the score: the cosine between that vector for "
+    "positions i and j and the one for i and i."
 )
-NOTHING = "Nothing tells places apart: every two of them are as alike as one and itself."
-CAUSAL = " Only keys at or before the query's place are looked at, j ≤ i."
+NOTHING = "The model does not distinguish positions: all pairs are equally similar."
+CAUSAL = " Queries attend only to keys at or before their own position, j ≤ i."
 
 
-def similarity(pipeline: Pipeline, *, side: str | None = None, length: int = 64) -> dict[str, Any]:
-    """The matrix of a model's own positions, on one of its sides; on the first that has any where none is named."""
+def positions_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a model has no position scheme to show, or None."""
+    reason = single_model_blocker(pipeline)
+    if reason is None and not any(map(find_schemes, _sides(pipeline).values())):
+        parts = " and ".join(f"the {side} '{getattr(pipeline.config.model, side).name}'" for side in _sides(pipeline))
+        return f"there is no position scheme in {parts}; use a model with positions, such as a Transformer"
+    return reason
+
+
+def print_similarity(out: Console, data: ViewData) -> None:
+    """Print the description, and the matrix as a heat map."""
+    from dragoman.inspection.render.terminal import print_heat_map, scale_rows
+
+    out.print(data["description"], markup=False, soft_wrap=True)
+    labels = [str(i) for i in range(len(data["matrix"]))]
+    print_heat_map(out, scale_rows(data["matrix"]), labels, labels)
+
+
+@register_view("positions", inputs="none", print_view=print_similarity, blocker=positions_blocker)
+def compute_position_similarity(
+    pipeline: Pipeline,
+    *,
+    side: Literal["encoder", "decoder"] | None = None,
+    length: Annotated[int, Field(ge=1, le=MAX_POSITIONS)] = 64,
+) -> ViewData:
+    """How similar two positions are to a model; without a side, on the first side that has positions."""
     if side is not None and side not in SIDES:
-        raise UserError(f"side is '{side}'; it must be one of {', '.join(SIDES)}{nearest(side, SIDES)}")
-    if not isinstance(pipeline.model, Seq2Seq):
-        raise UserError("several models have several position schemes; look at one of them alone")
-    parts: dict[str, Any] = {one: part for one in SIDES if (part := getattr(pipeline.model, one)) is not None}
-    having = [one for one, part in parts.items() if schemes_of(part)]
-    if not having:
-        named = " and ".join(f"the {one} '{getattr(pipeline.config.model, one).name}'" for one in parts)
-        raise UserError(f"no position scheme is in {named}; look at a model with positions, a Transformer, say")
-    side = side or having[0]
-    if side not in having:
-        raise UserError(f"the model's {side} has no position scheme; look at its {having[0]}")
-    part = parts[side]
-    schemes = schemes_of(part)
+        raise UserError(f"side is '{side}'; it must be one of {', '.join(SIDES)}{did_you_mean(side, SIDES)}")
+    with_positions = {name: part for name, part in _sides(pipeline).items() if find_schemes(part)}
+    first = next(iter(with_positions))
+    chosen = side or first
+    if chosen not in with_positions:
+        raise UserError(f"the model's {chosen} has no position scheme; use side '{first}'")
+    part = with_positions[chosen]
+    schemes = find_schemes(part)
     trained = any(True for scheme in schemes for _ in scheme.parameters())
-    found = matrix_of(schemes, head_width(part), side == "decoder", length)
-    return {"view": "positions", **found, "side": side, "trained": trained}
+    return _similarity_data(schemes, head_width(part), chosen == "decoder", length) | {
+        "side": chosen,
+        "trained": trained,
+    }
 
 
-def of_part(part: Part, d: int, length: int = 64, *, heads: int = 8, causal: bool = False) -> dict[str, Any]:
-    """The matrix of any scheme as it is before training, in a model of width d."""
+def scheme_similarity(part: Part, d: int, length: int = 64, *, heads: int = 8, causal: bool = False) -> ViewData:
+    """Compute the view of a new scheme, without a model, for width d; `causal` as in a decoder."""
+    from dragoman.nn.positions import HeadSpec, NoPositions, positions
+
     if heads < 1 or d < 1 or d % heads:
         raise UserError(f"width {d} cannot be shared evenly by {heads} heads; change one of them")
-    scheme: Any = positions.build(part, d, Inside(heads, d // heads, causal))
-    found = matrix_of([scheme], d // heads, causal, length)
-    return {"view": "positions", **found, "side": "no model", "trained": False}
+    scheme = positions.build(part, d, HeadSpec(heads, d // heads, causal))
+    assert isinstance(scheme, NoPositions)  # the base class of every scheme
+    data = _similarity_data([scheme], d // heads, causal, length)
+    return {"view": "positions", **data, "side": "no model", "trained": False}
 
 
-def schemes_of(part: Any) -> list[Any]:
-    """The schemes of an encoder or decoder: one, or one for each block."""
-    several = getattr(getattr(part, "stack", None), "positions", None)
-    return list(several) if several is not None else [s for s in [getattr(part, "position", None)] if s is not None]
+def _sides(pipeline: Pipeline) -> dict[str, nn.Module]:
+    """Return the model's encoder and decoder, by name; without those that it lacks."""
+    return {side: part for side in SIDES if (part := getattr(pipeline.model, side)) is not None}
 
 
-def head_width(part: Any) -> int | None:
-    """How wide a head is; None where places act only outside of attention."""
+def find_schemes(part: nn.Module) -> list[PositionModule]:
+    """Return the position schemes of an encoder or decoder: one for each block, one in all, or none."""
+    per_layer = getattr(getattr(part, "stack", None), "positions", None)
+    if per_layer is not None:
+        return list(per_layer)
+    scheme = getattr(part, "position", None)
+    return [] if scheme is None else [scheme]
+
+
+def head_width(part: nn.Module) -> int | None:
+    """Return the width of an attention head of the first block; None for a part without attention."""
     blocks = getattr(getattr(part, "stack", None), "blocks", None)
     mixer: Any = blocks[0].mixer if blocks is not None else None
     return mixer.Wq.out_features // mixer.heads if hasattr(mixer, "Wq") else None
 
 
-@torch.no_grad()
-def matrix_of(schemes: Sequence[Any], d: int | None, causal: bool, length: int) -> dict[str, Any]:
-    """The scheme's name, what its matrix is, and the matrix (L, L)."""
+def _similarity_data(schemes: Sequence[PositionModule], d: int | None, causal: bool, length: int) -> ViewData:
+    """Return the first scheme's name and description (`causal` adds a note), and the schemes' mean matrix (L, L)."""
+    import torch
+
+    from dragoman.nn.positions import positions
+
     if not 1 <= length <= MAX_POSITIONS:
         raise UserError(f"length is {length}; it must be from 1 to {MAX_POSITIONS}")
     first = schemes[0]
-    length = min(length, first.length or length)
-    found = [likeness(scheme, d, length) for scheme in schemes]
-    what = found[0][0]
+    length = min(length, first.max_positions or length)
+    with torch.no_grad():
+        described = [similarity_matrix(scheme, d, length) for scheme in schemes]
+    description = described[0][0]
     names = [name for name in positions.names if positions[name] is type(first)]
     return {
         "scheme": names[0] if names else type(first).__name__,
-        "what": what + CAUSAL if causal and what in (BIAS, CONTENT) else what,
-        "matrix": torch.stack([matrix for _, matrix in found]).mean(0).tolist(),
+        "description": description + CAUSAL if causal and description in (BIAS, CONTENT) else description,
+        "matrix": torch.stack([matrix for _, matrix in described]).mean(0).tolist(),
     }
 
 
-def likeness(scheme: Any, d: int | None, length: int) -> tuple[str, Tensor]:
-    """What a scheme does, and its matrix (L, L)."""
+def similarity_matrix(scheme: PositionModule, d: int | None, length: int) -> tuple[str, Tensor]:
+    """Return a sentence that describes a scheme's similarity, and its matrix (L, L); `d` is the width of a head."""
+    import torch
+
     device = next((x.device for x in [*scheme.parameters(), *scheme.buffers()]), torch.device("cpu"))
     t = torch.arange(length, device=device)[None]  # (1, L)
-    added = scheme(torch.zeros(1, length, 1, device=device), t)[0]  # (L, D): zeros of any width take on what is added
+    added = scheme(torch.zeros(1, length, 1, device=device), t)[0]  # (L, D): zeros broadcast to the width of p
     if added.any():
-        return COSINE, cosine(exact(added)[:, None], exact(added)[None])
+        return COSINE, cosine(_to_double(added)[:, None], _to_double(added)[None])
     if d is not None:
         u = torch.eye(d, device=device)[:, None, None].expand(d, 1, length, d)  # in each row another content
-        turned = exact(scheme.turn(u, t))[:, 0]  # (d, L, d)
-        if not torch.allclose(turned, exact(u)[:, 0]):
-            # The mean of u · R u over all directions u is that over any orthogonal ones, here the units.
-            return TURNED, torch.einsum("uid,ujd->ij", turned, turned) / d
-        if scheme.biases:
-            return biased(scheme, u, t)
+        rotated = _to_double(scheme.rotate(u, t))[:, 0]  # (d, L, d)
+        if not torch.allclose(rotated, _to_double(u)[:, 0]):
+            # The mean of u · R u over all directions u is that over any orthonormal basis, here the unit vectors.
+            return ROTATION, torch.einsum("uid,ujd->ij", rotated, rotated) / d
+        if scheme.has_score_bias:
+            return _bias_similarity(scheme, u, t)
     return NOTHING, torch.ones(length, length, dtype=torch.float64)
 
 
-def biased(scheme: Any, u: Tensor, t: Tensor) -> tuple[str, Tensor]:
-    """What is added to scores; where that depends on the query, the vectors it is multiplied with."""
-    bare = exact(scheme.bias(torch.zeros_like(u[:1]), t, t))  # (1, H, L, L)
-    vectors = exact(scheme.bias(u, t, t)) - bare  # (d | 1, H, L, L): component by component
+def _bias_similarity(scheme: Any, u: Tensor, t: Tensor) -> tuple[str, Tensor]:
+    """Return the mean score bias; where it depends on the query, the cosines of the vectors multiplied with it."""
+    import torch
+
+    constant = _to_double(scheme.score_bias(torch.zeros_like(u[:1]), t, t))  # (1, H, L, L)
+    vectors = _to_double(scheme.score_bias(u, t, t)) - constant  # (d | 1, H, L, L): component by component
     if not vectors.any():
-        return BIAS, bare[0].mean(0)
+        return BIAS, constant[0].mean(0)
     a = vectors.mean(1).permute(1, 2, 0)  # (L, L, d)
     return CONTENT, cosine(a, a.diagonal(dim1=0, dim2=1).T[:, None])
 
 
-def exact(x: Tensor) -> Tensor:
+def _to_double(x: Tensor) -> Tensor:
+    """Convert to float64 on the CPU."""
     return x.cpu().double()  # in this order: not every device has doubles
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Along the last dimension; what is 0 is like nothing."""
+    """Return the cosine along the last dimension; 0 for a zero vector."""
+    import torch
+
     return torch.nn.functional.cosine_similarity(a, b, -1)

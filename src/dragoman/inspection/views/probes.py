@@ -1,22 +1,22 @@
-"""Ways in which a model fails, counted over sources that are made to provoke them.
+"""Known ways in which models fail, counted over sources that provoke them.
 
     sources ─predict→ outputs ─check→ hits          a check fails where hits / inputs > its limit
 
-    repetition          an output says the same tokens three times in a row and the source does not, or has less than
+    repetition          an output has the same tokens three times in a row and the source does not, or has less than
                         a third of the source's different tokens, over as many tokens
-    babble              the same on degenerate sources, as ag ag ag …: more often in a row than there
-    hallucination       a degenerate source has an output far too long or without end, or one that it hardly changes
+    babble              the same for degenerate sources, such as ag ag ag …: more repetitions in a row than there
+    hallucination       a degenerate source has an output far too long or without end, or one that hardly depends on it
     copying             an output is nearly its source, and no reference is
-    under-translation   more than half of the source's tokens j were hardly looked at, Σ_t a_tj < 0.1
-    over-translation    some token of the source was looked at for too many tokens, Σ_t a_tj > 4 r
+    under-translation   more than half of the source's tokens j got hardly any attention, Σ_t a_tj < 0.1
+    over-translation    some token of the source got the attention of too many tokens, Σ_t a_tj > 4 r
     length              an output was stopped by its length limit
     empty               a source that is not blank has a blank output
     pairs               two sources that differ in a word have one output, or one lacks what was expected of it
     neutral             all outputs about an item have the same gendered pronoun, though no source has any
 
-a_tj is the attention of target token t to source token j, and r the target tokens for each source token as is usual: in
-the references, or in the outputs themselves. Without attention an output of less than half or more than twice the usual
-length counts as under- or over-translated.
+a_tj is the attention of target token t to source token j, and r the usual number of target tokens for each source
+token: in the references, or in the outputs themselves. Without attention an output of less than half or more than twice
+the usual length counts as under- or over-translated.
 """
 
 from __future__ import annotations
@@ -24,22 +24,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 from rapidfuzz import fuzz
 
-from dragoman.core.errors import UserError, nearest
+from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import EOS, SPECIALS, Example
-from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.inspection import probe_inputs
-from dragoman.inspection.probe_inputs import PRONOUNS, Neutral, Pronoun, Swap, parse_pronouns
-from dragoman.text.codec import tags
+from dragoman.inspection.probe_inputs import PRONOUNS, MinimalPair, NeutralSource, Pronoun, parse_pronouns
+from dragoman.inspection.views import BeamSize, ViewData, register_view
+from dragoman.text.codec import language_tags
 
-# The share of inputs that may show a failure before its check fails.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dragoman.inference.pipeline import Pipeline, Prediction
+
+Text = Annotated[str, Field(max_length=1_000_000)]
+Language = Annotated[str, Field(min_length=1, max_length=100)]
+
+# The fraction of inputs that may show a failure before its check fails.
 LIMITS = {
     "repetition": 0.05,
-    "babble": 0.25,  # of degenerate sources, which are meant to be hard
+    "babble": 0.25,  # of degenerate sources, which are hard on purpose
     "hallucination": 0.25,
     "copying": 0.1,
     "under-translation": 0.1,
@@ -50,21 +59,22 @@ LIMITS = {
     "neutral": 0.5,
 }
 
-REPEATS = 3  # times in a row that make a loop
-VARIETY = 1 / 3  # of the source's type/token ratio
-ENOUGH = 8  # tokens from which on variety is judged: of fewer, two or three may well be alike
-NEAR = 90.0  # rapidfuzz's ratio (0 to 100) from which on two texts are nearly the same
-FLUENT = 5  # tokens of an output that says something
+MIN_REPEATS = 3  # in a row, that count as a loop
+MIN_VARIETY = 1 / 3  # of the source's type/token ratio
+MIN_VARIETY_TOKENS = 8  # of fewer tokens, two or three may well be alike
+SIMILAR = 90.0  # rapidfuzz's ratio (0 to 100) from which on two texts are nearly the same
+FLUENT_TOKENS = 5  # of an output that is a sentence
 FAR_LONGER = 3.0  # times the usual length
-UNSEEN = 0.1  # of one target token's attention
-UNSEEN_SHARE = 0.5  # of a source's tokens; 500 words by two good models of pronunciation: most often 0, never more
-TOO_MUCH = 4.0  # times r; 2.4 was the most in the same words
-TWICE, SLACK = 2.0, 2  # times the usual length, and by more than so many tokens: short texts vary
-EXAMPLES = 5
+LOW_COVERAGE = 0.1  # of one target token's attention
+MAX_UNCOVERED = 0.5  # of a source's tokens; 500 words by two good models of pronunciation: most often 0, never more
+HIGH_COVERAGE = 4.0  # times r; 2.4 was the most in the same words
+MAX_LENGTH_FACTOR, LENGTH_SLACK = 2.0, 2  # times the usual length, and tokens on top: short texts vary
+MAX_EXAMPLES = 5  # of each check
+PRINTED_EXAMPLES = 3
 
 
 class Hit(NamedTuple):
-    """One input that shows the failure, and how."""
+    """One input that shows the failure, and a description of it."""
 
     source: str
     output: str
@@ -72,16 +82,17 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Check:
-    """What a check found: so many hits in `of` inputs."""
+class ProbeResult:
+    """The inputs that show one failure, out of `of` inputs."""
 
     name: str
     what: str  # the hits in words, behind "3 of 200"
     of: int
     hits: list[Hit]
-    table: dict[str, Any] | None = None  # {"columns": […], "rows": [[…], …]}
+    table: ViewData | None = None  # {"columns": […], "rows": [[…], …]}
 
-    def as_json(self, limit: float) -> dict[str, Any]:
+    def as_json(self, limit: float) -> ViewData:
+        """Return the result as JSON; it failed if more than the fraction `limit` of the inputs are hits."""
         count = len(self.hits)
         return {
             "name": self.name,
@@ -90,278 +101,322 @@ class Check:
             "of": self.of,
             "limit": limit,
             "sentence": f"{count:,} of {self.of:,} {self.what}",
-            "examples": [hit._asdict() for hit in self.hits[:EXAMPLES]],
+            "examples": [hit._asdict() for hit in self.hits[:MAX_EXAMPLES]],
             "table": self.table,
         }
 
 
-def probe(
+def probes_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a model has no outputs to probe, or None."""
+    if pipeline.model.head is not None:
+        return "this model answers with labels; probes are for models that write an output"
+    if pipeline.continues_text:
+        return "a language model continues a text; probes are for models with a source"
+    if pipeline.codec.modality is not None or pipeline.codec.second_source is not None:
+        return "this model reads files or two sources; probes sample texts for models of one text"
+    return None
+
+
+def print_probes(out: Console, data: ViewData) -> None:
+    """Print a table of the checks, examples of each failure, and the checks' own tables."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table("check", "found", "limit", "", box=None, pad_edge=False)
+    for check in data["checks"]:
+        verdict = Text("failed", style="red") if check["failed"] else Text("passed", style="green")
+        rate = check["count"] / max(check["of"], 1)
+        table.add_row(check["name"], f"{rate:.1%}", f"{check['limit']:.1%}", verdict)
+    out.print(table)
+    for check in data["checks"]:
+        if check["count"] or check["table"]:
+            out.print(f"\n{check['name']}: {check['sentence']}", markup=False, soft_wrap=True)
+        for example in check["examples"][:PRINTED_EXAMPLES]:
+            source, output = _shorten(example["source"], 100), _shorten(example["output"], 100)
+            out.print(f"  {source} → {output}   ({example['detail']})", markup=False, soft_wrap=True)
+        if check["table"]:
+            names = [Column(Text(name), overflow="fold") for name in check["table"]["columns"]]
+            counts = Table(*names, box=None, pad_edge=False)
+            for row in check["table"]["rows"]:
+                counts.add_row(*(Text(str(cell)) for cell in row))
+            out.print(counts)
+
+
+@register_view("probes", inputs="sources", print_view=print_probes, blocker=probes_blocker)
+def run_probes(
     pipeline: Pipeline,
-    *,
     sources: Sequence[str | Example] | None = None,
-    swaps: Sequence[Sequence[str]] = (),
-    neutral: Sequence[Sequence[str]] = (),
+    *,
+    minimal_pairs: Annotated[
+        Sequence[Annotated[Sequence[Text], Field(min_length=2, max_length=4)]], Field(max_length=1000)
+    ] = (),
+    neutral: Annotated[
+        Sequence[Annotated[Sequence[Text], Field(min_length=2, max_length=2)]], Field(max_length=1000)
+    ] = (),
     limits: Mapping[str, float] | None = None,
-    pronouns: str = PRONOUNS,
-    count: int = 200,
-    beam: int | None = None,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> dict[str, Any]:
-    """Every check on the first `count` sources, or on as many made of the vocabulary, and on degenerate ones.
+    pronouns: Annotated[str, Field(max_length=1000)] = PRONOUNS,
+    count: Annotated[int, Field(ge=1, le=2000)] = 200,
+    beam: BeamSize | None = None,
+    source_lang: Language | None = None,
+    target_lang: Language | None = None,
+) -> ViewData:
+    """Counts of known failures: repetition, hallucination, copying, coverage, lengths, minimal pairs, pronouns.
 
-    Swaps are (a, b) or (a, b, part of a's output, part of b's output); neutral sources are (source, item).
+    Probes the first `count` sources, or as many sampled from the vocabulary, and degenerate ones. Minimal pairs are
+    (a, b) or (a, b, part of a's output, part of b's output); neutral sources are (source, item).
     """
-    refuse(pipeline)
-    allowed, groups = checked_limits(limits or {}), parse_pronouns(pronouns)
-    pairs, items = probe_inputs.checked_swaps(swaps), probe_inputs.checked_neutral(neutral)
-    usual = probe_inputs.chosen(pipeline.codec, sources, count, source_lang, target_lang)
+    allowed, groups = check_limits(limits or {}), parse_pronouns(pronouns)
+    pairs, items = probe_inputs.parse_minimal_pairs(minimal_pairs), probe_inputs.parse_neutral_sources(neutral)
+    usual = probe_inputs.select_sources(pipeline.codec, sources, count, source_lang, target_lang)
 
-    def answers(texts: Sequence[str]) -> tuple[list[Example], list[Prediction]]:
-        examples = probe_inputs.tagged(texts, source_lang or usual[0].source_lang, target_lang or usual[0].target_lang)
+    def predict(texts: Sequence[str]) -> tuple[list[Example], list[Prediction]]:
+        """Predict for texts in the languages of the probe; return examples and predictions."""
+        languages = source_lang or usual[0].source_lang, target_lang or usual[0].target_lang
+        examples = probe_inputs.with_languages(texts, *languages)
         return examples, pipeline.predict(examples, beam=beam)
 
     outputs = pipeline.predict(usual, beam=beam, attention=True)
-    odd, odd_outputs = answers(probe_inputs.degenerate(pipeline.codec))
-    ratio = usual_ratio(pipeline, usual, outputs)
-    checks = [
-        repetition(usual, outputs),
-        repetition(odd, odd_outputs, "babble"),
-        hallucination(odd, odd_outputs, ratio),
-        copying(usual, outputs),
-        under_translation(usual, outputs, ratio),
-        over_translation(usual, outputs, ratio),
-        length(usual, outputs),
-        empty(usual, outputs),
+    odd, odd_outputs = predict(probe_inputs.degenerate_sources(pipeline.codec))
+    ratio = median_length_ratio(pipeline, usual, outputs)
+    results = [
+        check_repetition(usual, outputs),
+        check_repetition(odd, odd_outputs, "babble"),
+        check_hallucination(odd, odd_outputs, ratio),
+        check_copying(usual, outputs),
+        check_under_translation(usual, outputs, ratio),
+        check_over_translation(usual, outputs, ratio),
+        check_length(usual, outputs),
+        check_empty(usual, outputs),
     ]
     if pairs:
-        checks.append(minimal_pairs(pairs, answers([text for swap in pairs for text in (swap.a, swap.b)])[1]))
+        results.append(check_minimal_pairs(pairs, predict([text for pair in pairs for text in (pair.a, pair.b)])[1]))
     if items:
-        checks.append(neutral_sources(items, answers([item.source for item in items])[1], groups))
-    return {"view": "probes", "checks": [check.as_json(allowed[check.name]) for check in checks]}
+        results.append(check_neutral_sources(items, predict([item.source for item in items])[1], groups))
+    return {"checks": [result.as_json(allowed[result.name]) for result in results]}
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def repetition(sources: Sequence[Example], outputs: Sequence[Prediction], name: str = "repetition") -> Check:
-    """Loops that the source does not have, and outputs of far fewer different tokens."""
+def check_repetition(
+    sources: Sequence[Example], outputs: Sequence[Prediction], name: str = "repetition"
+) -> ProbeResult:
+    """Find outputs with loops that the source lacks, or with far fewer different tokens; `name` is the check's."""
     hits = []
     for source, output in zip(sources, outputs, strict=True):
-        times, tokens = loop(output.tokens)
-        n = min(len(output.tokens), len(output.source_tokens))  # variety falls with length: compare like with like
-        if times >= REPEATS and times > loop(output.source_tokens)[0]:
+        times, tokens = find_loop(output.tokens)
+        n = min(len(output.tokens), len(output.source_tokens))  # the ratio falls with length: compare equal lengths
+        if times >= MIN_REPEATS and times > find_loop(output.source_tokens)[0]:
             hits.append(Hit(source.source, output.text, f"'{' '.join(tokens)}' {times} times in a row"))
-        elif n >= ENOUGH and variety(output.tokens, n) < VARIETY * variety(output.source_tokens, n):
+        elif n >= MIN_VARIETY_TOKENS and type_token_ratio(output.tokens, n) < MIN_VARIETY * type_token_ratio(
+            output.source_tokens, n
+        ):
             kinds = len(set(output.tokens[-n:]))
             hits.append(Hit(source.source, output.text, f"{kinds} different tokens among the last {n}"))
-    return Check(name, "outputs repeat themselves", len(sources), hits)
+    return ProbeResult(name, "outputs repeat themselves", len(sources), hits)
 
 
-def loop(tokens: Sequence[str]) -> tuple[int, list[str]]:
-    """How many times in a row some tokens are said, the most there is, and which; (1, []) below REPEATS times."""
-    most, found = REPEATS - 1, slice(0)
-    for n in range(1, len(tokens) // REPEATS + 1):
+def find_loop(tokens: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the largest number of repetitions in a row, and the repeated tokens; (1, []) below MIN_REPEATS."""
+    most, longest = MIN_REPEATS - 1, slice(0)
+    for n in range(1, len(tokens) // MIN_REPEATS + 1):
         same = 0  # tokens in a row that equal the one n before them
         for i in range(n, len(tokens)):
             same = same + 1 if tokens[i] == tokens[i - n] else 0
             if same // n + 1 > most:
-                most, found = same // n + 1, slice(i + 1 - n, i + 1)
-    looping = list(tokens[found])
-    return (most, looping) if looping else (1, [])
+                most, longest = same // n + 1, slice(i + 1 - n, i + 1)
+    repeated = list(tokens[longest])
+    return (most, repeated) if repeated else (1, [])
 
 
-def variety(tokens: Sequence[str], n: int) -> float:
-    """Different tokens among the last n, as a share: a model that begins to loop does not stop."""
+def type_token_ratio(tokens: Sequence[str], n: int) -> float:
+    """Return the number of different tokens among the last n, divided by n."""
     return len(set(tokens[-n:])) / n
 
 
-def hallucination(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> Check:
-    """Fluent answers to sources that say nothing; sources 2k and 2k + 1 are of a kind."""
+def check_hallucination(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
+    """Find long answers to sources without content that are far too long, or alike for both sources of one kind."""
     hits = []
     for i, (source, output) in enumerate(zip(sources, outputs, strict=True)):
         other = outputs[i ^ 1]
-        if len(output.tokens) < FLUENT:
+        if len(output.tokens) < FLUENT_TOKENS:
             continue
-        if output.finish_reason == "length" or ratio_of(output) > FAR_LONGER * usual:
-            detail = f"{ratio_of(output) / usual:.1f} times as long as usual for so many source tokens"
+        if output.finish_reason == "length" or length_ratio(output) > FAR_LONGER * usual:
+            detail = f"{length_ratio(output) / usual:.1f} times as long as usual for so many source tokens"
             hits.append(Hit(source.source, output.text, detail + ", and no end" * (output.finish_reason == "length")))
-        elif output.source_tokens != other.source_tokens and near(output.text, other.text):
-            hits.append(Hit(source.source, output.text, f"nearly the same as for '{_short(sources[i ^ 1].source)}'"))
-    return Check("hallucination", "degenerate sources get an answer that is not about them", len(sources), hits)
+        elif output.source_tokens != other.source_tokens and is_similar(output.text, other.text):
+            hits.append(Hit(source.source, output.text, f"nearly the same as for '{_shorten(sources[i ^ 1].source)}'"))
+    return ProbeResult("hallucination", "degenerate sources get an answer that is not about them", len(sources), hits)
 
 
-def copying(sources: Sequence[Example], outputs: Sequence[Prediction]) -> Check:
-    """Outputs that are nearly their source, unless a reference is, too."""
-    hits, right = [], 0
+def check_copying(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
+    """Find outputs that are nearly their source, except where a reference is, too."""
+    hits, correct = [], 0
     for source, output in zip(sources, outputs, strict=True):
-        right += (as_reference := any(near(text, source.source) for text in source.accepted))
-        if near(output.text, source.source) and not as_reference:
-            hits.append(Hit(source.source, output.text, f"{_likeness(output.text, source.source):.0f} % alike"))
-    said = f" (in {right:,} more copying is right)" if right else ""
-    return Check("copying", f"outputs are nearly their source{said}", len(sources), hits)
+        correct += (as_reference := any(is_similar(text, source.source) for text in source.accepted))
+        if is_similar(output.text, source.source) and not as_reference:
+            hits.append(Hit(source.source, output.text, f"{_similarity(output.text, source.source):.0f} % alike"))
+    note = f" (in {correct:,} more copying is right)" if correct else ""
+    return ProbeResult("copying", f"outputs are nearly their source{note}", len(sources), hits)
 
 
-def under_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> Check:
-    """Much of the source left out: hardly looked at, or without attention, an output far too short."""
+def check_under_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
+    """Find outputs that leave much of the source out: low coverage, or without attention, far too short."""
     hits = []
     for source, output in zip(sources, outputs, strict=True):
         if not output.text.strip():
-            continue  # the check for empty outputs has it
-        looked = coverage(source, output)
+            continue  # check_empty counts it
+        covered = coverage(source, output)
         expected = usual * len(output.source_tokens)
-        if looked is None and len(output.tokens) + 1 < expected / TWICE - SLACK:
+        if covered is None and len(output.tokens) + 1 < expected / MAX_LENGTH_FACTOR - LENGTH_SLACK:
             detail = f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
             hits.append(Hit(source.source, output.text, detail))
-        unseen = [output.source_tokens[j] for j, a in looked or () if a < UNSEEN]
-        if looked and len(unseen) > UNSEEN_SHARE * len(looked):
-            detail = f"{len(unseen)} of {len(looked)} source tokens hardly looked at: {_short(' '.join(unseen))}"
+        uncovered = [output.source_tokens[j] for j, a in covered or () if a < LOW_COVERAGE]
+        if covered and len(uncovered) > MAX_UNCOVERED * len(covered):
+            tokens = _shorten(" ".join(uncovered))
+            detail = f"{len(uncovered)} of {len(covered)} source tokens got hardly any attention: {tokens}"
             hits.append(Hit(source.source, output.text, detail))
-    return Check("under-translation", "outputs leave much of their source out", len(sources), hits)
+    return ProbeResult("under-translation", "outputs leave much of their source out", len(sources), hits)
 
 
-def over_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> Check:
-    """Some of the source said again and again: looked at too much, or without attention, an output far too long."""
+def check_over_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
+    """Find outputs that translate some token too often: high coverage, or without attention, far too long."""
     hits = []
     for source, output in zip(sources, outputs, strict=True):
-        looked = coverage(source, output)
+        covered = coverage(source, output)
         expected = usual * len(output.source_tokens)
-        if looked is None and len(output.tokens) + 1 > expected * TWICE + SLACK:
+        if covered is None and len(output.tokens) + 1 > expected * MAX_LENGTH_FACTOR + LENGTH_SLACK:
             detail = f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
             hits.append(Hit(source.source, output.text, detail))
-        elif looked:
-            j, most = max(looked, key=lambda place: place[1])
-            if most > TOO_MUCH * usual:
+        elif covered:
+            j, most = max(covered, key=lambda pair: pair[1])
+            if most > HIGH_COVERAGE * usual:
                 detail = f"'{output.source_tokens[j]}' has the attention of {most:.1f} target tokens"
                 hits.append(Hit(source.source, output.text, detail))
-    return Check("over-translation", "outputs say some of their source too often", len(sources), hits)
+    return ProbeResult("over-translation", "outputs say some of their source too often", len(sources), hits)
 
 
 def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | None:
-    """(j, Σ_t a_tj) for every token of the source's own text: language tags and </s> are no text."""
+    """Return (j, Σ_t a_tj) for each source token j, without language tags and </s>; None without attention."""
     if output.attention is None:
         return None
     last = len(output.source_tokens) - (output.source_tokens[-1:] == [SPECIALS[EOS]])
     total = np.asarray(output.attention, dtype=np.float64).sum(0)
-    return [(j, float(total[j])) for j in range(len(tags(source)), last)]
+    return [(j, float(total[j])) for j in range(len(language_tags(source)), last)]
 
 
-def length(sources: Sequence[Example], outputs: Sequence[Prediction]) -> Check:
-    """Outputs that had no end."""
+def check_length(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
+    """Find outputs that were stopped by the length limit."""
     both = zip(sources, outputs, strict=True)
     hits = [
         Hit(s.source, o.text, f"stopped after {len(o.tokens)} tokens") for s, o in both if o.finish_reason == "length"
     ]
-    return Check("length", "outputs were stopped by their length limit", len(sources), hits)
+    return ProbeResult("length", "outputs were stopped by their length limit", len(sources), hits)
 
 
-def empty(sources: Sequence[Example], outputs: Sequence[Prediction]) -> Check:
-    """Blank outputs of sources that are not."""
+def check_empty(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
+    """Find blank outputs of sources that are not blank."""
     both = zip(sources, outputs, strict=True)
     hits = [Hit(s.source, o.text, "no output") for s, o in both if s.source.strip() and not o.text.strip()]
-    return Check("empty", "outputs are empty", len(sources), hits)
+    return ProbeResult("empty", "outputs are empty", len(sources), hits)
 
 
-def minimal_pairs(swaps: Sequence[Swap], outputs: Sequence[Prediction]) -> Check:
-    """Pairs whose difference the outputs do not show; outputs 2k and 2k + 1 belong to swap k."""
+def check_minimal_pairs(pairs: Sequence[MinimalPair], outputs: Sequence[Prediction]) -> ProbeResult:
+    """Find pairs with equal outputs, or without the expected words; outputs 2k and 2k + 1 belong to pair k."""
     hits = []
-    for k, swap in enumerate(swaps):
+    for k, pair in enumerate(pairs):
         a, b = outputs[2 * k].text, outputs[2 * k + 1].text
-        missing = [(s, o, part) for s, o, part in ((swap.a, a, swap.in_a), (swap.b, b, swap.in_b)) if part]
-        missing = [(s, o, part) for s, o, part in missing if not occurrences(part, o)]
+        missing = [(s, o, part) for s, o, part in ((pair.a, a, pair.expected_a), (pair.b, b, pair.expected_b)) if part]
+        missing = [(s, o, part) for s, o, part in missing if not count_word(part, o)]
         if a.strip() == b.strip():
-            hits.append(Hit(swap.a, a, f"the same output as for '{_short(swap.b)}'"))
+            hits.append(Hit(pair.a, a, f"the same output as for '{_shorten(pair.b)}'"))
         elif missing:
             source, output, _ = missing[0]
             hits.append(Hit(source, output, " and ".join(f"'{part}' is missing" for _, _, part in missing)))
-    return Check("pairs", "pairs of sources have outputs that miss their difference", len(swaps), hits)
+    return ProbeResult("pairs", "pairs of sources have outputs that miss their difference", len(pairs), hits)
 
 
 # -- pronouns ----------------------------------------------------------------------------------------------------------
 
 
-def neutral_sources(items: Sequence[Neutral], outputs: Sequence[Prediction], pronouns: Sequence[Pronoun]) -> Check:
-    """Items about which every output has the same gendered pronoun; the table counts outputs, item by pronoun."""
-    by_item: dict[str, list[tuple[Neutral, str]]] = {}
+def check_neutral_sources(
+    items: Sequence[NeutralSource], outputs: Sequence[Prediction], pronouns: Sequence[Pronoun]
+) -> ProbeResult:
+    """Find items whose outputs all have the same gendered pronoun; the table counts outputs by item and pronoun."""
+    by_item: dict[str, list[tuple[NeutralSource, str]]] = {}
     for neutral, output in zip(items, outputs, strict=True):
         by_item.setdefault(neutral.item, []).append((neutral, output.text))
     hits, rows = [], []
-    for item, said in by_item.items():
-        found = [[p for p in pronouns if any(occurrences(form, text) for form in p.forms)] for _, text in said]
-        rows.append([item, *(sum(p in some for some in found) for p in pronouns), sum(not some for some in found)])
-        genders = [[p.forms[0] for p in some if p.gendered] for some in found]
+    for item, answers in by_item.items():
+        used = [[p for p in pronouns if any(count_word(form, text) for form in p.forms)] for _, text in answers]
+        rows.append([item, *(sum(p in some for some in used) for p in pronouns), sum(not some for some in used)])
+        genders = [[p.forms[0] for p in some if p.gendered] for some in used]
         if len(genders[0]) == 1 and all(gender == genders[0] for gender in genders):
-            (first, text), always = said[0], genders[0][0]
+            (first, text), always = answers[0], genders[0][0]
             hits.append(Hit(first.source, text, f"{item}: always '{always}'"))
     columns = ["item", *(p.forms[0] for p in pronouns), "none"]
     what = "items have one and the same gendered pronoun in every output"
-    return Check("neutral", what, len(by_item), hits, {"columns": columns, "rows": rows})
+    return ProbeResult("neutral", what, len(by_item), hits, {"columns": columns, "rows": rows})
 
 
-def occurrences(word: str, text: str) -> int:
-    """How often a word stands in a text, in any case; "he" does not stand in "she".
+def count_word(word: str, text: str) -> int:
+    """Count the occurrences of a word in a text, ignoring case; in scripts with case only as a whole word.
 
-    A letter that has a case may not go on with another. Scripts without case are often written without spaces.
+    A word ends between letters only in scripts without case, which are often written without spaces.
     """
     word, text, count, at = word.casefold(), text.casefold(), 0, -1
     while (at := text.find(word, at + 1)) >= 0:
         before, after = text[at - 1 : at], text[at + len(word) : at + len(word) + 1]
-        count += not (_cased(before) and _cased(word[0])) and not (_cased(after) and _cased(word[-1]))
+        count += not (_has_case(before) and _has_case(word[0])) and not (_has_case(after) and _has_case(word[-1]))
     return count
 
 
-def _cased(letter: str) -> bool:
+def _has_case(letter: str) -> bool:
+    """Whether a letter has an upper and a lower case."""
     return letter.lower() != letter.upper()
 
 
-# -- likeness and length -----------------------------------------------------------------------------------------------
+# -- similarity and length ---------------------------------------------------------------------------------------------
 
 
-def near(a: str, b: str) -> bool:
-    return _likeness(a, b) >= NEAR
+def is_similar(a: str, b: str) -> bool:
+    """Whether two texts are at least SIMILAR percent alike, apart from case and spaces."""
+    return _similarity(a, b) >= SIMILAR
 
 
-def _likeness(a: str, b: str) -> float:
+def _similarity(a: str, b: str) -> float:
+    """Return how alike two texts are in percent, apart from case and spaces."""
     return float(fuzz.ratio(" ".join(a.casefold().split()), " ".join(b.casefold().split())))
 
 
-def ratio_of(output: Prediction) -> float:
-    """Target tokens for each source token, </s> counted on both sides."""
+def length_ratio(output: Prediction) -> float:
+    """Return the number of target tokens with </s>, divided by that of source tokens."""
     return (len(output.tokens) + 1) / max(len(output.source_tokens), 1)
 
 
-def usual_ratio(pipeline: Pipeline, sources: Sequence[Example], outputs: Sequence[Prediction]) -> float:
-    """The median ratio of the references, or of the outputs themselves where there is none."""
+def median_length_ratio(pipeline: Pipeline, sources: Sequence[Example], outputs: Sequence[Prediction]) -> float:
+    """Return the median length ratio of the references, or of the outputs where there are no references."""
     ratios = [
         len(pipeline.codec.encode_target(source.target)) / max(len(output.source_tokens), 1)
         for source, output in zip(sources, outputs, strict=True)
         if source.target is not None
     ]
-    return median(ratios or [ratio_of(output) for output in outputs])
+    return median(ratios or [length_ratio(output) for output in outputs])
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:59]}…"
+def _shorten(text: str, max_length: int = 60) -> str:
+    """Cut a text to `max_length` characters, with … at the end."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
-# -- what was asked for ------------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def checked_limits(given: Mapping[str, float]) -> dict[str, float]:
-    """Every limit, those given over the usual ones."""
-    for name, share in given.items():
+def check_limits(limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the limit of every check, the defaults overridden by `limits`; a wrong one raises UserError."""
+    for name, limit in limits.items():
         if name not in LIMITS:
-            raise UserError(f"there is no check '{name}'{nearest(name, LIMITS)} (there is {', '.join(LIMITS)})")
-        if not 0.0 <= share <= 1.0:
-            raise UserError(f"the limit of {name} is {share}; it is a share of the inputs, from 0 to 1")
-    return LIMITS | dict(given)
-
-
-def refuse(pipeline: Pipeline) -> None:
-    """Models without an output to probe."""
-    if pipeline.model.head is not None:
-        raise UserError("the model answers with labels from a head; probes are for models that write an output")
-    if pipeline.continues_text:
-        raise UserError("this is a language model, which goes on with a text; probes are for models with a source")
-    if pipeline.codec.modality is not None or pipeline.codec.second_source is not None:
-        raise UserError("the model reads files, or two sources; probes are for models of one text")
+            raise UserError(f"there is no check '{name}'{did_you_mean(name, LIMITS)} (there is {', '.join(LIMITS)})")
+        if not 0.0 <= limit <= 1.0:
+            raise UserError(f"the limit of {name} is {limit}; it is a fraction of the inputs, from 0 to 1")
+    return LIMITS | dict(limits)

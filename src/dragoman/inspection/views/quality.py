@@ -1,72 +1,105 @@
-"""How good models are and where: scores, quality by source length and by rarity, the worst examples; as plain data.
+"""Quality of one or several models: scores, quality by source length and by rarity, and the worst examples.
 
-    assessments (quality.py) ─report→ {"view": "quality", …}
+    pairs ─assess→ assessments (assessment.py) ─quality_report→ {"view": "quality", …}
 
 The rarity of a source is the count of its rarest token: in the training data where that can be read in a few seconds,
-else in these sources. What a vocabulary does not hold counts as 0. Lengths and rarities are by the tokens of the first
-model, so that a range holds the same pairs for every model. Sources that are no texts have no rarities, and images no
-lengths (sources.py): their ranges are empty, and a sentence says so.
+else in these sources. Unknown tokens count as 0. Lengths and rarities are by the tokens of the first model, so that a
+range holds the same pairs for every model. Sources that are no texts have no rarities, and images have no lengths
+(length_units.py): their ranges are empty, and a sentence says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
-from dragoman.core.errors import DataError, UserError, nearest
-from dragoman.core.json import finite
-from dragoman.core.types import SPECIALS, UNK
-from dragoman.data.readers import files_of, read_pairs
-from dragoman.evaluation.by_length import Bucket, by_length
-from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.assessment import Assessment, Score
-from dragoman.inspection.length_units import TOKENS, words
+from dragoman.core.errors import DataError, UserError, did_you_mean
+from dragoman.core.json import replace_nonfinite
+from dragoman.core.types import SPECIALS, UNK, Example
+from dragoman.data.readers import read_pairs, spec_files
+from dragoman.evaluation.by_length import LengthBucket, score_by_length
+from dragoman.evaluation.metrics import metrics
+from dragoman.inspection.views import BeamSize, ViewData, register_view
 
-READABLE = 10_000_000  # bytes of training data: 2 to 4 seconds at the 3 to 6 MB/s that tokenizers were measured at
-SWELLS = 4  # a .gz file is about so many times as long when it is unpacked
+if TYPE_CHECKING:
+    from rich.console import Console
 
-Buckets = dict[str, list[Bucket]]  # by model
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inspection.assessment import Assessment, MetricScore
+
+MAX_TRAINING_BYTES = 10_000_000  # to count tokens in: 2 to 4 seconds at a tokenizer's 3 to 6 MB/s
+GZIP_RATIO = 4  # of unpacked to packed bytes, about
+
+Buckets = dict[str, list[LengthBucket]]  # by model
 
 
-def report(
+def print_quality(out: Console, data: ViewData) -> None:
+    """Print the scores of each model with their intervals."""
+    for model in data["models"]:
+        for metric, score in model["scores"].items():
+            value, low, high = ("–" if score[key] is None else f"{score[key]:.2f}" for key in ("value", "low", "high"))
+            out.print(f"{model['name']}: {metric} {value} [{low}, {high}]", markup=False, soft_wrap=True)
+
+
+@register_view("quality", inputs="pairs", print_view=print_quality, compares_models=True)
+def measure_quality(
+    pipelines: Mapping[str, Pipeline],
+    pairs: Sequence[Example],
+    *,
+    metric: Annotated[str, Field(min_length=1, max_length=1000)] | None = None,
+    beam: BeamSize | None = None,
+    worst: Annotated[int, Field(ge=0, le=100)] = 20,
+) -> ViewData:
+    """Scores with intervals of one model or several on some pairs, by length and by rarity, and the worst examples."""
+    from dragoman.inspection.assessment import assess
+
+    if metric is not None and metric not in metrics.names:
+        raise UserError(f"there is no metric '{metric}'{did_you_mean(metric, metrics.names)}")
+    names = [metric] if metric else []
+    assessments = {name: assess(pipeline, pairs, names, beam=beam) for name, pipeline in pipelines.items()}
+    return quality_report(assessments, metric, worst=worst)
+
+
+def quality_report(
     assessments: Mapping[str, Assessment],
     metric: str | None = None,
     *,
     worst: int = 20,
     counts: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
-    """Several models on the same pairs, by one metric (the first, where none is named) where one must decide.
+) -> ViewData:
+    """Report on models assessed on the same pairs: scores, one metric by length and rarity, the worst examples.
 
-    `counts` are of training tokens, as `training_counts` reads them.
+    `counts` are of training tokens, as `count_training_tokens` returns them.
     """
-    first = checked(assessments)
+    first = check_same_pairs(assessments)
     metric = next(iter(first.scores)) if metric is None else metric
     if metric not in first.scores:
         known = list(first.scores)
-        raise UserError(f"metric is '{metric}'; it must be one of {', '.join(known)}{nearest(metric, known)}")
+        raise UserError(f"metric is '{metric}'; it must be one of {', '.join(known)}{did_you_mean(metric, known)}")
     name = next(iter(assessments))
     return {
         "view": "quality",
         "metric": metric,
         "metrics": list(first.scores),
         "higher_is_better": first.scores[metric].metric.higher_is_better,
-        "models": [scores_of(name, one) for name, one in assessments.items()],
-        "length_of": first.unit,
-        "left_out": left_out(first),
-        "by_length": as_lines(grouped_by_length(assessments, metric)),
-        "by_rarity": as_lines(grouped_by_rarity(assessments, metric, counts)),
+        "models": [_model_scores(name, one) for name, one in assessments.items()],
+        "length_unit": first.length_unit,
+        "left_out": omitted_ranges(first),
+        "by_length": _series_data(group_by_length(assessments, metric)),
+        "by_rarity": _series_data(group_by_rarity(assessments, metric, counts)),
         "rarity_of": "training" if counts is not None else "these sources",
-        "worst": [{"model": name} | example for example in worst_of(first, metric, worst)],
+        "worst": [{"model": name} | example for example in worst_examples(first, metric, worst)],
     }
 
 
-def checked(assessments: Mapping[str, Assessment]) -> Assessment:
-    """The first of them, if all are of the same pairs."""
+def check_same_pairs(assessments: Mapping[str, Assessment]) -> Assessment:
+    """Return the first assessment; raise UserError unless all are of the same pairs and metrics."""
     if not assessments:
-        raise UserError("there is no model to report on; assess at least one")
+        raise UserError("there is no model; assess at least one")
     first = next(iter(assessments.values()))
     for name, other in assessments.items():
         if other.examples != first.examples or other.scores.keys() != first.scores.keys():
@@ -74,16 +107,21 @@ def checked(assessments: Mapping[str, Assessment]) -> Assessment:
     return first
 
 
-def scores_of(name: str, one: Assessment) -> dict[str, Any]:
+def _model_scores(name: str, one: Assessment) -> ViewData:
+    """Return the name, pairs, perplexity and scores with intervals of one model as JSON."""
     scores = {
-        metric: {"value": finite(score.value), "low": finite(score.low), "high": finite(score.high)}
+        metric: {
+            "value": replace_nonfinite(score.value),
+            "low": replace_nonfinite(score.low),
+            "high": replace_nonfinite(score.high),
+        }
         for metric, score in one.scores.items()
     }
-    return {"name": name, "n": len(one.examples), "perplexity": finite(one.perplexity), "scores": scores}
+    return {"name": name, "n": len(one.examples), "perplexity": replace_nonfinite(one.perplexity), "scores": scores}
 
 
-def worst_of(one: Assessment, metric: str, count: int) -> list[dict[str, Any]]:
-    """The examples with the worst scores of their own, worst first; of equal ones the earlier is first."""
+def worst_examples(one: Assessment, metric: str, count: int) -> list[ViewData]:
+    """Return the `count` examples with the worst sentence scores, worst first; ties in the order of the pairs."""
     score = one.scores[metric]
     each = np.asarray(score.metric.score(score.stats), dtype=np.float64)
     order = np.argsort(each if score.metric.higher_is_better else -each, kind="stable")[: max(count, 0)]
@@ -93,7 +131,7 @@ def worst_of(one: Assessment, metric: str, count: int) -> list[dict[str, Any]]:
             "source": one.examples[i].source,
             "reference": one.examples[i].target,
             "output": one.predictions[i].text,
-            "score": finite(float(each[i])),
+            "score": replace_nonfinite(float(each[i])),
         }
         for i in order
     ]
@@ -102,92 +140,103 @@ def worst_of(one: Assessment, metric: str, count: int) -> list[dict[str, Any]]:
 # -- ranges of pairs ---------------------------------------------------------------------------------------------------
 
 
-def left_out(first: Assessment) -> str:
-    """Which ranges there are none of, and why, as a sentence; '' where there are all."""
-    if not first.unit:
-        why = "the sources are no texts and have no length to go by (images are all of one size)"
-        return f"Quality by length and by rarity is left out: {why}."
-    if first.unit != TOKENS:
+def omitted_ranges(first: Assessment) -> str:
+    """Say in a sentence which of the groupings by length and rarity are left out and why; '' if none is."""
+    from dragoman.inspection.length_units import TOKENS
+
+    if not first.length_unit:
+        return "Quality by length and by rarity is left out: the sources are no texts, and images all have one size."
+    if first.length_unit != TOKENS:
         return "Quality by rarity is left out: the sources are no texts and have no tokens."
     return ""
 
 
-def grouped_by_length(assessments: Mapping[str, Assessment], metric: str) -> Buckets:
-    """A metric by the length of the source in the first model's unit."""
+def group_by_length(assessments: Mapping[str, Assessment], metric: str) -> Buckets:
+    """Compute a metric of each model in ranges of the source length, counted in the first model's unit."""
     first = next(iter(assessments.values()))
-    if not first.unit:
+    if not first.length_unit:
         return {name: [] for name in assessments}
-    sizes = list(map(len, first.pieces))
-    return {name: by_length(score.metric, score.stats, sizes) for name, score in named(assessments, metric)}
+    sizes = list(map(len, first.length_pieces))
+    return {
+        name: score_by_length(score.metric, score.stats, sizes) for name, score in _scores_by_model(assessments, metric)
+    }
 
 
-def grouped_by_rarity(
+def group_by_rarity(
     assessments: Mapping[str, Assessment], metric: str, counts: Mapping[str, int] | None = None
 ) -> Buckets:
-    """A metric by the count of the source's rarest token; blank sources have none and are left out."""
+    """Compute a metric of each model in ranges of how often the source's rarest token occurs in `counts`."""
+    from dragoman.inspection.length_units import TOKENS
+
     first = next(iter(assessments.values()))
-    every = first.pieces if first.unit == TOKENS else []
-    known = Counter(token for tokens in every for token in tokens) if counts is None else counts
-    kept = [i for i, tokens in enumerate(every) if tokens]
+    pieces = first.length_pieces if first.length_unit == TOKENS else []
+    known = Counter(token for tokens in pieces for token in tokens) if counts is None else counts
+    kept = [i for i, tokens in enumerate(pieces) if tokens]
     if not kept:
         return {name: [] for name in assessments}
-    rarities = [min(frequency(token, known) for token in every[i]) for i in kept]
-    return {name: by_length(score.metric, score.stats[kept], rarities) for name, score in named(assessments, metric)}
+    rarities = [min(token_count(token, known) for token in pieces[i]) for i in kept]
+    return {
+        name: score_by_length(score.metric, score.stats[kept], rarities)
+        for name, score in _scores_by_model(assessments, metric)
+    }
 
 
-def named(assessments: Mapping[str, Assessment], metric: str) -> list[tuple[str, Score]]:
+def _scores_by_model(assessments: Mapping[str, Assessment], metric: str) -> list[tuple[str, MetricScore]]:
+    """Return each model's name with its score of a metric."""
     return [(name, one.scores[metric]) for name, one in assessments.items()]
 
 
-def as_lines(buckets: Buckets) -> list[dict[str, Any]]:
-    """A line of points for each model."""
-    return [{"model": name, "points": [as_point(bucket) for bucket in some]} for name, some in buckets.items()]
+def _series_data(buckets: Buckets) -> list[ViewData]:
+    """Return the points of each model's ranges as JSON."""
+    return [{"model": name, "points": [_point_data(bucket) for bucket in some]} for name, some in buckets.items()]
 
 
-def as_point(bucket: Bucket) -> dict[str, Any]:
+def _point_data(bucket: LengthBucket) -> ViewData:
+    """Return one range as JSON: bounds, count, score and interval."""
     return {
         "low": int(bucket.low),
         "high": int(bucket.high),
         "count": bucket.count,
-        "score": finite(float(bucket.score)),
-        "lower": finite(float(bucket.interval[0])),
-        "upper": finite(float(bucket.interval[1])),
+        "score": replace_nonfinite(float(bucket.score)),
+        "lower": replace_nonfinite(float(bucket.interval[0])),
+        "upper": replace_nonfinite(float(bucket.interval[1])),
     }
 
 
 # -- rarity ------------------------------------------------------------------------------------------------------------
 
 
-def frequency(token: str, counts: Mapping[str, int]) -> int:
-    """How often a token was seen; <unk>, and the numbers that unknown words go by, stand for what never was."""
+def token_count(token: str, counts: Mapping[str, int]) -> int:
+    """Return the count of a token; <unk>, and the copy slots of unknown words, count as 0."""
     return 0 if token == SPECIALS[UNK] or token.startswith("<copy:") else counts.get(token, 0)
 
 
-def training_counts(pipeline: Pipeline) -> Counter[str] | None:
-    """How often each source token is in the training data; None where that is gone, changed beyond reading, or large,
-    or where the sources are no texts.
+def count_training_tokens(pipeline: Pipeline) -> Counter[str] | None:
+    """Count each source token in the training data that the config names; None if that is missing or large.
 
-    The files are looked for where the config names them, from the working directory as in training.
+    None where the data is missing, unreadable or large, or where the sources are no texts.
     """
+    from dragoman.inspection.length_units import strip_eos
+
     data, codec = pipeline.config.data, pipeline.codec
-    if codec.modality is not None or codec.second_source is not None:  # whose states are not all tokens
+    if codec.modality is not None or codec.second_source is not None:
         return None
     try:
-        if sum(size(corpus.path) for corpus in data.train) > READABLE:
+        if sum(_file_bytes(corpus.path) for corpus in data.train) > MAX_TRAINING_BYTES:
             return None
         pieces = codec.target_pieces if pipeline.continues_text else codec.source_pieces
         counts: Counter[str] = Counter()
         for corpus in data.train:
             for example in read_pairs(corpus.path, columns=pipeline.config.columns, on_error=data.on_error):
-                counts.update(words(pieces(pipeline.reading.encode(example))))
+                counts.update(strip_eos(pieces(pipeline.input_processor.encode_source(example))))
         return counts
     except (OSError, DataError):
         return None
 
 
-def size(path: str) -> int:
-    """The bytes there are to read behind a path."""
-    found = files_of(path)
-    if not all(file.is_file() for file in found):  # a pipe or a device may never end, and the path may be a stranger's
-        raise FileNotFoundError(path)
-    return sum(file.stat().st_size * (SWELLS if file.suffix == ".gz" else 1) for file in found)
+def _file_bytes(spec: str) -> int:
+    """Estimate the unpacked bytes of a data spec's files; raise FileNotFoundError unless all are regular files."""
+    paths = spec_files(spec)
+    if not all(path.is_file() for path in paths):  # a pipe or a device may never end, and the config may be untrusted
+        raise FileNotFoundError(spec)
+    return sum(path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1) for path in paths)

@@ -1,9 +1,9 @@
-"""A run from its beginning to where it stands: curves, and what the model said at every checkpoint.
+"""A training run replayed: its curves, and the outputs of the model at every checkpoint.
 
     run/metrics.jsonl → curves {name: [[step, value], …]}          run/replay.jsonl → frames
 
-Both files may be growing while they are read: a line that is half written is left out. So is what is not finite (null
-in the file). `rate` is the learning rate, `valid` the validation loss; other validation metrics go by their own names.
+Both files may grow while they are read: a line that is half written is skipped, and so are values that are not finite
+(null in the file). `rate` is the learning rate, `valid` the validation loss; other metrics keep their names.
 """
 
 from __future__ import annotations
@@ -11,58 +11,79 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dragoman.core.errors import RunError, UserError
-from dragoman.inference.pipeline import Pipeline
+from dragoman.core.errors import RunError
+from dragoman.inspection.views import ViewData, register_view
 
-TRAIN = {"loss": "loss", "learning_rate": "rate", "gradient_norm": "gradient_norm"}  # as recorded → the curve's name
-PLACES = {"kind", "step", "epoch"}  # what a validation records besides its metrics
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dragoman.inference.pipeline import Pipeline
+
+TRAINING_CURVES = {
+    "loss": "loss",
+    "learning_rate": "rate",
+    "gradient_norm": "gradient_norm",
+}  # recorded key → name of the curve
+NOT_METRICS = {"kind", "step", "epoch"}  # keys of a validation record
 
 
-def replay(run_folder: str | Path) -> dict[str, Any]:
-    """The curves and the frames of a run."""
+def run_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a model's path is not in a run's checkpoints, so that there is no training to replay, or None."""
+    if pipeline.path is None or pipeline.path.parent.name != "checkpoints":
+        return "this model was not loaded from a run, so there is no training to replay; name a run folder"
+    return None
+
+
+def print_replay(out: Console, data: ViewData) -> None:
+    """Print step, source and output of each source at the last checkpoint."""
+    for frame in data["frames"][-1:]:
+        for one in frame["sources"]:
+            out.print(f"step {frame['step']}: {one['source']} → {one['output']}", markup=False)
+
+
+@register_view("replay", inputs="none", print_view=print_replay, blocker=run_blocker)
+def replay_training(pipeline: Pipeline) -> ViewData:
+    """A few sources at every checkpoint of the run that a model was loaded from, with the training curves."""
+    assert pipeline.path is not None  # see run_blocker
+    return read_run(pipeline.path.parent.parent)
+
+
+def read_run(run_folder: str | Path) -> ViewData:
+    """Read name, training curves, recorded outputs and whether it is finished from a run folder."""
     folder = Path(run_folder)
     if not any((folder / name).exists() for name in ("metrics.jsonl", ".lock")):
-        raise RunError(f"{folder}: no run is recorded here (metrics.jsonl is missing); name the folder of a training")
-    records = list(lines(folder / "metrics.jsonl"))
+        raise RunError(f"{folder}: there is no run here (metrics.jsonl is missing); name a run folder")
+    records = list(read_records(folder / "metrics.jsonl"))
     return {
-        "view": "replay",
         "run": folder.resolve().name,
-        "curves": curves(records),
-        "frames": [frame for frame in lines(folder / "replay.jsonl") if "sources" in frame],
-        "finished": finished(folder, max((record["step"] for record in records), default=0)),
+        "curves": collect_curves(records),
+        "frames": [frame for frame in read_records(folder / "replay.jsonl") if "sources" in frame],
+        "finished": is_finished(folder, max((record["step"] for record in records), default=0)),
     }
 
 
-def run_of(pipeline: Pipeline) -> Path:
-    """The folder of the run that a model is a checkpoint of."""
-    path = pipeline.path
-    if path is None or path.parent.name != "checkpoints":
-        raise UserError("this model was not loaded from a run, so there is no training to replay; name a run folder")
-    return path.parent.parent
-
-
-def curves(records: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
-    """Each number over the steps; those of training and validation loss are there even while they are empty."""
-    found: dict[str, list[list[float]]] = {"loss": [], "rate": [], "valid": []}
+def collect_curves(records: list[ViewData]) -> dict[str, list[list[float]]]:
+    """Collect each value as [step, value] by name; loss, rate and valid are there even if empty."""
+    curves: dict[str, list[list[float]]] = {"loss": [], "rate": [], "valid": []}
     for record in records:
-        for name, value in named(record):
+        for name, value in _curve_values(record):
             if value is not None:
-                found.setdefault(name, []).append([record["step"], value])
-    return found
+                curves.setdefault(name, []).append([record["step"], value])
+    return curves
 
 
-def named(record: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    """The curves that a line of metrics.jsonl adds to."""
+def _curve_values(record: ViewData) -> Iterator[tuple[str, float | None]]:
+    """Yield the name and value of each curve in one record of metrics.jsonl."""
     if record.get("kind") == "train":
-        yield from ((name, record.get(key)) for key, name in TRAIN.items())
+        yield from ((name, record.get(key)) for key, name in TRAINING_CURVES.items())
     if record.get("kind") == "valid":
-        yield from (("valid" if key == "loss" else key, x) for key, x in record.items() if key not in PLACES)
+        yield from (("valid" if key == "loss" else key, x) for key, x in record.items() if key not in NOT_METRICS)
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines that name a step; a file that is not there yet has none."""
+def read_records(path: Path) -> Iterator[ViewData]:
+    """Yield the objects of a JSON lines file that have a step; a missing file has none."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -73,13 +94,13 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # a line that is being written, or was when its process was killed
+            continue  # the line is being written, or was when its process was killed
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield record
 
 
-def finished(folder: Path, step: int) -> bool:
-    """Whether the run ended by itself; one that was made longer afterwards is past the end it noted."""
+def is_finished(folder: Path, step: int) -> bool:
+    """Whether the run's file `finished` records a step of at least `step`."""
     try:
         return int((folder / "finished").read_text(encoding="utf-8")) >= step
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
-"""What a model says at each step, and what else it might have said: free-running, and along a given target.
+"""Each step of greedy decoding with the most probable next tokens: free-running, and teacher-forced along a target.
 
-    free     y_t = prefix_t, then argmax p(y | y_<t, x) under the rules of the config, as greedy search
-    forced   y_t = the target's: what the model would have said after the beginning of the right answer
+    free     y_t = prefix_t, then argmax p(y | y_<t, x) under the constraints of the config
+    forced   y_t = the target's: what the model predicts after each prefix of the right answer
 
-    rank = 1 + how many tokens are more probable than y_t          entropy = −Σ_y p(y | y_<t, x) log p(y | y_<t, x)
+    rank = 1 + the number of tokens more probable than y_t         entropy = −Σ_y p(y | y_<t, x) log p(y | y_<t, x)
 
-Probabilities are the model's own, whatever the rules forbid, in float32. To a language model a source is the beginning
-of a text, which it goes on with.
+Probabilities are the model's own in float32, before any constraint. For a language model the source is the text that it
+continues.
 """
 
 from __future__ import annotations
@@ -14,118 +14,151 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from dragoman.core.errors import UserError
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Example
-from dragoman.data.batching import collate
-from dragoman.inference.ensemble import Fused
-from dragoman.inference.inputs import Given
-from dragoman.inference.length_limits import NOTHING, limits_for
-from dragoman.inference.pipeline import Pipeline
-from dragoman.inspection.pair import line, reach, read
-from dragoman.inspection.views.alignment import entropy
-from dragoman.search import Limits
-from dragoman.search.logits_processors import constrained
+from dragoman.inspection.views import ViewData, register_view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from dragoman.inference.inputs import ModelInput
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.search import SearchConstraints
+
+TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def walk(
+def decoding_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a model has no steps with probabilities, or None."""
+    from dragoman.inference.ensemble import ShallowFusion
+
+    if pipeline.model.head is not None:
+        return "this model answers with labels at once; use a model with a decoder"
+    if isinstance(pipeline.model, ShallowFusion):
+        return (
+            "with shallow fusion the scores of a step are no probabilities; load the model without the language model"
+        )
+    return None
+
+
+def print_steps(out: Console, data: ViewData) -> None:
+    """Print tables of the free and forced steps."""
+    from dragoman.inspection.render.terminal_tree import render_steps
+
+    out.print(render_steps(data, width=out.width), end="")
+
+
+@register_view("steps", inputs="pair", print_view=print_steps, blocker=decoding_blocker)
+def trace_steps(
     pipeline: Pipeline,
     source: str | Example,
     target: str | None = None,
     *,
-    prefix: Sequence[int] = (),
-    top: int = 8,
-) -> dict[str, Any]:
-    """The steps of a greedy search that begins with the tokens of `prefix`, beside those along a target."""
-    check(pipeline, target, prefix, top)
-    example = pipeline.reading.example(source)
+    prefix: Annotated[Sequence[TokenId], Field(max_length=4096)] = (),
+    top: Annotated[int, Field(ge=1, le=100)] = 8,
+) -> ViewData:
+    """The most probable next tokens at each step of a greedy search, from a prefix on and along a target."""
+    from dragoman.inspection.teacher_forcing import read_source, source_line
+
+    _check_request(pipeline, target, prefix, top)
+    example = pipeline.input_processor.to_example(source)
     if not example.source.strip() and not pipeline.continues_text:
-        raise UserError("the source is blank, so there is nothing to go through; give a text")
-    given = read(pipeline, example)
-    free = _walk(pipeline, example, given, prefix, top)
+        raise UserError("the source is blank; give a text")
+    model_input = read_source(pipeline, example)
+    free = _decode_steps(pipeline, example, model_input, prefix, top)
     forced = None
     if target is not None:
-        gold = pipeline.codec.encode_target(target, source=example.source)
-        forced = _walk(pipeline, example, given, gold, top)
+        ids = pipeline.codec.encode_target(target, source=example.source)
+        forced = _decode_steps(pipeline, example, model_input, ids, top)
     return {
-        "view": "steps",
-        "source_text": line(example),
+        "source_text": source_line(example),
         "prefix": list(prefix),
         "free": free,
         "forced": forced,
-        "diverges": None if forced is None else divergence(free["steps"], forced["steps"]),
+        "diverges": None if forced is None else first_difference(free["steps"], forced["steps"]),
     }
 
 
-def check(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: int) -> None:
-    """Refuse what has no steps, or steps that are no probabilities, and beginnings that no result can have."""
-    if pipeline.model.head is not None:
-        raise UserError("this model answers with labels at once; steps are of a model with a decoder")
-    if isinstance(pipeline.model, Fused):
-        raise UserError("a language model joins this search, so its steps are no probabilities; load the model alone")
+def _check_request(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: int) -> None:
+    """Raise UserError for a target of a language model, a prefix with invalid ids, or `top` below 1."""
     if pipeline.continues_text and target is not None:
         raise UserError("a language model has no target; give the text as its source, or its tokens as the prefix")
     size = len(pipeline.codec.target)
     for id in prefix:
         if id in (PAD, BOS, EOS) or not 0 <= id < size:
-            raise UserError(
-                f"the prefix holds the token {id}, which no beginning can hold; give ids from {EOS + 1} to {size - 1}"
-            )
+            raise UserError(f"the prefix has the token {id}; allowed are ids from {EOS + 1} to {size - 1}")
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
 
 
-@torch.inference_mode()
-def _walk(pipeline: Pipeline, example: Example, source: Given, given: Sequence[int], top: int) -> dict[str, Any]:
-    """Along the given tokens, and on from there until </s> or the limit."""
+def _decode_steps(
+    pipeline: Pipeline, example: Example, model_input: ModelInput, forced: Sequence[int], top: int
+) -> ViewData:
+    """Decode along the forced tokens, then greedily until </s> or the maximum length; describe each step."""
+    import torch
+
+    from dragoman.data.batching import collate
+    from dragoman.inference.constraints import build_constraints
+    from dragoman.inspection.teacher_forcing import check_length
+
+    processor = pipeline.input_processor
     pipeline.model.eval()
-    beginning = [id for id in given if id != EOS]
-    reach("target", [*beginning, EOS], pipeline.reading.longest_target(len(pipeline.reading.pieces(source))))
-    lengths = torch.tensor([len(source.source)], device=pipeline.device)
-    limits = limits_for(pipeline.reading, lengths, [0], [NOTHING], [example.source])
-    longest = max(int(limits.longest[0]), len(beginning))
-    step, start, heard = pipeline.begin(collate([source.row], [0]).to(pipeline.device))
-    state = start(Capacity(1, longest + 1))
-    limits = replace(limits, rules=[*heard, *limits.rules])
-    said: list[int] = []
-    steps: list[dict[str, Any]] = []
-    for t in range(longest + 1):
-        token = torch.tensor([[said[-1] if said else BOS]], device=pipeline.device)
-        log_p, state = step(token, state)
-        forced = t < len(given)
-        chosen = given[t] if forced else choice(log_p, said, limits)
-        if chosen is None or (t == longest and chosen != EOS):  # nothing is allowed, or nothing but the end
-            break
-        said.append(chosen)
-        steps.append(_plain(pipeline, log_p[0, 0].double(), chosen, forced, top))
-        if chosen == EOS:
-            break
-    text = pipeline.codec.decode([*source.source, *said] if pipeline.continues_text else said, example.source)
+    prefix = [id for id in forced if id != EOS]
+    check_length("target", [*prefix, EOS], processor.max_target_length(len(processor.source_labels(model_input))))
+    ids: list[int] = []
+    steps: list[ViewData] = []
+    with torch.inference_mode():
+        lengths = torch.tensor([len(model_input.source)], device=pipeline.device)
+        constraints = build_constraints(processor, lengths, [0], [pipeline.config.generation], [example.source])
+        max_length = max(int(constraints.max_lengths[0]), len(prefix))
+        step, start, ctc_processors = pipeline.start_decoding(collate([model_input.row], [0]).to(pipeline.device))
+        state = start(Capacity(1, max_length + 1))
+        constraints = replace(constraints, processors=[*ctc_processors, *constraints.processors])
+        for t in range(max_length + 1):
+            last = torch.tensor([[ids[-1] if ids else BOS]], device=pipeline.device)
+            log_p, state = step(last, state)
+            is_forced = t < len(forced)
+            token = forced[t] if is_forced else choose_token(log_p, ids, constraints)
+            if token is None or (t == max_length and token != EOS):  # no token is valid, or only </s>
+                break
+            ids.append(token)
+            steps.append(_step_data(pipeline, log_p[0, 0].double(), token, is_forced, top))
+            if token == EOS:
+                break
+    text = pipeline.codec.decode([*model_input.source, *ids] if pipeline.continues_text else ids, example.source)
     return {"text": text, "log_prob": sum(one["log_prob"] for one in steps), "steps": steps}
 
 
-def choice(log_p: Tensor, said: Sequence[int], limits: Limits) -> int | None:
-    """The most probable token that the rules allow, log_p (1, 1, V); None where they allow none."""
-    history = torch.tensor([[list(said)]], dtype=torch.long, device=log_p.device)  # (1, 1, t)
-    best, token = constrained(log_p, history, torch.zeros(1, dtype=torch.long, device=log_p.device), limits).max(-1)
+def choose_token(log_p: Tensor, ids: Sequence[int], constraints: SearchConstraints) -> int | None:
+    """Return the most probable token that the constraints allow, log_p (1, 1, V); None where they allow none."""
+    import torch
+
+    from dragoman.search.logits_processors import apply_constraints
+
+    history = torch.tensor([[list(ids)]], dtype=torch.long, device=log_p.device)  # (1, 1, t)
+    rows = torch.zeros(1, dtype=torch.long, device=log_p.device)
+    best, token = apply_constraints(log_p, history, rows, constraints).max(-1)
     return None if best.item() == -math.inf else int(token)
 
 
-def _plain(pipeline: Pipeline, log_p: Tensor, chosen: int, forced: bool, top: int) -> dict[str, Any]:
-    """A step from log p (V,)."""
+def _step_data(pipeline: Pipeline, log_p: Tensor, token: int, is_forced: bool, top: int) -> ViewData:
+    """Describe one step from log p (V,): the token, its rank, the entropy and the `top` most probable tokens."""
+    from dragoman.inspection.attention_maps import entropy
+
     best, ids = log_p.topk(min(top, len(log_p)))
-    pieces = pipeline.codec.target_pieces([chosen, *ids.tolist()])
+    pieces = pipeline.codec.target_pieces([token, *ids.tolist()])
     return {
-        "id": chosen,
+        "id": token,
         "token": pieces[0],
-        "log_prob": float(log_p[chosen]),
-        "rank": 1 + int((log_p > log_p[chosen]).sum()),
+        "log_prob": float(log_p[token]),
+        "rank": 1 + int((log_p > log_p[token]).sum()),
         "entropy": float(entropy(log_p.exp())),
-        "forced": forced,
+        "forced": is_forced,
         "top": [
             {"id": id, "token": piece, "log_prob": value}
             for id, piece, value in zip(ids.tolist(), pieces[1:], best.tolist(), strict=True)
@@ -133,8 +166,8 @@ def _plain(pipeline: Pipeline, log_p: Tensor, chosen: int, forced: bool, top: in
     }
 
 
-def divergence(free: Sequence[dict[str, Any]], forced: Sequence[dict[str, Any]]) -> int | None:
-    """The first step at which the tokens differ, or one has ended; None where they are the same."""
+def first_difference(free: Sequence[ViewData], forced: Sequence[ViewData]) -> int | None:
+    """Return the index of the first step whose tokens differ, or where one side has ended; None if equal."""
     ids = [one["id"] for one in free], [one["id"] for one in forced]
     if ids[0] == ids[1]:
         return None

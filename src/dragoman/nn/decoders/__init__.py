@@ -1,4 +1,4 @@
-"""Embedded target tokens and a Memory → hidden vectors, one file for each kind. The folder is the registry."""
+"""Decoders: embedded target tokens and a Memory → hidden vectors. Every file of this folder registers its own."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What is left of an attention decoder when the recursion is dropped.
+"""An attention decoder without recurrence.
 
     x_t = y_{t-1} + position
     s_t = x_t + Σ_{j≤t} softmax_j(x_t·x_j / √D) x_j        without parameters; s_t = x_t where `past` is false
     c_t = attend(s_t, h)        o_t = tanh(W [s_t; c_t])
 
-B sentences, K hypotheses, T target and S source positions, C room for target positions, D width.
+B sentences, K hypotheses, T target and S source positions, C capacity for target positions, D width.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dragoman.nn.scores import scores
 
 @dataclass
 class AttentionState:
-    """The inputs so far, (B, K, C, D), where the past is looked at; the next position, (B, 1); the source."""
+    """The earlier inputs, the next position, and the prepared source."""
 
-    x: Tensor | None
-    t: Tensor
+    x: Tensor | None  # (B, K, C, D): the earlier inputs; None where `past` is false
+    t: Tensor  # (B, 1)
     keys: Tensor  # (B, 1, S, ·)
     values: Tensor  # (B, 1, S, D_memory)
     mask: Tensor  # (B, 1, S)
@@ -42,7 +42,7 @@ class AttentionState:
 
 @decoders.register("attention")
 class AttentionDecoder(nn.Module):
-    """s_t from the inputs so far by attention without parameters, then a look at the source: no recurrence."""
+    """s_t from the inputs up to t by attention without parameters, then attention to the source: no recurrence."""
 
     def __init__(
         self,
@@ -59,49 +59,52 @@ class AttentionDecoder(nn.Module):
         self.d, self.past = d_in, past
         self.position = positions.build(position, d_in, None)
         self.attention = Attention(d_in, d_memory, score, normalizer)
-        if self.attention.remembers:
+        if self.attention.uses_past_weights:
             raise PartError(
-                f"a '{score.name}' score remembers what earlier steps looked at, but this decoder computes all steps "
-                "at once; use it in an rnn decoder"
+                f"score '{score.name}' needs the weights of earlier steps, but the decoder 'attention' computes all "
+                "steps at once; use it in an rnn decoder"
             )
         self.W = linear(d_in + d_memory, d_in)
         self.dropout = Dropout(dropout)
 
     @property
-    def length(self) -> int | None:
-        """The longest target its positions allow."""
-        return self.position.length
+    def max_positions(self) -> int | None:
+        """The longest target that the positions allow; None: no limit."""
+        return self.position.max_positions
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
+        """All target positions at once: y (B, T, D) → o (B, T, D) and the attention to the source."""
         state = self.start(memory, Capacity(1, 0))
         t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
         x = s = self.dropout(self.position(y, t))  # (B, T, D)
         if self.past:
             s = x + scaled_dot_product_attention(x, x, x, is_causal=True)
-        return self.read(s, t, state)
+        return self.attend_to_source(s, t, state)
 
     def start(self, memory: Memory, capacity: Capacity) -> AttentionState:
+        """The state before the first step: no earlier inputs, t = 0, and the prepared keys and values of the source."""
         h, (K, C) = memory.states, capacity
         return AttentionState(
             h.new_zeros(h.shape[0], K, C, self.d) if self.past else None,
             memory.lengths.new_zeros(h.shape[0], 1),
-            self.attention.prepare(h)[:, None],
+            self.attention.prepare_keys(h)[:, None],
             (h if memory.values is None else memory.values)[:, None],
             memory.mask[:, None],
             memory.lengths[:, None],
         )
 
     def step(self, y: Tensor, state: AttentionState) -> tuple[Output, AttentionState]:
+        """One position of each hypothesis: y (B, K, D) → o (B, K, D), t + 1; writes x into the state."""
         x = s = self.dropout(self.position(y, state.t))  # (B, K, D)
         if state.x is not None:
-            past, place = state.x, state.t[:, :, None, None]  # (B, K, C, D), (B, 1, 1, 1)
-            past.scatter_(2, place.expand(-1, x.shape[1], 1, self.d), x[:, :, None].to(past.dtype))
-            seen = torch.arange(past.shape[2], device=x.device) <= place  # (B, 1, 1, C)
-            s = x + scaled_dot_product_attention(x[:, :, None].to(past.dtype), past, past, seen)[:, :, 0]
-        return self.read(s, state.t, state), replace(state, t=state.t + 1)
+            past, index = state.x, state.t[:, :, None, None]  # (B, K, C, D), (B, 1, 1, 1)
+            past.scatter_(2, index.expand(-1, x.shape[1], 1, self.d), x[:, :, None].to(past.dtype))
+            visible = torch.arange(past.shape[2], device=x.device) <= index  # (B, 1, 1, C)
+            s = x + scaled_dot_product_attention(x[:, :, None].to(past.dtype), past, past, visible)[:, :, 0]
+        return self.attend_to_source(s, state.t, state), replace(state, t=state.t + 1)
 
-    def read(self, s: Tensor, t: Tensor, state: AttentionState) -> Output:
-        """One look at the source for queries (B, T or K, D) at places t, and what comes of it."""
-        look = self.attention(s, state.keys[:, 0], state.values[:, 0], state.mask, None, t, state.lengths)
-        o = self.dropout(torch.tanh(self.W(torch.cat([s, look.c], -1))))
-        return Output(o, look.a, look.extras)
+    def attend_to_source(self, s: Tensor, t: Tensor, state: AttentionState) -> Output:
+        """c = attend(s, h), o = tanh(W [s; c]) with dropout, for queries s (B, T or K, D) at positions t."""
+        c, a, _, extras = self.attention(s, state.keys[:, 0], state.values[:, 0], state.mask, None, t, state.lengths)
+        o = self.dropout(torch.tanh(self.W(torch.cat([s, c], -1))))
+        return Output(o, a, extras)

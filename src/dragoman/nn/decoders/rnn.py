@@ -1,21 +1,21 @@
-"""A recurrent decoder, in the four ways it can learn of the source.
+"""A recurrent decoder, which can use the source in four ways.
 
     attention   before (Bahdanau)   c_t = attend(s_{t-1}, h)    s_t = g([y_{t-1}; c_t], s_{t-1})
                 after (Luong)       s_t = g([y_{t-1}; o_{t-1}], s_{t-1})    c_t = attend(s_t, h)
                 bottom (GNMT)       c_t = attend(s¹_{t-1}, h)   sˡ_t = g([sˡ⁻¹_t; c_t], sˡ_{t-1}) in every layer l
     context     s_t = g([y_{t-1}; c], s_{t-1}), c the encoder's summary (Cho)
     initial     s_t = g(y_{t-1}, s_{t-1}), the source known from s_0 alone (Sutskever)
-    prefix      the same, and s_0 is where the decoder's own layers came to, from zeros, over the source's states
+    prefix      the same, where s_0 is the state of the decoder's own layers after reading the source
 
-    gate        c_t ← σ(w·q + b) c_t, q the state that asked: how much of what it sees a step takes in (Xu)
+    gate        c_t ← σ(w·q + b) c_t, where q is the query (Xu)
 
     readout     o_t = tanh(W r), max of pairs of W r (maxout), W r or s_t;   r = s_t, [s_t; c_t] or [s_t; c_t; y_{t-1}]
 
-After the cell, o_{t-1} enters it only with input feeding; without it no step waits for an attention, so that the whole
-target runs through the cell at once. Elsewhere than with a prefix, s_0 comes from the encoder over the bridge.
+With order 'after', o_{t-1} enters the cell only with input feeding; without it no step depends on an earlier attention,
+and the whole target runs through the cell at once. Except with a prefix, s_0 comes from the encoder over the bridge.
 
-With `doubly_stochastic` λ, looking at all places evenly is asked for in training: λ Σ_j (1 − Σ_t a_tj)² in the loss
-(Xu et al. 2015).
+With `doubly_stochastic` λ, the loss gets the term λ Σ_j (1 − Σ_t a_tj)², so that all source positions get the same
+total attention (Xu et al. 2015).
 
 B sentences, K hypotheses, T target and S source positions, L layers, D width of s and o.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -33,40 +33,40 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import NonNegativeInt, Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
-from dragoman.nn.attention import Attention, Look
+from dragoman.nn.attention import Attention, AttentionOutput
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
 from dragoman.nn.normalizers import normalizers
-from dragoman.nn.recurrent import Cell, Reset, Stack, State
+from dragoman.nn.recurrent import Cell, HiddenState, Reset, RNNStack
 from dragoman.nn.scores import scores
 
-Source = Literal["attention", "context", "initial", "prefix"]
+SourceUse = Literal["attention", "context", "initial", "prefix"]
 Order = Literal["before", "after", "bottom"]
 Reads = Literal["s", "sc", "scy"]
 Readout = Literal["tanh", "maxout", "linear", "none"]
 
 
 @dataclass
-class View:
-    """The source as attention wants it, and what its score remembers."""
+class RNNSource:
+    """The keys and values of the source, and the past weights of the score."""
 
     keys: Tensor  # (B, 1, S, ·)
     values: Tensor  # (B, 1, S, D_memory)
     mask: Tensor  # (B, 1, S)
     lengths: Tensor  # (B, 1)
-    memo: Tensor | None  # (B, K, S)
+    past_weights: Tensor | None  # (B, K, S), see scores.py
 
 
 @dataclass
 class RNNState:
-    """The layers' state, (B, K, L, D) each; what came out last, (B, K, D); the number of the step, (B, 1)."""
+    """The hidden state of all layers, the last output, the number of the step, and the source."""
 
-    s: State
-    o: Tensor
-    t: Tensor
-    c: Tensor | None = None  # (B, 1, D_memory): a context that stays the same
-    view: View | None = None
+    s: HiddenState  # (B, K, L, D) each
+    o: Tensor  # (B, K, D)
+    t: Tensor  # (B, 1)
+    c: Tensor | None = None  # (B, 1, D_memory): the constant context of source 'context'
+    source: RNNSource | None = None
 
 
 @decoders.register("rnn")
@@ -86,7 +86,7 @@ class RNNDecoder(nn.Module):
         layers: PositiveInt = 1,
         width: PositiveInt | None = None,
         residual: NonNegativeInt = 0,
-        source: Source = "attention",
+        source: SourceUse = "attention",
         order: Order = "after",
         input_feeding: bool = False,
         score: Annotated[Part, scores] = Part("additive"),
@@ -99,118 +99,127 @@ class RNNDecoder(nn.Module):
         dropout: UnitInterval = 0.1,
     ) -> None:
         super().__init__()
-        reads = reads or usual(source, order, readout)
-        check(d_in, d_memory, source, order, input_feeding, bridge, reads, readout)
+        reads = reads or default_reads(source, order, readout)
+        check_options(d_in, d_memory, source, order, input_feeding, bridge, reads, readout)
         self.d = d = width or d_in
-        self.looks = order if source == "attention" else None  # where in a step it looks at the source
-        self.source, self.feeding, self.bridge, self.reads, self.form = source, input_feeding, bridge, reads, readout
+        self.attention_order = order if source == "attention" else None
+        self.source, self.input_feeding, self.bridge = source, input_feeding, bridge
+        self.reads, self.readout_kind = reads, readout
 
-        c_once = d_memory if self.looks == "before" or source == "context" else 0  # read by the bottom layer alone
-        c_everywhere = d_memory if self.looks == "bottom" else 0
-        d_first = d_in + c_once + (d if input_feeding else 0)
-        self.stack = Stack(d_first, d, layers, cell, reset, "one", residual, dropout, c_everywhere)
-        self.attention: Any = Attention(d, d_memory, score, normalizer) if source == "attention" else None
+        d_bottom_context = d_memory if self.attention_order == "before" or source == "context" else 0
+        d_context = d_memory if self.attention_order == "bottom" else 0  # read by every layer
+        d_bottom = d_in + d_bottom_context + (d if input_feeding else 0)
+        self.stack = RNNStack(d_bottom, d, layers, cell, reset, "one", residual, dropout, d_context)
+        self.attention = Attention(d, d_memory, score, normalizer) if source == "attention" else None
         self.gate = linear(d, 1) if gate else None
-        self.evenness = doubly_stochastic
-        check_looks(self.attention, gate, doubly_stochastic)
+        self.doubly_stochastic = doubly_stochastic
+        check_attention_options(self.attention, gate, doubly_stochastic)
         if readout != "none":
             d_read = d + ("c" in reads) * d_memory + ("y" in reads) * d_in
             self.readout = linear(d_read, 2 * d if readout == "maxout" else d)
         if bridge == "dense" and source != "prefix":
-            self.over = linear(d_memory, self.stack.tensors * layers * d)
+            self.bridge_proj = linear(d_memory, self.stack.states_per_layer * layers * d)
         self.dropout = Dropout(dropout)
-        self.loop: Callable[[Tensor, RNNState], Output] = self.in_steps  # a runtime may have a faster one
+        self.step_loop: Callable[[Tensor, RNNState], Output] = self.decode_sequentially  # an engine may replace it
 
     @property
-    def waits(self) -> bool:
-        """Whether a step needs what attention gave the step before, or draws, and so cannot run beside the others."""
-        if self.looks is None:
-            return False
+    def is_sequential(self) -> bool:
+        """Whether a step needs the attention of the step before, or samples, so that steps cannot run in parallel."""
         attention = self.attention
-        return self.looks != "after" or self.feeding or attention.remembers or attention.normalizer.samples
+        if attention is None:
+            return False
+        stateful = attention.uses_past_weights or attention.normalizer.is_stochastic
+        return self.attention_order != "after" or self.input_feeding or stateful
 
-    # -- all at once -----------------------------------------------------------------------------------------------
+    # -- all positions at once -------------------------------------------------------------------------------------
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
-        before, state = self.begin(memory, 1)
-        output = self.loop(y, state) if self.waits else self.at_once(y, state)
-        if before is not None:
-            output.extras["prefix"] = self.read(before, None, memory.states)  # (B, S, D)
+        """y (B, T, D_in) → o (B, T, D), all steps at once where none needs the one before; o of a prefix as extra."""
+        prefix, state = self.initial_state(memory, 1)
+        output = self.step_loop(y, state) if self.is_sequential else self.decode_parallel(y, state)
+        if prefix is not None:
+            output.extras["prefix"] = self.compute_readout(prefix, None, memory.states)  # (B, S, D)
         return output
 
-    def at_once(self, y: Tensor, state: RNNState) -> Output:
-        s, _ = self.stack(self.inputs(y, state.c, state.o), flat(state.s))  # (B, T, D)
-        if state.view is None:
-            return Output(self.read(s, state.c, y))
+    def decode_parallel(self, y: Tensor, state: RNNState) -> Output:
+        """All steps through the cell at once, then attention for all of them: y (B, T, D_in) → o (B, T, D)."""
+        s, _ = self.stack(self.cell_inputs(y, state.c, state.o), flatten_hypotheses(state.s))  # (B, T, D)
+        if state.source is None:
+            return Output(self.compute_readout(s, state.c, y))
         t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
-        look = self.look(s, state.view, t)
-        return Output(self.read(s, look.c, y), look.a, self.priced(look.extras, look.a, state.view))
+        c, a, _, extras = self.attend(s, state.source, t)
+        return Output(self.compute_readout(s, c, y), a, self.with_coverage_loss(extras, a, state.source))
 
-    def in_steps(self, y: Tensor, state: RNNState) -> Output:
+    def decode_sequentially(self, y: Tensor, state: RNNState) -> Output:
+        """One `step` after the other, outputs concatenated: y (B, T, D_in) → o (B, T, D), attention and extras."""
         B, T = y.shape[:2]
         if T == 0:
-            return Output(y.new_zeros(B, 0, self.d), None if state.view is None else state.view.mask[:, :0].to(y.dtype))
+            a = None if state.source is None else state.source.mask[:, :0].to(y.dtype)
+            return Output(y.new_zeros(B, 0, self.d), a)
         outputs = []
         for t in range(T):
             output, state = self.step(y[:, t : t + 1], state)
             outputs.append(output)
         a = torch.cat([output.attention for output in outputs if output.attention is not None], 1)
         extras = {name: torch.cat([output.extras[name] for output in outputs], 1) for name in outputs[0].extras}
-        return Output(torch.cat([output.o for output in outputs], 1), a, self.priced(extras, a, state.view))
+        o = torch.cat([output.o for output in outputs], 1)
+        return Output(o, a, self.with_coverage_loss(extras, a, state.source))
 
     # -- step by step ----------------------------------------------------------------------------------------------
 
     def start(self, memory: Memory, capacity: Capacity) -> RNNState:
-        return self.begin(memory, capacity.hypotheses)[1]
+        """The state before the first step, for `capacity.hypotheses`; the capacity's length is ignored."""
+        return self.initial_state(memory, capacity.hypotheses)[1]
 
     def step(self, y: Tensor, state: RNNState) -> tuple[Output, RNNState]:
-        """y (B, K, D_in). The hypotheses of a sentence are so many queries on the sentence's keys."""
-        look, c, view = None, state.c, state.view
-        if view is not None and self.looks != "after":
-            asks = state.s[0][
-                :, :, 0 if self.looks == "bottom" else -1
-            ]  # s_{t-1} of the bottom or top layer, (B, K, D)
-            look = self.look(asks, view, state.t)
-            c = look.c  # (B, K, D_memory)
-        s, layers = self.advance(y, c, state)  # (B, K, D)
-        if view is not None and self.looks == "after":
-            look = self.look(s, view, state.t)
-            c = look.c
-        o = self.read(s, c, y)
+        """One step of each hypothesis, y (B, K, D_in) → o (B, K, D): attention, cells, readout, and the next state."""
+        attended, c, source = None, state.c, state.source
+        if source is not None and self.attention_order != "after":
+            layer = 0 if self.attention_order == "bottom" else -1
+            q = state.s[0][:, :, layer]  # s_{t-1} of the bottom or top layer, (B, K, D)
+            attended = self.attend(q, source, state.t)
+            c = attended.c  # (B, K, D_memory)
+        s, layers = self.step_cells(y, c, state)  # (B, K, D)
+        if source is not None and self.attention_order == "after":
+            attended = self.attend(s, source, state.t)
+            c = attended.c
+        o = self.compute_readout(s, c, y)
         state = replace(state, s=layers, o=o, t=state.t + 1)
-        if look is None or view is None:
+        if attended is None or source is None:
             return Output(o), state
-        return Output(o, look.a, look.extras), replace(state, view=replace(view, memo=look.memo))
+        source = replace(source, past_weights=attended.past_weights)
+        return Output(o, attended.a, attended.extras), replace(state, source=source)
 
-    # -- the beginning ---------------------------------------------------------------------------------------------
+    # -- the initial state -----------------------------------------------------------------------------------------
 
-    def begin(self, memory: Memory, hypotheses: int) -> tuple[Tensor | None, RNNState]:
-        """The state before the first step; for a prefix, besides, s at the source's positions, (B, S, D)."""
-        h, K, before = memory.states, hypotheses, None
+    def initial_state(self, memory: Memory, hypotheses: int) -> tuple[Tensor | None, RNNState]:
+        """With a prefix, s at the source's positions, (B, S, D), else None; and the state before the first step."""
+        h, K, prefix = memory.states, hypotheses, None
         if self.source == "prefix":
-            before, s = self.stack(self.dropout(h), lengths=memory.lengths)
+            prefix, s = self.stack(self.dropout(h), lengths=memory.lengths)
         else:
-            s = self.cross(memory)
-        spread = tuple(x.transpose(0, 1)[:, None].expand(-1, K, -1, -1).contiguous() for x in s)  # (B, K, L, D)
-        state = RNNState(spread, h.new_zeros(h.shape[0], K, self.d), memory.lengths.new_zeros(h.shape[0], 1))
+            s = self.bridge_state(memory)
+        expanded = tuple(x.transpose(0, 1)[:, None].expand(-1, K, -1, -1).contiguous() for x in s)  # (B, K, L, D)
+        state = RNNState(expanded, h.new_zeros(h.shape[0], K, self.d), memory.lengths.new_zeros(h.shape[0], 1))
         if self.source == "context":
             state.c = memory.summary[:, None]
-        if self.source == "attention":
-            keys, values = self.attention.prepare(h), h if memory.values is None else memory.values
-            memo = h.new_zeros(h.shape[0], K, h.shape[1]) if self.attention.remembers else None
-            state.view = View(keys[:, None], values[:, None], memory.mask[:, None], memory.lengths[:, None], memo)
-        return before, state
+        if self.attention is not None:
+            keys, values = self.attention.prepare_keys(h), h if memory.values is None else memory.values
+            past_weights = h.new_zeros(h.shape[0], K, h.shape[1]) if self.attention.uses_past_weights else None
+            mask, lengths = memory.mask[:, None], memory.lengths[:, None]
+            state.source = RNNSource(keys[:, None], values[:, None], mask, lengths, past_weights)
+        return prefix, state
 
-    def cross(self, memory: Memory) -> State:
-        """s_0 over the bridge, (L, B, D) each."""
-        B, L, tensors = memory.states.shape[0], len(self.stack.layers), self.stack.tensors
+    def bridge_state(self, memory: Memory) -> HiddenState:
+        """s_0 from the encoder, (L, B, D) each: tanh(W summary), zeros, or the encoder's final state ('copy')."""
+        B, L, n = memory.states.shape[0], len(self.stack.layers), self.stack.states_per_layer
         if self.bridge == "dense":
-            over = torch.tanh(self.over(memory.summary))
-            return over.view(B, tensors, L, self.d).permute(1, 2, 0, 3).unbind(0)
+            s: Tensor = torch.tanh(self.bridge_proj(memory.summary))
+            return s.view(B, n, L, self.d).permute(1, 2, 0, 3).unbind(0)
         if self.bridge == "zero":
-            return (memory.states.new_zeros(L, B, self.d),) * tensors
+            return (memory.states.new_zeros(L, B, self.d),) * n
         final = memory.final
-        if final is None or len(final) != tensors or final[0].shape[::2] != (L, self.d):
+        if final is None or len(final) != n or final[0].shape[::2] != (L, self.d):
             raise PartError(
                 f"bridge 'copy' needs an RNN encoder with the same cell, {L} layers and width {self.d}; use 'dense'"
             )
@@ -218,104 +227,110 @@ class RNNDecoder(nn.Module):
 
     # -- the pieces of the equations -------------------------------------------------------------------------------
 
-    def look(self, q: Tensor, view: View, t: Tensor) -> Look:
-        """One look for queries (B, T or K, D), asked at the steps t (B or 1, T or 1)."""
-        keys, values = view.keys[:, 0], view.values[:, 0]
-        look: Look = self.attention(q, keys, values, view.mask, view.memo, t, view.lengths)
-        return look if self.gate is None else look._replace(c=torch.sigmoid(self.gate(q)) * look.c)
+    def attend(self, q: Tensor, source: RNNSource, t: Tensor) -> AttentionOutput:
+        """Queries (B, T or K, D) at the steps t (B or 1, T or 1) attend to the source; a gate scales c."""
+        assert self.attention is not None
+        keys, values = source.keys[:, 0], source.values[:, 0]
+        attended: AttentionOutput = self.attention(q, keys, values, source.mask, source.past_weights, t, source.lengths)
+        return attended if self.gate is None else attended._replace(c=torch.sigmoid(self.gate(q)) * attended.c)
 
-    def priced(self, extras: dict[str, Tensor], a: Tensor, view: View | None) -> dict[str, Tensor]:
-        """With what uneven looks cost, (B, T): what each step adds to λ Σ_j (1 − Σ_t a_tj)², the first all before it.
+    def with_coverage_loss(self, extras: dict[str, Tensor], a: Tensor, source: RNNSource | None) -> dict[str, Tensor]:
+        """The extras with the doubly stochastic loss λ Σ_j (1 − Σ_t a_tj)² added to the "penalty", (B, T).
 
-        As differences, so that a sum over the real steps of a padded target is the cost of just these.
+        Step t gets the difference that it makes, so that the sum over the real steps of a padded target is their loss.
         """
-        if not self.evenness or view is None:
+        if not self.doubly_stochastic or source is None:
             return extras
-        missing = (1.0 - a.cumsum(1)) * view.mask  # (B, T, S)
+        missing = (1.0 - a.cumsum(1)) * source.mask  # (B, T, S)
         cost = missing.square().sum(-1)  # after each step
-        penalty = self.evenness * torch.cat([cost[:, :1], cost.diff(dim=1)], 1)
+        penalty = self.doubly_stochastic * torch.cat([cost[:, :1], cost.diff(dim=1)], 1)
         return extras | {"penalty": extras.get("penalty", 0.0) + penalty}
 
-    def inputs(self, y: Tensor, c: Tensor | None, o: Tensor) -> Tensor:
-        """What the bottom layer reads, (B, T or K, ·)."""
+    def cell_inputs(self, y: Tensor, c: Tensor | None, o: Tensor) -> Tensor:
+        """The bottom layer's inputs, (B, T or K, ·): y with dropout, c (not for order 'bottom'), o (input feeding)."""
         x = [self.dropout(y)]
-        if c is not None and self.looks != "bottom":
+        if c is not None and self.attention_order != "bottom":
             x.append(c.expand(-1, y.shape[1], -1))
-        if self.feeding:
+        if self.input_feeding:
             x.append(o)
         return torch.cat(x, -1)
 
-    def advance(self, y: Tensor, c: Tensor | None, state: RNNState) -> tuple[Tensor, State]:
-        """One step of every layer for every hypothesis: y (B, K, D_in) → s_t (B, K, D) and the new state."""
+    def step_cells(self, y: Tensor, c: Tensor | None, state: RNNState) -> tuple[Tensor, HiddenState]:
+        """One step of all layers for every hypothesis: y (B, K, D_in) → s_t (B, K, D) and the new hidden state."""
         B, K = y.shape[:2]
-        x = self.inputs(y, c, state.o).reshape(B * K, 1, -1)
-        everywhere = c.reshape(B * K, 1, -1) if c is not None and self.looks == "bottom" else None
-        s, layers = self.stack(x, flat(state.s), c=everywhere)
+        x = self.cell_inputs(y, c, state.o).reshape(B * K, 1, -1)
+        context = c.reshape(B * K, 1, -1) if c is not None and self.attention_order == "bottom" else None
+        s, layers = self.stack(x, flatten_hypotheses(state.s), c=context)
         return s.view(B, K, -1), tuple(z.transpose(0, 1).reshape(B, K, *z.shape[::2]) for z in layers)
 
-    def read(self, s: Tensor, c: Tensor | None, y: Tensor) -> Tensor:
-        """o from what the readout reads, (B, T or K, D)."""
-        if self.form == "none":
-            return self.dropout(s)  # type: ignore[no-any-return]
+    def compute_readout(self, s: Tensor, c: Tensor | None, y: Tensor) -> Tensor:
+        """o, (B, T or K, D), with dropout: tanh, maxout or linear of what the readout reads of s, c, y; or s itself."""
+        if self.readout_kind == "none":
+            return self.dropout(s)
         r = [s]
         if "c" in self.reads and c is not None:
             r.append(c.expand(-1, s.shape[1], -1))
         if "y" in self.reads:
             r.append(y)
-        o = self.readout(torch.cat(r, -1))
-        if self.form == "tanh":
+        o: Tensor = self.readout(torch.cat(r, -1))
+        if self.readout_kind == "tanh":
             o = torch.tanh(o)
-        if self.form == "maxout":
-            o = o.unflatten(-1, (self.d, 2)).amax(-1)
-        return self.dropout(o)  # type: ignore[no-any-return]
+        if self.readout_kind == "maxout":
+            o = o.view(*o.shape[:-1], self.d, 2).amax(-1)
+        return self.dropout(o)
 
 
-def flat(s: State) -> State:
-    """(B, K, L, D) each → (L, B·K, D): to the layers, hypotheses are rows."""
+def flatten_hypotheses(s: HiddenState) -> HiddenState:
+    """(B, K, L, D) each → (L, B·K, D): to the layers, hypotheses are rows of a batch."""
     return tuple(x.flatten(0, 1).transpose(0, 1) for x in s)
 
 
-def usual(source: Source, order: Order, readout: Readout) -> Reads:
-    """What the readout reads where nobody says."""
+def default_reads(source: SourceUse, order: Order, readout: Readout) -> Reads:
+    """What the readout reads by default: "s" without a context, "sc" for 'context' and order 'after', else "scy"."""
     if readout == "none" or source in ("initial", "prefix"):
         return "s"
     return "sc" if source == "context" or order == "after" else "scy"
 
 
-def check(
-    d_in: int, d_memory: int, source: Source, order: Order, feeding: bool, bridge: str, reads: Reads, readout: Readout
+def check_options(
+    d_in: int,
+    d_memory: int,
+    source: SourceUse,
+    order: Order,
+    input_feeding: bool,
+    bridge: str,
+    reads: Reads,
+    readout: Readout,
 ) -> None:
-    """Refuse options that make no sense together."""
-    if feeding and source != "attention":
-        raise PartError(f"input feeding belongs to source 'attention', not to '{source}'; set input_feeding: false")
-    if feeding and order != "after":
+    """Raise PartError where options of an RNN decoder contradict each other or hide the source from it."""
+    if input_feeding and source != "attention":
+        raise PartError(f"input_feeding needs source 'attention', not '{source}'; set input_feeding: false")
+    if input_feeding and order != "after":
         raise PartError(
-            f"input feeding belongs to attention after the cell; with order '{order}' the cell reads c already"
+            f"input_feeding needs order 'after'; with order '{order}' the cell reads c; set input_feeding: false"
         )
     if source == "prefix" and d_in != d_memory:
         raise PartError(
-            f"source 'prefix' reads source and target as one sequence, but the source is {d_memory} wide and the "
-            f"target {d_in}; use encoder 'none', or one of the target's width"
+            f"source 'prefix' reads source and target as one sequence, so both need the same width, not {d_memory} and "
+            f"{d_in}; use encoder 'none', or one of the target's width"
         )
     if source == "initial" and bridge == "zero":
-        raise PartError("source 'initial' comes over the bridge alone, and bridge 'zero' carries nothing; use 'dense'")
+        raise PartError("with source 'initial' and bridge 'zero' the decoder never sees the source; use bridge 'dense'")
     if "c" in reads and source in ("initial", "prefix"):
         raise PartError(f"reads '{reads}' needs a context c, and source '{source}' has none; use reads: s")
     if reads == "s" and source == "attention" and order == "after":
-        raise PartError(
-            "with order 'after' only the readout reads c; reading s alone it would never see the source; use 'sc'"
-        )
+        raise PartError("with order 'after' and reads 's' the decoder never sees the source; use reads 'sc'")
     if readout == "none" and reads != "s":
-        raise PartError(f"readout 'none' hands on s alone, and reads is '{reads}'; use reads: s or another readout")
+        raise PartError(f"readout 'none' outputs s itself, and reads is '{reads}'; use reads: s or another readout")
 
 
-def check_looks(attention: Any, gate: bool, evenness: float) -> None:
-    """Refuse what acts on looks where there are none, or none with a gradient."""
-    if attention is None and (gate or evenness):
+def check_attention_options(attention: Attention | None, gate: bool, doubly_stochastic: float) -> None:
+    """Raise PartError where options need an attention, or one with a gradient."""
+    if attention is None and (gate or doubly_stochastic):
         name = "gate" if gate else "doubly_stochastic"
-        raise PartError(f"{name} belongs to source 'attention', which looks at the source; leave it out")
-    if evenness and attention.normalizer.samples:
+        raise PartError(f"{name} needs source 'attention'; leave it out")
+    if doubly_stochastic and attention is not None and attention.normalizer.is_stochastic:
         raise PartError(
-            "doubly_stochastic needs weights with a gradient, and a draw has none; leave it out, or use softmax "
-            "(normalizer.entropy keeps the draws diverse)"
+            "doubly_stochastic needs weights with a gradient, which sampled ones lack; leave it out, or use softmax "
+            "(normalizer.entropy keeps the samples diverse)"
         )

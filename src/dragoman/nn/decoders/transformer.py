@@ -1,9 +1,9 @@
-"""Each position looks at those before it and at the source: N blocks of causal self-, cross-attention and feed-forward.
+"""Transformer decoder: N blocks of causal self-attention, cross-attention and feed-forward.
 
     o = block_N(… block_1(y + position, memory) …)
 
-or, without cross-attention, one network over source and target: the source stands before the target in the same
-sequence. It is read from left to right (`prefix`: GPT-2), or seen by itself in both directions (`full_prefix`: UniLM).
+or decoder-only, without cross-attention: source and target are one sequence, in which the source is read from left to
+right (`prefix`: GPT-2), or attends to itself in both directions (`full_prefix`: UniLM).
 
     [o_x; o_y] = block_N(… block_1([x; y] + position) …)
 
@@ -21,24 +21,24 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output, Segments
-from dragoman.nn.attention import Heads, Places, notes
-from dragoman.nn.blocks import BlockState, Stack, Style
+from dragoman.nn.attention import AttentionMask, MultiHeadConfig, recorded_weights
+from dragoman.nn.blocks import BlockConfig, BlockState, TransformerStack
 from dragoman.nn.decoders import decoders
 from dragoman.nn.layers import Activation, norms
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
-from dragoman.nn.prefix import behind, joined
+from dragoman.nn.prefix import append_after_lengths, slice_after_lengths
 from dragoman.nn.scores import scores
 from dragoman.nn.token_mixers import mixers
 
 
 @dataclass
 class TransformerState:
-    """The state of each block, the next position (B, 1), and which source positions are real (B, 1, S)."""
+    """The state of each block, the next position, and the padding mask and lengths of the source."""
 
     blocks: list[BlockState]
-    t: Tensor
-    mask: Tensor
+    t: Tensor  # (B, 1)
+    mask: Tensor  # (B, 1, S): false at padding
     lengths: Tensor  # (B, 1)
 
 
@@ -68,90 +68,94 @@ class TransformerDecoder(nn.Module):
         dropout: UnitInterval = 0.1,
         attention_dropout: UnitInterval = 0.0,
         layer_drop: UnitInterval = 0.0,
-        shared: bool = False,  # one layer's weights for all of them
+        shared: bool = False,  # all layers share one set of weights
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
-        fold_scaling_into_initializer: bool = False,  # W_q begins smaller by √d_k, for score: dot (T5)
+        fold_scaling_into_initializer: bool = False,  # initialize W_q smaller by √d_k, for score: dot (T5)
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
         self.d_in, self.source = d_in, source
         if source != "attention" and d_memory != d_in:
             raise PartError(
-                f"source: {source} reads the embedded source itself, of width {d_in}, but the encoder gives "
-                f"{d_memory}; use encoder: none"
+                f"source: {source} needs an embedded source of width {d_in}, but the encoder gives {d_memory}; "
+                "use encoder: none"
             )
-        if source == "full_prefix" and mixers[mixer.name].left_to_right:  # type: ignore[attr-defined]
+        if source == "full_prefix" and mixers[mixer.name].is_left_to_right:  # type: ignore[attr-defined]
             raise PartError(
-                f"'{mixer.name}' reads from left to right and cannot see a prefix whole; use source: prefix"
+                f"mixer '{mixer.name}' reads from left to right, which source: full_prefix does not; use source: prefix"
             )
         widths, folded = (key_heads, key_width, value_width), fold_scaling_into_initializer
-        side = Heads(heads, score, normalizer, attention_dropout, *widths, bias, folded)
-        style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
-        across = d_memory if source == "attention" else None
-        self.stack = Stack(d_in, d, across, layers, style, position, layer_drop, embedding_norm, shared)
+        attention = MultiHeadConfig(heads, score, normalizer, attention_dropout, *widths, bias, folded)
+        config = BlockConfig(attention, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
+        d_cross = d_memory if source == "attention" else None
+        self.stack = TransformerStack(d_in, d, d_cross, layers, config, position, layer_drop, embedding_norm, shared)
 
     @property
-    def length(self) -> int | None:
-        """The longest target its positions allow, or the longest source and target together."""
-        return self.stack.length
+    def max_positions(self) -> int | None:
+        """The longest target, or source and target together, that the positions allow; None: no limit."""
+        return self.stack.max_positions
 
-    def packs(self) -> str | None:
-        """Why rows that lie end to end cannot run through it; None: they can."""
+    def packing_blocker(self) -> str | None:
+        """Why this decoder cannot run over packed rows; None: it can."""
         if self.source != "attention":
-            return "source and target in one sequence are padded"
-        return self.stack.packs()
+            return "decoder-only models support only padded rows"
+        return self.stack.packing_blocker()
 
     def forward(self, y: Tensor, memory: Memory, segments: Segments | None = None) -> Output:
-        if segments is not None and segments.places is not None and memory.packed is not None:
-            return Output(self.packed(y, memory, segments, segments.places, memory.packed))
+        """y (B, T, D_in) → o (B, T, D); with packed `segments`, (1, N, D_in) → (1, N, D)."""
+        if segments is not None and segments.positions is not None and memory.packed is not None:
+            return Output(self.decode_packed(y, memory, segments, segments.positions, memory.packed))
         if self.source != "attention":
-            return self.as_one(y, memory)
+            return self.decode_with_prefix(y, memory)
         t = torch.arange(y.shape[1], device=y.device)[None]
-        # No padding mask on the target: padding comes last, so that no real position looks at it.
-        across = Places(t, memory.mask[:, None, None], lengths=memory.lengths[:, None, None])
-        o = self.stack(y, Places(t, None, True, t[:, None] + 1), memory, across)
-        return Output(o, self.alignment())
+        # No padding mask on the target: padding comes last, so that no real position attends to it.
+        cross_mask = AttentionMask(t, memory.mask[:, None, None], lengths=memory.lengths[:, None, None])
+        o = self.stack(y, AttentionMask(t, None, True, t[:, None] + 1), memory, cross_mask)
+        return Output(o, self.mean_cross_attention())
 
-    def packed(self, y: Tensor, memory: Memory, segments: Segments, t: Tensor, sources: Segments) -> Tensor:
-        """Targets that lie end to end, (1, N, D_in), over sources that do."""
-        inside = Places(t, None, True, packed=(segments, segments))
-        return self.stack(y, inside, memory, Places(t, None, packed=(segments, sources)))  # type: ignore[no-any-return]
+    def decode_packed(self, y: Tensor, memory: Memory, segments: Segments, t: Tensor, sources: Segments) -> Tensor:
+        """Packed targets (1, N, D_in) over packed sources → (1, N, D)."""
+        mask = AttentionMask(t, None, True, packed=(segments, segments))
+        o: Tensor = self.stack(y, mask, memory, AttentionMask(t, None, packed=(segments, sources)))
+        return o
 
-    def as_one(self, y: Tensor, memory: Memory) -> Output:
-        """Source and target as one sequence."""
-        x = joined(memory.states, memory.lengths, y)  # (B, S + T, D_in)
-        o = self.stack(x, self.places(x, memory))
+    def decode_with_prefix(self, y: Tensor, memory: Memory) -> Output:
+        """Source and target as one sequence: o of the target, and o of the source as the extra "prefix"."""
+        x = append_after_lengths(memory.states, memory.lengths, y)  # (B, S + T, D_in)
+        o = self.stack(x, self.prefix_mask(x, memory))
         S = memory.states.shape[1]
-        return Output(behind(o, memory.lengths, y.shape[1]), extras={"prefix": o[:, :S]})
+        return Output(slice_after_lengths(o, memory.lengths, y.shape[1]), extras={"prefix": o[:, :S]})
 
-    def places(self, x: Tensor, memory: Memory) -> Places:
-        """Who sees whom in one sequence x (B, S, D)."""
+    def prefix_mask(self, x: Tensor, memory: Memory) -> AttentionMask:
+        """The mask of x (B, S, D), which starts with the source: causal, or with the source visible to all."""
         s = torch.arange(x.shape[1], device=x.device)[None]
-        t = s if self.length is None else s.clamp(max=self.length - 1)  # only padding stands farther out
+        t = s if self.max_positions is None else s.clamp(max=self.max_positions - 1)  # only padding is farther out
         if self.source == "prefix":
-            return Places(t, None, True, s[:, None] + 1)
+            return AttentionMask(t, None, True, s[:, None] + 1)
         earlier = (s[0] <= s[0, :, None])[None]  # (1, S, S)
-        mask = earlier | (s < memory.lengths[:, None])[:, None]  # the source is seen by everyone, itself included
-        return Places(t, mask[:, None], False, torch.maximum(s + 1, memory.lengths[:, None])[:, None])
+        allowed = earlier | (s < memory.lengths[:, None])[:, None]  # every position attends to the whole source
+        return AttentionMask(t, allowed[:, None], False, torch.maximum(s + 1, memory.lengths[:, None])[:, None])
 
-    def alignment(self) -> Tensor | None:
-        """Where a watched pass looked, (B, T, S): the mean over the heads of all layers."""
-        every = [block.cross_attention for block in self.stack.blocks]
-        seen = [a.mean(1) for module in dict.fromkeys(every) for a in notes(module, every.count(module))]  # type: ignore[arg-type]
-        return torch.stack(seen).mean(0) if seen else None
+    def mean_cross_attention(self) -> Tensor | None:
+        """The recorded cross-attention weights, averaged over all heads and layers, (B, T, S); None: not recorded."""
+        modules = [block.cross_attention for block, _ in self.stack.layers()]  # shared layers several times
+        weights = [a.mean(1) for m in dict.fromkeys(modules) for a in recorded_weights(m, modules.count(m))]
+        return torch.stack(weights).mean(0) if weights else None
 
     def start(self, memory: Memory, capacity: Capacity) -> TransformerState:
-        x, lengths, begin = memory.states, memory.lengths, memory.lengths[:, None]
+        """The state before the first step, at t = 0; decoder-only models read the source here and start after it."""
+        x, lengths, t = memory.states, memory.lengths, memory.lengths[:, None]
         if self.source == "attention":
-            before, begin, past = x.new_zeros(x.shape[0], 0, self.d_in), begin * 0, lengths * 0
+            prefix, t, prefix_lengths = x.new_zeros(x.shape[0], 0, self.d_in), t * 0, lengths * 0
         else:
-            before, past = x, lengths
-        blocks = self.stack.start(before, self.places(before, memory), past, memory, *capacity)
-        return TransformerState(blocks, begin, memory.mask[:, None], lengths[:, None])
+            prefix, prefix_lengths = x, lengths
+        blocks = self.stack.start(prefix, self.prefix_mask(prefix, memory), prefix_lengths, memory, *capacity)
+        return TransformerState(blocks, t, memory.mask[:, None], lengths[:, None])
 
     def step(self, y: Tensor, state: TransformerState) -> tuple[Output, TransformerState]:
-        across = Places(state.t, state.mask[:, None], lengths=state.lengths[:, None])
-        o, blocks = self.stack.step(y, state.blocks, state.t, across)  # (B, K, D)
-        return Output(o, self.alignment()), TransformerState(blocks, state.t + 1, state.mask, state.lengths)
+        """One position of each hypothesis: y (B, K, D_in) → o (B, K, D), t + 1; writes into the caches of the state."""
+        cross_mask = AttentionMask(state.t, state.mask[:, None], lengths=state.lengths[:, None])
+        o, blocks = self.stack.step(y, state.blocks, state.t, cross_mask)  # (B, K, D)
+        return Output(o, self.mean_cross_attention()), TransformerState(blocks, state.t + 1, state.mask, state.lengths)

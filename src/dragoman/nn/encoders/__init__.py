@@ -1,4 +1,4 @@
-"""(B, S, D_in) → Memory, one file for each kind. The folder is the registry."""
+"""Encoders: embedded sources (B, S, D_in) → Memory. Every file of this folder registers its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Encoders that compute nothing: what is left of the source when recurrence is dropped.
+"""Encoders without layers: the embedded source itself.
 
-    identity   h_j = x_j + position        none   h_j = x_j, tokens for a decoder that reads them as a prefix
+    identity   h_j = x_j + position        none   h_j = x_j, for a decoder that reads the source as a prefix
 
 The summary is the mean of h over the real positions, zeros where there are none. B batch, S source length, D width.
 """
@@ -21,7 +21,7 @@ from dragoman.nn.positions import positions
 
 @encoders.register("identity")
 class IdentityEncoder(nn.Module):
-    """h_j = x_j + position: the bare embeddings, by default as a set without order."""
+    """h_j = x_j + position: the embeddings, by default without positions."""
 
     def __init__(
         self, d_in: int, *, position: Annotated[Part, positions] = Part("none"), dropout: UnitInterval = 0.1
@@ -32,11 +32,12 @@ class IdentityEncoder(nn.Module):
         self.dropout = Dropout(dropout)
 
     @property
-    def length(self) -> int | None:
-        """The longest source its positions allow."""
-        return self.position.length
+    def max_positions(self) -> int | None:
+        """The longest source that the positions allow; None: no limit."""
+        return self.position.max_positions
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
+        """x (B, S, D) plus positions, with dropout, as states; their mean as summary."""
         t = torch.arange(x.shape[1], device=x.device)[None]  # (1, S)
         h = self.dropout(self.position(x, t))
         return Memory(h, segments.lengths, segments.mean(h))
@@ -51,4 +52,5 @@ class NoEncoder(nn.Module):
         self.d = d_in
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
+        """x (B, S, D) as it is, as states; their mean as summary."""
         return Memory(x, segments.lengths, segments.mean(x))

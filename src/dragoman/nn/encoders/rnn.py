@@ -1,10 +1,10 @@
-"""h_t = f(x_t, h_{t-1}), read in one direction or both; the top layer's states stand for the source's positions.
+"""A recurrent encoder: h_t = f(x_t, h_{t-1}), in one direction or both.
 
     both    h_j = [forward_j; backward_j] in every layer
-    first   only the bottom layer reads in both directions, those above go forward (GNMT 2016)
+    first   only the bottom layer is bidirectional, those above run forward (GNMT 2016)
     one     forward only
 
-Read in reverse (Sutskever 2014), x_1 is read last, next to the target's beginning; h_j still stands for x_j.
+With `reverse` (Sutskever 2014) x_1 is read last, next to the start of the target; h_j still belongs to x_j.
 
 B batch, S source length, L layers, D width of h_j (both directions together).
 """
@@ -17,12 +17,12 @@ from dragoman.core.registry import NonNegativeInt, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
-from dragoman.nn.recurrent import Cell, Directions, Reset, Stack, backwards
+from dragoman.nn.recurrent import Cell, Directions, Reset, RNNStack, reverse_sequences
 
 
 @encoders.register("rnn")
 class RNNEncoder(nn.Module):
-    """h_t = f(x_t, h_{t-1}), read in one direction or both; `residual` is the first layer that adds its input."""
+    """h_t = f(x_t, h_{t-1}), in one direction or both; `residual` is the first layer that adds its input (0: none)."""
 
     def __init__(
         self,
@@ -41,13 +41,14 @@ class RNNEncoder(nn.Module):
         self.d = width or d_in
         self.reverse = reverse
         self.dropout = Dropout(dropout)
-        self.stack = Stack(d_in, self.d, layers, cell, reset, directions, residual, dropout)
+        self.stack = RNNStack(d_in, self.d, layers, cell, reset, directions, residual, dropout)
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
+        """x (B, S, D_in) → Memory: the top layer's states (B, S, D), the final states of all layers, and a summary."""
         x, lengths = self.dropout(x), segments.lengths
         if self.reverse:
-            x = backwards(x, lengths)
+            x = reverse_sequences(x, lengths)
         h, final = self.stack(x, lengths=lengths)  # (B, S, D), (L, B, D) each
         if self.reverse:
-            h = backwards(h, lengths)
+            h = reverse_sequences(h, lengths)
         return Memory(self.dropout(h), lengths, final[0][-1], final)

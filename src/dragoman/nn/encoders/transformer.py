@@ -1,4 +1,4 @@
-"""Every position looks at every other: N blocks of self-attention and feed-forward.
+"""Every position attends to every other: N blocks of self-attention and feed-forward.
 
 h = block_N(… block_1(x + position))        summary = mean of h over the real positions
 """
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
-from dragoman.nn.attention import Heads, Places
-from dragoman.nn.blocks import Stack, Style
+from dragoman.nn.attention import AttentionMask, MultiHeadConfig
+from dragoman.nn.blocks import BlockConfig, TransformerStack
 from dragoman.nn.encoders import encoders
 from dragoman.nn.layers import Activation, norms
 from dragoman.nn.normalizers import normalizers
@@ -46,33 +46,37 @@ class TransformerEncoder(nn.Module):
         dropout: UnitInterval = 0.1,
         attention_dropout: UnitInterval = 0.0,
         layer_drop: UnitInterval = 0.0,
-        shared: bool = False,  # one layer's weights for all of them
+        shared: bool = False,  # all layers share one set of weights
         mixer: Annotated[Part, mixers] = Part("attention"),
         score: Annotated[Part, scores] = Part("scaled_dot"),
         normalizer: Annotated[Part, normalizers] = Part("softmax"),
-        fold_scaling_into_initializer: bool = False,  # W_q begins smaller by √d_k, for score: dot (T5)
+        fold_scaling_into_initializer: bool = False,  # initialize W_q smaller by √d_k, for score: dot (T5)
     ) -> None:
         super().__init__()
         self.d = d = width or d_in
         widths, folded = (key_heads, key_width, value_width), fold_scaling_into_initializer
-        side = Heads(heads, score, normalizer, attention_dropout, *widths, bias, folded)
-        style = Style(side, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False)
-        self.stack = Stack(d_in, d, None, layers, style, position, layer_drop, embedding_norm, shared)
+        attention = MultiHeadConfig(heads, score, normalizer, attention_dropout, *widths, bias, folded)
+        config = BlockConfig(
+            attention, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False
+        )
+        self.stack = TransformerStack(d_in, d, None, layers, config, position, layer_drop, embedding_norm, shared)
 
     @property
-    def length(self) -> int | None:
-        """The longest source its positions allow."""
-        return self.stack.length
+    def max_positions(self) -> int | None:
+        """The longest source that the positions allow; None: no limit."""
+        return self.stack.max_positions
 
-    def packs(self) -> str | None:
-        """Why rows that lie end to end cannot run through it; None: they can."""
-        return self.stack.packs()
+    def packing_blocker(self) -> str | None:
+        """Why this encoder cannot run over packed rows; None: it can."""
+        return self.stack.packing_blocker()
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
-        if segments.places is not None:
-            h = self.stack(x, Places(segments.places, None, packed=(segments, segments)))  # (1, N, D)
+        """x (B, S, D_in) padded, or (1, N, D_in) packed → states alike; their mean as summary (padded only)."""
+        if segments.positions is not None:
+            h = self.stack(x, AttentionMask(segments.positions, None, packed=(segments, segments)))  # (1, N, D)
             return Memory(h, segments.lengths, h[0, :0], packed=segments)
         real = segments.mask(x.shape[1])  # (B, S)
         t = torch.arange(x.shape[1], device=x.device)[None]
-        h = self.stack(x, Places(t, real[:, None, None], False, segments.lengths[:, None, None], real))  # (B, S, D)
+        mask = AttentionMask(t, real[:, None, None], lengths=segments.lengths[:, None, None], real=real)
+        h = self.stack(x, mask)  # (B, S, D)
         return Memory(h, segments.lengths, segments.mean(h))

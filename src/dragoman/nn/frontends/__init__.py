@@ -1,49 +1,58 @@
-"""What the source is: tokens, an image, sound → (B, S, D). How it is encoded is the encoder's business.
+"""Frontends: a source of any kind (tokens, an image, sound) → vectors (B, S, D) for the encoder.
 
-The folder is the registry. A frontend for what is no text brings the `reader` of its files (dragoman.modalities); its
-constructor's options are all that a user sees of both.
+Every file of this folder registers its own. The frontend of a source that is no text builds the modality that reads its
+files (dragoman.modalities); the options of both are the frontend's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from dragoman.core.registry import Registry
+from dragoman.core.registry import Part, Registry
 from dragoman.core.types import Modality, Segments
+
+PartOptions = Mapping[str, Any]  # the options of a frontend, as a config has them
 
 
 class Frontend(Protocol):
-    """A padded source, (B, S) ids or (B, S, F) numbers → vectors of width `d`, and where they lie."""
+    """Padded sources, (B, S) ids or (B, S, F) numbers → vectors (B, S', D) of width `d`."""
 
     d: int
 
     @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> Modality | None:
-        """What reads the files that sources name, looked up in `files` too; None: sources are texts."""
+    def build_modality(options: PartOptions, files: Sequence[str]) -> Modality | None:
+        """The modality that reads the source files, also from folders and archives `files`; None: sources are text."""
         ...
 
     @staticmethod
-    def longest(options: Mapping[str, Any]) -> int:
-        """Positions that a source may well have; data.max_source is no less where a config does not say it."""
+    def default_max_length(options: PartOptions) -> int:
+        """A usual maximum of source positions: the default of data.max_source is at least this."""
         ...
 
     @staticmethod
-    def most(options: Mapping[str, Any], length: int) -> int:
-        """The most vectors that training makes of a source of so many positions."""
+    def max_vectors(options: PartOptions, length: int) -> int:
+        """The most vectors that a source of `length` positions becomes in training."""
         ...
 
-    def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]: ...
-
-    def labels(self, length: int) -> list[str]:
-        """What to call the vectors made of a source of so many positions, where it is no text."""
+    def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+        """The vectors (B, S', D) of padded sources, and their new lengths."""
         ...
 
-    def unit(self, stride: int) -> str:
-        """What a source's length is counted in where an encoder makes a state of `stride` vectors; '': nothing."""
+    def position_labels(self, length: int) -> list[str]:
+        """Labels of the vectors of a source of `length` positions that is no text, for plots."""
+        ...
+
+    def length_unit(self, stride: int) -> str:
+        """The unit in which lengths are shown, where a state covers `stride` vectors; empty: all lengths are equal."""
         ...
 
 
 frontends: Registry[Frontend] = Registry("frontend", __name__)
+
+
+def frontend_class(part: Part) -> type[Frontend]:
+    """The class of a frontend, whose static methods answer before any is built."""
+    return cast("type[Frontend]", frontends[part.name])

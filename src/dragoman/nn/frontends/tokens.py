@@ -1,42 +1,47 @@
-"""x_j = √D · E[source_j]: a row of a table for each token."""
+"""Token embeddings: x_j = √D · E[source_j]."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from dragoman.core.types import PAD, Segments
-from dragoman.nn.frontends import frontends
+from dragoman.nn.frontends import PartOptions, frontends
 
 
 @frontends.register("tokens")
-class Tokens(nn.Module):
-    """A table with one vector for each token of the source vocabulary, scaled by √D."""
-
-    @staticmethod
-    def reader(options: Mapping[str, Any], files: Sequence[str]) -> None:
-        return None
-
-    @staticmethod
-    def longest(options: Mapping[str, Any]) -> int:
-        return 0
-
-    @staticmethod
-    def most(options: Mapping[str, Any], length: int) -> int:
-        return length
+class TokenEmbedding(nn.Module):
+    """An embedding table with one vector for each token of the vocabulary, scaled by √D."""
 
     def __init__(self, size: int, d: int, *, scale: bool = True) -> None:
         super().__init__()
         self.d, self.factor = d, math.sqrt(d) if scale else 1.0
         self.table = nn.Embedding(size, d, padding_idx=PAD)
-        # Unscaled, as ConvS2S begins: larger ones would saturate a dot with what the decoder says.
+        # Unscaled embeddings are initialized as in ConvS2S: larger ones would saturate its dot-product attention.
         nn.init.normal_(self.table.weight, std=d**-0.5 if scale else 0.1)
 
-    def read(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+    @staticmethod
+    def build_modality(options: PartOptions, files: Sequence[str]) -> None:
+        """None, whatever the arguments: sources are text."""
+        return
+
+    @staticmethod
+    def default_max_length(options: PartOptions) -> int:
+        """0, whatever the options: the usual default of data.max_source holds."""
+        return 0
+
+    @staticmethod
+    def max_vectors(options: PartOptions, length: int) -> int:
+        """`length`: one vector per token."""
+        return length
+
+    def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+        """(B, S) ids → (B, S, D) by `forward`, and the segments as they are"""
         return self(source), segments
 
-    def forward(self, source: Tensor) -> Tensor:
-        return self.table(source) * self.factor  # type: ignore[no-any-return]
+    def forward(self, ids: Tensor) -> Tensor:
+        """√D · E[id], or E[id] without `scale`: (…) ids → (…, D)"""
+        x: Tensor = self.table(ids) * self.factor
+        return x

@@ -1,10 +1,10 @@
-"""The output layer and the loss in one, so that the logits of all positions are never held at once.
+"""Output layer and cross entropy in one function that never holds the logits of all positions.
 
     z = W o + b      L = Σ_n (1 − ε) (lse z_n − z_n,y) + ε (lse z_n − mean z_n)        lse z = log Σ_j e^{z_j}
     ∂L/∂z = softmax(z) − (1 − ε) 1[y] − ε/V                                             0 where y is padding
 
-Some thousand positions at a time: their logits become, in place, their own gradient, which goes back through W at once.
-So there is no second pass over the logits, and what is kept for the backward pass is ∂L/∂o, ∂L/∂W and ∂L/∂b.
+It takes a few thousand positions at a time, overwrites their logits with ∂L/∂z and multiplies that by W at once. So
+there is no second pass over the logits, and only ∂L/∂o, ∂L/∂W and ∂L/∂b are saved for the backward pass.
 
 N positions, D width, V vocabulary.
 """
@@ -17,37 +17,39 @@ import torch
 from torch import Tensor
 
 from dragoman.core.types import PAD
-from dragoman.nn.kernels.packed import triton_works
+from dragoman.nn.kernels.packed import supports_triton
 
-BYTES = 1 << 29  # of logits held at a time: large enough that the products fill a GPU
-BYTES_ON_CPU = 1 << 23  # small enough for a cache
+LOGIT_BYTES_GPU = 1 << 29  # held at a time: large enough that the matrix products fill a GPU
+LOGIT_BYTES_CPU = 1 << 23  # small enough for the cache
 
 
 def linear_cross_entropy(o: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float) -> Tensor:
-    """The summed loss of hidden vectors (N, D) against gold tokens (N,); padding counts nothing."""
-    return _LinearCrossEntropy.apply(o, weight, bias, gold, smoothing)  # type: ignore[no-any-return,no-untyped-call]
+    """The summed, smoothed cross entropy of W o + b, o (N, D), against gold tokens (N,), padding excluded."""
+    loss: Tensor = _LinearCrossEntropy.apply(o, weight, bias, gold, smoothing)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float) -> Tensor:
-        kind = torch.get_autocast_dtype(o.device.type) if torch.is_autocast_enabled(o.device.type) else o.dtype
+        """The summed loss, chunk by chunk; computes and saves ∂L/∂o, ∂L/∂W and ∂L/∂b at once."""
+        dtype = torch.get_autocast_dtype(o.device.type) if torch.is_autocast_enabled(o.device.type) else o.dtype
         with torch.autocast(o.device.type, enabled=False):
-            W, x = weight.to(kind), o.to(kind)
-            b = None if bias is None else bias.to(kind)
+            W, x = weight.to(dtype), o.to(dtype)
+            b = None if bias is None else bias.to(dtype)
             N, V = len(o), len(weight)
-            rows = max((BYTES if o.is_cuda else BYTES_ON_CPU) // (V * x.element_size()), 1)
-            pieces = -(-N // rows)
-            rows = -(-N // max(pieces, 1))  # all alike
+            rows = max((LOGIT_BYTES_GPU if o.is_cuda else LOGIT_BYTES_CPU) // (V * x.element_size()), 1)
+            chunks = -(-N // rows)
+            rows = -(-N // max(chunks, 1))  # chunks of one size
             do, dW = torch.empty_like(x), weight.new_zeros(weight.shape)
             db = None if bias is None else bias.new_zeros(bias.shape)
             losses = o.new_zeros(N, dtype=torch.float32)
             for i in range(0, N, max(rows, 1)):
                 j = min(i + rows, N)
                 z = x[i:j] @ W.T if b is None else torch.addmm(b, x[i:j], W.T)  # (n, V)
-                losses[i:j] = to_gradient(z, gold[i:j], smoothing)
+                losses[i:j] = overwrite_with_gradient(z, gold[i:j], smoothing)
                 torch.mm(z, W, out=do[i:j])
-                add_product(dW, z, x[i:j])
+                add_product_(dW, z, x[i:j])
                 if db is not None:
                     db += z.sum(0, dtype=db.dtype)
         ctx.save_for_backward(do.to(o.dtype), dW, db)
@@ -55,27 +57,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The saved ∂o, ∂W and ∂b times the gradient of the loss; None for gold and smoothing."""
         do, dW, db = ctx.saved_tensors
         g = grads[0]
         return do * g.to(do.dtype), dW.mul_(g), None if db is None else db.mul_(g), None, None
 
 
-def add_product(into: Tensor, z: Tensor, x: Tensor) -> None:
-    """into += zᵀ x, summed in the precision of `into`."""
-    if z.dtype == into.dtype:
-        into.addmm_(z.T, x)
+def add_product_(total: Tensor, z: Tensor, x: Tensor) -> None:
+    """total += zᵀ x, in place and in the precision of `total`."""
+    if z.dtype == total.dtype:
+        total.addmm_(z.T, x)
     elif z.is_cuda:
-        into += torch.mm(z.T, x, out_dtype=into.dtype)
+        total += torch.mm(z.T, x, out_dtype=total.dtype)
     else:
-        into += z.T @ x
+        total += z.T @ x
 
 
-def to_gradient(z: Tensor, gold: Tensor, smoothing: float) -> Tensor:
-    """The loss of each row of logits (n, V), in float32; the logits become their gradient, in place."""
-    if z.is_cuda and triton_works():
+def overwrite_with_gradient(z: Tensor, gold: Tensor, smoothing: float) -> Tensor:
+    """The loss of each row of logits (n, V), in float32; overwrites the logits with their gradient."""
+    if z.is_cuda and supports_triton():
         from dragoman.nn.kernels import entropy_triton
 
-        return entropy_triton.to_gradient(z, gold, smoothing)
+        return entropy_triton.overwrite_with_gradient(z, gold, smoothing)
     real, V = gold != PAD, z.shape[1]
     picked = z.gather(1, gold[:, None])[:, 0].to(torch.promote_types(z.dtype, torch.float32))
     mean = z.mean(1, dtype=picked.dtype)

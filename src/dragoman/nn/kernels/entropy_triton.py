@@ -1,4 +1,4 @@
-"""Logits to loss and gradient as one Triton kernel; entropy.py has the equation. One program for each position."""
+"""From logits to loss and gradient in one Triton kernel, with one program per position; entropy.py has the equation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dragoman.core.types import PAD
 
 
 @triton.jit
-def _to_gradient(Z, GOLD, LOSS, z_n, gold_n, V, smoothing, PADDING: tl.constexpr, BLOCK: tl.constexpr):
+def _loss_and_gradient(Z, GOLD, LOSS, z_n, gold_n, V, smoothing, PADDING: tl.constexpr, BLOCK: tl.constexpr):
+    """Position n per program: LOSS[n] from the logits Z[n], overwritten with their gradient; zeros at padding."""
     n = tl.program_id(0).to(tl.int64)
     Z += n * z_n
     gold = tl.load(GOLD + n * gold_n)
@@ -34,7 +35,7 @@ def _to_gradient(Z, GOLD, LOSS, z_n, gold_n, V, smoothing, PADDING: tl.constexpr
         m = tl.full((BLOCK,), -float("inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         sums = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, V, BLOCK):  # a running maximum and sum in every lane, brought together at the end
+        for start in range(0, V, BLOCK):  # a running maximum and sum in every lane, reduced at the end
             z = tl.load(Z + start + j, mask=start + j < V, other=-float("inf")).to(tl.float32)
             higher = tl.maximum(m, z)
             total = total * tl.exp(m - tl.where(higher == -float("inf"), 0.0, higher)) + tl.exp(
@@ -54,13 +55,14 @@ def _to_gradient(Z, GOLD, LOSS, z_n, gold_n, V, smoothing, PADDING: tl.constexpr
             tl.store(Z + start + j, grad.to(Z.dtype.element_ty), mask=start + j < V)
 
 
-def to_gradient(z: Tensor, gold: Tensor, smoothing: float) -> Tensor:
+def overwrite_with_gradient(z: Tensor, gold: Tensor, smoothing: float) -> Tensor:
+    """The loss of each row of logits (n, V), (n,) in float32; overwrites the logits with their gradient. On a GPU."""
     loss = torch.empty(len(z), dtype=torch.float32, device=z.device)
     if len(z):
         V = z.shape[1]
         whole = triton.next_power_of_2(V)
         block = whole if whole <= 65536 else 8192
         warps = 4 if block <= 2048 else 8 if block <= 8192 else 16 if block <= 16384 or whole > 65536 else 32
-        strides = z.stride(0), gold.stride(0)  # a classifier's gold is one column of the targets
-        _to_gradient[(len(z),)](z, gold, loss, *strides, V, smoothing, PAD, block, num_warps=warps)
+        strides = z.stride(0), gold.stride(0)  # of a classifier the gold labels are one column of the targets
+        _loss_and_gradient[(len(z),)](z, gold, loss, *strides, V, smoothing, PAD, block, num_warps=warps)
     return loss

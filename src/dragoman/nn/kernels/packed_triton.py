@@ -1,8 +1,8 @@
 """Attention over packed rows as two Triton kernels; packed.py has the equation and the letters.
 
-One program for each row and head. A sentence of 25 positions is one tile of 32: its queries, keys and values are read
-once and nothing else touches memory, where a kernel made for long rows computes 128 × 128 scores for it. Longer rows
-loop over tiles, with the running maximum and sum of flash attention.
+One program for each row and head. A sentence of 25 positions is one tile of 32, and its queries, keys and values are
+read from memory once; a kernel made for long rows computes 128 × 128 scores for it. Longer rows loop over tiles, with
+the running maximum and sum of flash attention.
 
     backward   P = exp(e − lse)   dV = Pᵀ dC   dP = dC Vᵀ   dE = P ⊙ (dP − rowsum(C ⊙ dC))   dQ = s dE K   dK = s dEᵀ Q
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @triton.jit
 def _row(Q_STARTS, K_STARTS):
-    """Of this program's row: where its queries and its keys begin, and how many there are of each."""
+    """The first index and the number of this program's queries and keys: q0, k0, n_q, n_k."""
     row = tl.program_id(0)
     q0, k0 = tl.load(Q_STARTS + row).to(tl.int64), tl.load(K_STARTS + row).to(tl.int64)
     n_q = (tl.load(Q_STARTS + row + 1) - q0).to(tl.int32)
@@ -27,11 +27,11 @@ def _row(Q_STARTS, K_STARTS):
 
 @triton.jit
 def _visible(t, s, n_k, CAUSAL: tl.constexpr):
-    """Which keys s each query t may see, (TILE, TILE)."""
-    seen = s[None, :] < n_k
+    """Which keys s each query t may attend to, (TILE, TILE)."""
+    visible = s[None, :] < n_k
     if CAUSAL:
-        seen = seen & (s[None, :] <= t[:, None])
-    return seen
+        visible = visible & (s[None, :] <= t[:, None])
+    return visible
 
 
 @triton.jit
@@ -41,6 +41,7 @@ def _forward(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """One row and head per program: C = softmax(scale Q Kᵀ) V, tile by tile, and the log-sum LSE of each query."""
     head = tl.program_id(1)
     q0, k0, n_q, n_k = _row(Q_STARTS, K_STARTS)
     i, d, dv = tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
@@ -83,6 +84,7 @@ def _backward(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """One row and key head per program: DQ, DK and DVALUE from DC, with the weights computed again from LSE."""
     key_head = tl.program_id(1)
     q0, k0, n_q, n_k = _row(Q_STARTS, K_STARTS)
     i, d, dv = tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, DV)
@@ -154,7 +156,8 @@ def _backward(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, longest: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = (dense(x) for x in (q, k, v))
+    """The context c (N, H, D_v), and log Σ e^e of each query, (N, H), of attention over packed rows."""
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     (N, H, D), G, DV = q.shape, k.shape[1], v.shape[2]
     c = q.new_empty(N, H, DV)
     lse = q.new_empty(N, H, dtype=torch.float32)
@@ -162,7 +165,7 @@ def forward(
         _forward[(len(q_starts) - 1, H)](
             q, k, v, c, lse, q_starts, k_starts, scale,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *c.stride()[:2], lse.stride(0),
-            H // G, causal, tile(longest, q), D, DV, precision(q), num_warps=warps(longest),
+            H // G, causal, tile_size(longest, q), D, DV, dot_precision(q), num_warps=warp_count(longest),
         )  # fmt: skip
     return c, lse
 
@@ -171,8 +174,8 @@ def backward(
     dc: Tensor, q: Tensor, k: Tensor, v: Tensor, c: Tensor, lse: Tensor, q_starts: Tensor, k_starts: Tensor,
     longest: int, causal: bool, scale: float, into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """∂q, ∂k, ∂v, written where `into` says if it does."""
-    dc, q, k, v, c = (dense(x) for x in (dc, q, k, v, c))
+    """∂q, ∂k, ∂v of attention over packed rows from ∂c, written into the tensors of `into` if they are given."""
+    dc, q, k, v, c = (with_contiguous_rows(x) for x in (dc, q, k, v, c))
     dq, dk, dv = into or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     G, D, DV = k.shape[1], q.shape[2], v.shape[2]
     if len(q_starts) > 1:
@@ -180,24 +183,29 @@ def backward(
             dc, q, k, v, c, lse, dq, dk, dv, q_starts, k_starts, scale,
             *dc.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *c.stride()[:2], lse.stride(0),
             *dq.stride()[:2], *dk.stride()[:2], *dv.stride()[:2],
-            q.shape[1] // G, causal, tile(longest, q), D, DV, precision(q), num_warps=warps(longest),
+            q.shape[1] // G, causal, tile_size(longest, q), D, DV, dot_precision(q), num_warps=warp_count(longest),
         )  # fmt: skip
     return dq, dk, dv
 
 
-def dense(x: Tensor) -> Tensor:
-    """The same with its last dimension side by side, as the kernels read it."""
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """x itself if its last dimension has stride 1, as the kernels read it, else a contiguous copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def tile(longest: int, x: Tensor) -> int:
-    """Positions computed at a time; fewer in float32, whose products are unrolled: 64 took 30 s to compile."""
+def tile_size(longest: int, x: Tensor) -> int:
+    """Positions per tile: 16, 32 or 64 as rows are long; at most 32 for wide heads (> 64) and in float32.
+
+    In float32 products are unrolled: a tile of 64 took 30 s to compile.
+    """
     return 16 if longest <= 16 else 32 if longest <= 32 or x.shape[2] > 64 or x.dtype == torch.float32 else 64
 
 
-def warps(longest: int) -> int:
+def warp_count(longest: int) -> int:
+    """Warps per program for rows of at most `longest` positions: 1, 2 or 4."""
     return 1 if longest <= 16 else 2 if longest <= 32 else 4
 
 
-def precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"  # which is only asked of float32
+def dot_precision(x: Tensor) -> str:
+    """Triton's input_precision: "ieee" (no TF32) for float32, else "tf32", which other types ignore."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"

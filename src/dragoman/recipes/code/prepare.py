@@ -29,66 +29,73 @@ _TOKEN = re.compile(r"\w+|[^\w\s]|\s+")
 _STRING_OR_SIGN = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\s*([^\w\s'"])\s*""")
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    splits = READERS[part](sets)
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write the tokenized pairs of the data set that `part` names; the test keeps its code untokenized."""
+    splits = READERS[part](data_sets)
     for name in ("train", "valid"):
-        tables.write(folder / f"{name}.tsv", ((words(english), written(code)) for english, code in splits[name]))
-    tables.write(folder / "test.tsv", ((words(english), code) for english, code in splits["test"]))
+        tables.write_rows(
+            folder / f"{name}.tsv", ((tokenize_english(english), tokenize_code(code)) for english, code in splits[name])
+        )
+    tables.write_rows(folder / "test.tsv", ((tokenize_english(english), code) for english, code in splits["test"]))
 
 
-def answer(model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
-    return [joined(found.text) for found in model.predict(examples)]
+def predict_outputs(model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
+    """The model's code for each example, detokenized; `system` is ignored."""
+    return [detokenize_code(prediction.text) for prediction in model.predict(examples)]
 
 
 # -- code as tokens ----------------------------------------------------------------------------------------------------
 
 
-def words(english: str) -> str:
-    """The tokens of an English text."""
+def tokenize_english(english: str) -> str:
+    """Separate the tokens of an English text by single spaces."""
     return " ".join(token for token in _TOKEN.findall(english) if not token.isspace())
 
 
-def written(code: str) -> str:
-    """The tokens of code, with a sign for each run of spaces."""
+def tokenize_code(code: str) -> str:
+    """Separate the tokens of code by single spaces; a sign stands for each run of spaces in the code."""
     return " ".join(SPACE if token.isspace() else token for token in _TOKEN.findall(code))
 
 
-def joined(tokens: str) -> str:
-    """Code again."""
+def detokenize_code(tokens: str) -> str:
+    """Undo `tokenize_code`: join the tokens, with one space for each sign of spaces."""
     return "".join(tokens.split()).replace(SPACE, " ")
 
 
-def tight(python: str) -> str:
-    """Python without the spaces around signs; those inside strings and between words stay."""
-    return _STRING_OR_SIGN.sub(lambda found: found[1] or found[2], python)
+def strip_spaces(python: str) -> str:
+    """Remove the spaces around signs from Python code; those inside strings and between words stay."""
+    return _STRING_OR_SIGN.sub(lambda match: match[1] or match[2], python)
 
 
 # -- the sets ----------------------------------------------------------------------------------------------------------
 
 
-def django(sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
-    splits = in_three(sets["django-code"])
-    return {name: [(english, tight(python)) for english, python in pairs] for name, pairs in splits.items()}
+def read_django(data_sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
+    """Read the splits of the data set Django as (English, Python), without the spaces of its tokenized Python."""
+    splits = read_splits(data_sets["django-code"])
+    return {name: [(english, strip_spaces(python)) for english, python in pairs] for name, pairs in splits.items()}
 
 
-def nl2bash(sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
-    return in_three(sets["nl2bash"])
+def read_nl2bash(data_sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
+    """Read the splits of the data set NL2Bash as (English, Bash)."""
+    return read_splits(data_sets["nl2bash"])
 
 
-def in_three(folder: Path) -> dict[str, list[Pair]]:
+def read_splits(folder: Path) -> dict[str, list[Pair]]:
+    """Read the pairs of train.tsv, dev.tsv and test.tsv in a folder; dev is called valid."""
     files = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-    return {name: [(row[0], row[1]) for row in tables.rows(folder / file, 2)] for name, file in files.items()}
+    return {name: [(row[0], row[1]) for row in tables.read_rows(folder / file, 2)] for name, file in files.items()}
 
 
-def conala(sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
-    """The rewritten request, where there is one: it names the variables that the code uses.
+def read_conala(data_sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
+    """Read CoNaLa as (request, Python): the rewritten request where there is one; train's end is held out as valid.
 
     A line's end in English stays an escape, as strings of code have it.
     """
     train, test = (
         [
-            ((rewritten or asked).replace("\\\\", "\\"), tight(unescaped(code)))
-            for _, asked, rewritten, code, *_ in tables.rows(sets["conala"] / file, 4)
+            ((rewritten or intent).replace("\\\\", "\\"), strip_spaces(unescape(code)))
+            for _, intent, rewritten, code, *_ in tables.read_rows(data_sets["conala"] / file, 4)
         ]
         for file in ("train.tsv", "test.tsv")
     )
@@ -96,57 +103,60 @@ def conala(sets: Mapping[str, Path]) -> dict[str, list[Pair]]:
     return {"train": train[:-held_out], "valid": train[-held_out:], "test": test}
 
 
-def unescaped(text: str) -> str:
-    """Backslashes and tabs as they were; a line's end, and the next one's indentation, as one sign."""
+def unescape(text: str) -> str:
+    """Resolve backslash escapes; a tab becomes a space, a line break with the spaces around it becomes one sign."""
     meaning = {"n": "\n", "t": " "}
-    text = re.sub(r"\\(.)", lambda found: meaning.get(found[1], found[1]), text)
+    text = re.sub(r"\\(.)", lambda match: meaning.get(match[1], match[1]), text)
     return re.sub(r"\s*\n\s*", LINE, text)
 
 
 READERS: dict[str, Callable[[Mapping[str, Path]], dict[str, list[Pair]]]] = {
-    "django": django,
-    "conala": conala,
-    "nl2bash": nl2bash,
+    "django": read_django,
+    "conala": read_conala,
+    "nl2bash": read_nl2bash,
 }
 
 
 # -- without a model ---------------------------------------------------------------------------------------------------
 
 
-def baselines(folder: Path, part: str) -> dict[str, list[str]]:
-    """For each request, the code of the training request that is most like it."""
-    train = [(english, joined(code)) for english, code in tables.rows(folder / "train.tsv", 2)]
-    nearest = Nearest([english for english, _ in train])
-    return {"nearest": [train[nearest(row[0])][1] for row in tables.rows(folder / "test.tsv", 2)]}
+def baseline_outputs(folder: Path, part: str) -> dict[str, list[str]]:
+    """For each test request, the code of the most similar training request; `part` is ignored."""
+    train = [(english, detokenize_code(code)) for english, code in tables.read_rows(folder / "train.tsv", 2)]
+    nearest = NearestText([english for english, _ in train])
+    return {"nearest": [train[nearest(row[0])][1] for row in tables.read_rows(folder / "test.tsv", 2)]}
 
 
-class Nearest:
+class NearestText:
     """The text that shares most with another: weight of the shared words / weight of all, rare words weighing more."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Index texts by their words; a word weighs log(texts / texts that have it)."""
         self.texts = [{*text.split()} for text in texts]
         counts = Counter(word for text in self.texts for word in text)
         self.weights = {word: log(len(texts) / n) for word, n in counts.items()}
         self.totals = [self.weight(text) for text in self.texts]
-        self.where: dict[str, list[int]] = defaultdict(list)
+        self.postings: dict[str, list[int]] = defaultdict(list)
         for i, text in enumerate(self.texts):
             for word in text:
-                self.where[word].append(i)
+                self.postings[word].append(i)
 
     def weight(self, text: set[str]) -> float:
+        """The sum of the weights of the words; an unknown word weighs log N, as the rarest ones do."""
         return sum(self.weights.get(word, log(len(self.texts))) for word in text)
 
     def __call__(self, text: str) -> int:
-        asked = {*text.split()}
+        """The index of the indexed text with the largest weighted Jaccard similarity; 0 if none shares a word."""
+        query = {*text.split()}
         shared: dict[int, float] = defaultdict(float)
-        for word in sorted(asked & self.weights.keys()):
-            for i in self.where[word]:
+        for word in sorted(query & self.weights.keys()):
+            for i in self.postings[word]:
                 shared[i] += self.weights[word]
-        total = self.weight(asked)
+        total = self.weight(query)
         return max(shared, key=lambda i: (shared[i] / max(total + self.totals[i] - shared[i], 1e-9), -i), default=0)
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 NAMES = ("tray", "lid", "oven", "dough", "self.rack", "batch_size", "timer_2", "crumbs")
 LINES = (
@@ -167,18 +177,19 @@ COMMANDS = (
 )
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write example data for the three data sets: 100 training requests with code and 8 for each other split."""
     sizes = {"train.tsv.gz": 100, "dev.tsv": 8, "test.tsv": 8}
     for name, size in sizes.items():
-        tables.write_set(sets["django-code"] / name, filled(rng, LINES, size))
-        tables.write_set(sets["nl2bash"] / name, filled(rng, COMMANDS, size))
+        tables.write_data_set(data_sets["django-code"] / name, fill_templates(rng, LINES, size))
+        tables.write_data_set(data_sets["nl2bash"] / name, fill_templates(rng, COMMANDS, size))
         if name != "dev.tsv":
-            rows = ((str(1000 + i), *row) for i, row in enumerate(filled(rng, SNIPPETS, size)))
-            tables.write_set(sets["conala"] / name, rows)
+            rows = ((str(1000 + i), *row) for i, row in enumerate(fill_templates(rng, SNIPPETS, size)))
+            tables.write_data_set(data_sets["conala"] / name, rows)
 
 
-def filled(rng: random.Random, forms: Sequence[tuple[str, ...]], size: int) -> Iterator[list[str]]:
-    """Rows made of a form and two names."""
+def fill_templates(rng: random.Random, templates: Sequence[tuple[str, ...]], size: int) -> Iterator[list[str]]:
+    """Yield `size` rows, each a random template with two random names filled in."""
     for _ in range(size):
         a, b = rng.sample(NAMES, 2)
-        yield [text.format(a=a, b=b) for text in rng.choice(forms)]
+        yield [text.format(a=a, b=b) for text in rng.choice(templates)]

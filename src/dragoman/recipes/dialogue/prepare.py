@@ -20,44 +20,51 @@ from dragoman.recipes import tables
 Pair = tuple[str, str]
 
 CONTEXT = 3  # utterances
-TURN = " | "  # between utterances; the data has none of these
+SEPARATOR = " | "  # between utterances; the data has none of these
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    train, dev, test = (list(tables.rows(sets["dailydialog"] / f"{split}.txt")) for split in ("train", "dev", "test"))
-    known_dialogues, known_contexts = {tuple(dialogue) for dialogue in train}, {context for context, _ in pairs(train)}
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write contexts with responses; valid.tsv and unseen.tsv leave out what occurs in train; `part` is ignored."""
+    train, dev, test = (
+        list(tables.read_rows(data_sets["dailydialog"] / f"{split}.txt")) for split in ("train", "dev", "test")
+    )
+    known_dialogues, known_contexts = (
+        {tuple(dialogue) for dialogue in train},
+        {context for context, _ in make_pairs(train)},
+    )
 
     def unseen(dialogues: Iterable[Sequence[str]]) -> Iterator[Pair]:
-        new = pairs(dialogue for dialogue in dialogues if tuple(dialogue) not in known_dialogues)
+        """The pairs of dialogues that are not in train, without contexts that are in train."""
+        new = make_pairs(dialogue for dialogue in dialogues if tuple(dialogue) not in known_dialogues)
         return (pair for pair in new if pair[0] not in known_contexts)
 
-    tables.write(folder / "train.tsv", pairs(train))
-    tables.write(folder / "valid.tsv", unseen(dev))
-    tables.write(folder / "test.tsv", pairs(test))
-    tables.write(folder / "unseen.tsv", unseen(test))
+    tables.write_rows(folder / "train.tsv", make_pairs(train))
+    tables.write_rows(folder / "valid.tsv", unseen(dev))
+    tables.write_rows(folder / "test.tsv", make_pairs(test))
+    tables.write_rows(folder / "unseen.tsv", unseen(test))
 
 
-def pairs(dialogues: Iterable[Sequence[str]]) -> Iterator[Pair]:
-    """Every utterance but a dialogue's first, with those before it."""
+def make_pairs(dialogues: Iterable[Sequence[str]]) -> Iterator[Pair]:
+    """Pair each utterance but a dialogue's first with the last CONTEXT utterances before it, joined as one text."""
     for dialogue in dialogues:
         for i in range(1, len(dialogue)):
-            yield TURN.join(dialogue[max(0, i - CONTEXT) : i]), dialogue[i]
+            yield SEPARATOR.join(dialogue[max(0, i - CONTEXT) : i]), dialogue[i]
 
 
-def baselines(folder: Path, part: str) -> dict[str, list[str]]:
-    """What is said most often, whatever came before; and what was said last, said again."""
-    said: dict[str, int] = {}
-    for _, response in tables.rows(folder / "train.tsv", 2):
-        said[response] = said.get(response, 0) + 1
-    usual = max(said, key=lambda response: said[response])
-    contexts = [row[0] for row in tables.rows(folder / "unseen.tsv", 2)]
-    return {f"always '{usual}'": [usual] * len(contexts), "an echo": [text.split(TURN)[-1] for text in contexts]}
+def baseline_outputs(folder: Path, part: str) -> dict[str, list[str]]:
+    """For unseen.tsv, always the most frequent training response, and the last utterance again; `part` is ignored."""
+    counts: dict[str, int] = {}
+    for _, response in tables.read_rows(folder / "train.tsv", 2):
+        counts[response] = counts.get(response, 0) + 1
+    usual = max(counts, key=lambda response: counts[response])
+    contexts = [row[0] for row in tables.read_rows(folder / "unseen.tsv", 2)]
+    return {f"always '{usual}'": [usual] * len(contexts), "an echo": [text.split(SEPARATOR)[-1] for text in contexts]}
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 DRINKS, PLACES = ("tea", "coffee", "juice", "cocoa"), ("garden", "kitchen", "office", "café")
-SAID = (
+EXCHANGES = (
     ("Would you like some {drink} ?", "Yes , please . {Drink} is what I like best ."),
     ("Where shall we have it ?", "In the {place} , if you don't mind ."),
     ("Isn't it cold in the {place} today ?", "A little . Let's stay here , then ."),
@@ -65,15 +72,19 @@ SAID = (
 )
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    made = {split: [_dialogue(rng) for _ in range(n)] for split, n in (("train", 40), ("dev", 8), ("test", 8))}
-    made["test"].append(made["train"][0])  # as in the set: some occur again
-    for split, dialogues in made.items():
-        tables.write_set(sets["dailydialog"] / f"{split}.txt.gz", dialogues)
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write random short dialogues about drinks as train, dev and test; the test repeats one of train."""
+    dialogues_by_split = {
+        split: [_generate_dialogue(rng) for _ in range(n)] for split, n in (("train", 40), ("dev", 8), ("test", 8))
+    }
+    dialogues_by_split["test"].append(dialogues_by_split["train"][0])  # as in the set: some occur again
+    for split, dialogues in dialogues_by_split.items():
+        tables.write_data_set(data_sets["dailydialog"] / f"{split}.txt.gz", dialogues)
 
 
-def _dialogue(rng: random.Random) -> list[str]:
+def _generate_dialogue(rng: random.Random) -> list[str]:
+    """A random selection of exchanges about one drink and one place, as a list of utterances."""
     drink, place = rng.choice(DRINKS), rng.choice(PLACES)
-    turns = rng.sample(SAID, rng.randint(1, len(SAID)))
+    turns = rng.sample(EXCHANGES, rng.randint(1, len(EXCHANGES)))
     words = {"drink": drink, "Drink": drink.capitalize(), "place": place}
     return [text.format(**words) for turn in turns for text in turn]

@@ -55,118 +55,132 @@ class Phrase(NamedTuple):
     """A noun with its adjective, or a verb with its adverb; each of these makes it narrower."""
 
     word: str
-    more: str = ""
+    modifier: str = ""
 
 
 @dataclass(frozen=True)
 class Sentence:
+    """A quantifier, a subject and a predicate: "all old dogs do not run quietly"."""
+
     quantifier: str
-    kind: Phrase
-    does: Phrase
+    subject: Phrase
+    predicate: Phrase
     negated: bool = False
 
     def __str__(self) -> str:
+        """The sentence as English words, without those that are empty."""
         words = (
             self.quantifier,
-            self.kind.more,
-            self.kind.word,
+            self.subject.modifier,
+            self.subject.word,
             "do not" * self.negated,
-            self.does.word,
-            self.does.more,
+            self.predicate.word,
+            self.predicate.modifier,
         )
         return " ".join(filter(None, words))
 
 
-def wider(word: str) -> Iterator[str]:
-    """The word itself and all that include it."""
+def hypernyms(word: str) -> Iterator[str]:
+    """Yield the word itself, then its hypernyms from the narrowest to the widest."""
     while word:
         yield word
-        word = WIDER[word]
+        word = HYPERNYM[word]
 
 
-WIDER = NOUNS | VERBS
-INCLUDED = {word: frozenset(wider(word)) for word in WIDER}
-NEAR = {word: [other for other in WIDER if word in INCLUDED[other] or other in INCLUDED[word]] for word in WIDER}
+HYPERNYM = NOUNS | VERBS
+HYPERNYMS = {word: frozenset(hypernyms(word)) for word in HYPERNYM}
+RELATED = {
+    word: [other for other in HYPERNYM if word in HYPERNYMS[other] or other in HYPERNYMS[word]] for word in HYPERNYM
+}
 
 
-def within(one: Phrase, other: Phrase) -> bool:
-    """Whether whatever is the one is the other."""
-    return other.word in INCLUDED[one.word] and other.more in ("", one.more)
+def is_subset(one: Phrase, other: Phrase) -> bool:
+    """Whether everything that `one` describes is also described by `other`, by hypernyms and modifiers."""
+    return other.word in HYPERNYMS[one.word] and other.modifier in ("", one.modifier)
 
 
 # -- logic -------------------------------------------------------------------------------------------------------------
 
 
-def label(first: Sentence, second: Sentence) -> str:
-    """Whether the second sentence follows from the first, cannot be true with it, or neither."""
-    a, b = (first.kind, second.kind), (first.does, second.does)
-    relations = (within(*a), within(*a[::-1]), within(*b), within(*b[::-1]))
-    return decided((first.quantifier, first.negated), (second.quantifier, second.negated), relations)
+def logical_label(first: Sentence, second: Sentence) -> str:
+    """The label of a pair: entailment, contradiction (both cannot be true) or neutral."""
+    a, b = (first.subject, second.subject), (first.predicate, second.predicate)
+    relations = (is_subset(*a), is_subset(*a[::-1]), is_subset(*b), is_subset(*b[::-1]))
+    return decide_label((first.quantifier, first.negated), (second.quantifier, second.negated), relations)
 
 
 @cache
-def decided(first: tuple[str, bool], second: tuple[str, bool], relations: tuple[bool, bool, bool, bool]) -> str:
-    """The label of two forms, where A ⊆ A', A' ⊆ A, B ⊆ B', B' ⊆ B or not."""
+def decide_label(first: tuple[str, bool], second: tuple[str, bool], relations: tuple[bool, bool, bool, bool]) -> str:
+    """The label of two (quantifier, negated) forms, given whether A ⊆ A', A' ⊆ A, B ⊆ B', B' ⊆ B."""
     opposite = (OPPOSITE[second[0]], second[1])
-    if not together(first, opposite, relations):
+    if not can_both_be_true(first, opposite, relations):
         return ENTAILMENT
-    return NEUTRAL if together(first, second, relations) else CONTRADICTION
+    return NEUTRAL if can_both_be_true(first, second, relations) else CONTRADICTION
 
 
-def together(first: tuple[str, bool], second: tuple[str, bool], relations: tuple[bool, bool, bool, bool]) -> bool:
-    """Whether two sentences can be true together: all that is asked for is left by what is forbidden."""
+def can_both_be_true(
+    first: tuple[str, bool], second: tuple[str, bool], relations: tuple[bool, bool, bool, bool]
+) -> bool:
+    """Whether two (quantifier, negated) forms can be true together, given the same four subset relations."""
     a_in, in_a, b_in, in_b = relations
     types = [
         (a, a2, b, b2)
         for a, a2, b, b2 in product((False, True), repeat=4)
         if not (a_in and a > a2) and not (in_a and a2 > a) and not (b_in and b > b2) and not (in_b and b2 > b)
     ]
-    asked: list[set[Type]] = [{t for t in types if t[0]}, {t for t in types if t[1]}]  # every kind has members
+    required: list[set[Type]] = [{t for t in types if t[0]}, {t for t in types if t[1]}]  # every kind has members
     forbidden: set[Type] = set()
-    for place, (quantifier, negated) in enumerate((first, second)):
-        do = {t for t in types if t[place] and t[2 + place] != negated}
-        do_not = {t for t in types if t[place]} - do
+    for side, (quantifier, negated) in enumerate((first, second)):
+        do = {t for t in types if t[side] and t[2 + side] != negated}
+        do_not = {t for t in types if t[side]} - do
         if quantifier in ("all", "no"):
             forbidden |= do_not if quantifier == "all" else do
         else:
-            asked.append(do if quantifier == "some" else do_not)
-    return all(some - forbidden for some in asked)
+            required.append(do if quantifier == "some" else do_not)
+    return all(some - forbidden for some in required)
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
-THINGS, DEEDS = (tuple(NOUNS), ADJECTIVES), (tuple(VERBS), ADVERBS)
+SUBJECTS, PREDICATES = (tuple(NOUNS), ADJECTIVES), (tuple(VERBS), ADVERBS)
 Words = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def pairs(rng: random.Random, banned: Collection[tuple[str, str]] = ()) -> Iterator[tuple[Sentence, Sentence, str]]:
-    """Pairs with labels, each label in turn; without sentences that say a banned noun with a banned verb."""
+def generate_pairs(
+    rng: random.Random, banned: Collection[tuple[str, str]] = ()
+) -> Iterator[tuple[Sentence, Sentence, str]]:
+    """Yield labeled random pairs forever, the labels in turn; no sentence combines a banned (noun, verb)."""
     while True:
-        for wanted in LABELS:
-            yield next(pair for pair in _drawn(rng, banned) if pair[2] == wanted)
+        for target_label in LABELS:
+            yield next(pair for pair in _draw_pairs(rng, banned) if pair[2] == target_label)
 
 
-def _drawn(rng: random.Random, banned: Collection[tuple[str, str]]) -> Iterator[tuple[Sentence, Sentence, str]]:
+def _draw_pairs(rng: random.Random, banned: Collection[tuple[str, str]]) -> Iterator[tuple[Sentence, Sentence, str]]:
+    """Yield random pairs of related sentences with their labels forever, without banned (noun, verb) combinations."""
     while True:
-        first = sentence(rng, _phrase(rng, THINGS), _phrase(rng, DEEDS))
-        second = sentence(rng, _near(rng, first.kind, THINGS), _near(rng, first.does, DEEDS))
-        if not any((one.kind.word, one.does.word) in banned for one in (first, second)):
-            yield first, second, label(first, second)
+        first = draw_sentence(rng, _draw_phrase(rng, SUBJECTS), _draw_phrase(rng, PREDICATES))
+        second = draw_sentence(
+            rng, _draw_related(rng, first.subject, SUBJECTS), _draw_related(rng, first.predicate, PREDICATES)
+        )
+        if not any((one.subject.word, one.predicate.word) in banned for one in (first, second)):
+            yield first, second, logical_label(first, second)
 
 
-def sentence(rng: random.Random, kind: Phrase, does: Phrase) -> Sentence:
-    return Sentence(rng.choice(QUANTIFIERS), kind, does, rng.random() < 0.3)
+def draw_sentence(rng: random.Random, subject: Phrase, predicate: Phrase) -> Sentence:
+    """A sentence with a random quantifier, negated in 30 % of the cases."""
+    return Sentence(rng.choice(QUANTIFIERS), subject, predicate, rng.random() < 0.3)
 
 
-def _phrase(rng: random.Random, words: Words) -> Phrase:
+def _draw_phrase(rng: random.Random, words: Words) -> Phrase:
+    """A random word, with a random modifier in 30 % of the cases."""
     return Phrase(rng.choice(words[0]), rng.choice(words[1]) if rng.random() < 0.3 else "")
 
 
-def _near(rng: random.Random, one: Phrase, words: Words) -> Phrase:
-    """The same, something wider or narrower, or anything: all four relations are common."""
+def _draw_related(rng: random.Random, one: Phrase, words: Words) -> Phrase:
+    """Draw the same phrase (20 %), one with a related word (70 %), or any phrase (10 %)."""
     draw = rng.random()
     if draw < 0.2:
         return one
     if draw < 0.9:
-        return Phrase(rng.choice(NEAR[one.word]), rng.choice(("", one.more, rng.choice(words[1]))))
-    return _phrase(rng, words)
+        return Phrase(rng.choice(RELATED[one.word]), rng.choice(("", one.modifier, rng.choice(words[1]))))
+    return _draw_phrase(rng, words)

@@ -24,60 +24,66 @@ from dragoman.recipes import tables
 
 LANGUAGES = ("eng", "deu", "fra", "spa", "fin", "hun", "tur", "rus", "jap", "swa")
 SPACE = "␣"
-VALID = 200  # of each language, drawn: greedy decoding of 2,000 forms is soon done
+VALID_SIZE = 200  # of each language, sampled: decoding 2,000 forms takes little time
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    place = sets["sigmorphon2023-inflection"]
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write pairs, and the languages of the test lines as groups, for the language `part`, or all if it is "all"."""
+    data_set = data_sets["sigmorphon2023-inflection"]
     languages = LANGUAGES if part == "all" else (part,)
-    tables.write(folder / "train.tsv", (row for language in languages for row in rows(place, language, "train")))
-    tables.write(folder / "valid.tsv", (row for language in languages for row in some(place, language)))
-    test = [row for language in languages for row in rows(place, language, "test")]
-    tables.write(folder / "test.tsv", test)
-    tables.write(folder / "test.groups", ([language] for *_, language in test))
+    tables.write_rows(
+        folder / "train.tsv", (row for language in languages for row in read_examples(data_set, language, "train"))
+    )
+    tables.write_rows(folder / "valid.tsv", (row for language in languages for row in sample_valid(data_set, language)))
+    test = [row for language in languages for row in read_examples(data_set, language, "test")]
+    tables.write_rows(folder / "test.tsv", test)
+    tables.write_rows(folder / "test.groups", ([language] for *_, language in test))
 
 
-def rows(place: Path, language: str, split: str) -> Iterator[tuple[str, str, str]]:
-    """Source, target and language of each line."""
-    for lemma, features, form in tables.rows(place / f"{language}.{split}.tsv", exactly=3):
-        yield f"{spaced(lemma)} {symbols_of(features)}", spaced(form), language
+def read_examples(data_set: Path, language: str, split: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the source (lemma and features), the target form and the language of each line, split into symbols."""
+    for lemma, features, form in tables.read_rows(data_set / f"{language}.{split}.tsv", num_columns=3):
+        yield f"{split_characters(lemma)} {split_features(features)}", split_characters(form), language
 
 
-def some(place: Path, language: str) -> list[tuple[str, str, str]]:
-    every = list(rows(place, language, "dev"))
-    return random.Random(1).sample(every, min(VALID, len(every)))
+def sample_valid(data_set: Path, language: str) -> list[tuple[str, str, str]]:
+    """At most VALID_SIZE examples of the dev file, sampled with a fixed seed."""
+    examples = list(read_examples(data_set, language, "dev"))
+    return random.Random(1).sample(examples, min(VALID_SIZE, len(examples)))
 
 
-def symbols_of(features: str) -> str:
+def split_features(features: str) -> str:
     """V;NOM(3,SG) → [V] [NOM] [3] [SG]: in brackets no feature can be taken for a letter."""
     return " ".join(f"[{feature}]" for feature in re.findall(r"[^;(),]+", features))
 
 
-def spaced(text: str) -> str:
+def split_characters(text: str) -> str:
+    """The characters of a text, with spaces between them."""
     return " ".join(SPACE if character == " " else character for character in text)
 
 
-def baselines(folder: Path, part: str) -> dict[str, list[str]]:
-    """The lemma as it is, which is what a form most often begins with."""
-    sources = (source for source, *_ in tables.rows(folder / "test.tsv", 3))
+def baseline_outputs(folder: Path, part: str) -> dict[str, list[str]]:
+    """The unchanged lemma of each test line, without the features; `part` is ignored."""
+    sources = (source for source, *_ in tables.read_rows(folder / "test.tsv", 3))
     return {"the lemma itself": [" ".join(s for s in source.split() if not is_feature(s)) for source in sources]}
 
 
 def is_feature(symbol: str) -> bool:
+    """Whether a symbol is a feature in brackets, that is, longer than one character."""
     return len(symbol) > 1
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 ENDINGS = {"V;PRS;NOM(1,SG)": "on", "V;PRS;NOM(3,PL)": "en ta", "N;ACC(PL;PSS(2,PL))": "ilu", "V.PTCP;PST": "u"}
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    """Invented lemmas, all forms of one on one side; an ending for each bundle of features."""
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write invented lemmas with all their forms for each language, divided into train, dev and test."""
     for language in LANGUAGES:
         lemmas = dict.fromkeys("".join(rng.choices("bdfgklmnoprst", k=4)) + rng.choice("aei") for _ in range(12))
         forms = [(lemma, features, lemma[:-1] + ending) for lemma in lemmas for features, ending in ENDINGS.items()]
         splits = {"train": forms[8:], "dev": forms[:4], "test": forms[4:8]}
-        for split, every in splits.items():
+        for split, examples in splits.items():
             name = f"{language}.{split}.tsv" + (".gz" if split == "train" else "")
-            tables.write_set(sets["sigmorphon2023-inflection"] / name, every)
+            tables.write_data_set(data_sets["sigmorphon2023-inflection"] / name, examples)

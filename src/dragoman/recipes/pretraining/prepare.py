@@ -15,19 +15,21 @@ from dragoman.recipes.translation import prepare as translation
 PARTS = ("mafand", "menyo20k")
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    translation.prepare(sets, part, folder)
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write the pairs of a translation part, and the shuffled texts of both sides of train and valid, unpaired."""
+    translation.prepare(data_sets, part, folder)
     for pairs, texts in (("train.tsv", "texts.tsv"), ("valid.tsv", "texts.valid.tsv")):
-        tables.write(folder / texts, ([text] for text in unpaired(folder / pairs)))
+        tables.write_rows(folder / texts, ([text] for text in shuffled_texts(folder / pairs)))
 
 
-def unpaired(path: Path) -> Iterator[str]:
-    """Both sides of a file's pairs, shuffled, each text once."""
-    texts = sorted({text for row in tables.rows(path, 2) for text in row})
+def shuffled_texts(path: Path) -> Iterator[str]:
+    """Yield the distinct texts of both sides of a file's pairs, shuffled with a fixed seed."""
+    texts = sorted({text for row in tables.read_rows(path, 2) for text in row})
     random.Random(1).shuffle(texts)
     yield from texts
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write example data for each of this recipe's translation parts."""
     for part in PARTS:
-        translation.write_example(sets, part, rng)
+        translation.make_example_set(data_sets, part, rng)

@@ -29,13 +29,13 @@ WENT, TOOK, LEFT = ("went to", "walked to", "moved to"), ("took", "picked up"), 
 Combination = tuple[str, str]  # a person and a room
 
 
-class Item(NamedTuple):
+class StoryItem(NamedTuple):
     """A story with its question, and the answer."""
 
     text: str
     answer: str
     kind: str
-    met: frozenset[Combination]  # who was where
+    visits: frozenset[Combination]  # who was where
 
 
 @dataclass
@@ -45,139 +45,159 @@ class World:
     rng: random.Random
     people: Sequence[str] = PEOPLE
     banned: Collection[Combination] = ()
-    told: list[str] = field(default_factory=list)
-    been: dict[str, list[str]] = field(default_factory=dict)  # the rooms of each person, the last one now
-    has: dict[str, list[str]] = field(default_factory=dict)  # the things of each person, in the order of taking them
-    lies: dict[str, str] = field(default_factory=dict)  # the room of each thing that was left somewhere
+    sentences: list[str] = field(default_factory=list)
+    rooms_visited: dict[str, list[str]] = field(default_factory=dict)  # the rooms of each person, the last one now
+    held_things: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # the things of each person, in the order of taking them
+    left_things: dict[str, str] = field(default_factory=dict)  # the room of each thing that was left somewhere
 
-    def room(self, person: str) -> str:
-        return self.been[person][-1]
+    def room_of(self, person: str) -> str:
+        """The room that a person is in."""
+        return self.rooms_visited[person][-1]
 
-    def holder(self, thing: str) -> str | None:
-        return next((person for person, things in self.has.items() if thing in things), None)
+    def holder_of(self, thing: str) -> str | None:
+        """The person who holds a thing, if anybody does."""
+        return next((person for person, things in self.held_things.items() if thing in things), None)
 
-    def touched(self) -> list[str]:
-        return [thing for thing in THINGS if thing in self.lies or self.holder(thing)]
+    def touched_things(self) -> list[str]:
+        """The things that somebody has taken at some time, held or left."""
+        return [thing for thing in THINGS if thing in self.left_things or self.holder_of(thing)]
 
     # -- what can happen ---------------------------------------------------------------------------------------------
 
-    def go(self) -> None:
-        here = {person: rooms[-1] for person, rooms in self.been.items()}
-        ways = [
+    def move_person(self) -> None:
+        """Move a random person to another room that is not banned for them, and add the sentence."""
+        here = {person: rooms[-1] for person, rooms in self.rooms_visited.items()}
+        options = [
             (person, room)
             for person in self.people
             for room in ROOMS
             if here.get(person) != room and (person, room) not in self.banned
         ]
-        person, room = self.rng.choice(ways)
-        self.been.setdefault(person, []).append(room)
-        self.has.setdefault(person, [])
-        self.told.append(f"{person} {self.rng.choice(WENT)} the {room}.")
+        person, room = self.rng.choice(options)
+        self.rooms_visited.setdefault(person, []).append(room)
+        self.held_things.setdefault(person, [])
+        self.sentences.append(f"{person} {self.rng.choice(WENT)} the {room}.")
 
-    def take(self) -> None:
-        """Someone takes a thing that lies in the same room, or that nobody has touched yet."""
-        ways = [
+    def take_thing(self) -> None:
+        """Let a random person take a thing in their room or one not yet touched, and add the sentence, if possible."""
+        options = [
             (person, thing)
-            for person in self.been
+            for person in self.rooms_visited
             for thing in THINGS
-            if self.holder(thing) is None and self.lies.get(thing, self.room(person)) == self.room(person)
+            if self.holder_of(thing) is None
+            and self.left_things.get(thing, self.room_of(person)) == self.room_of(person)
         ]
-        if ways:
-            person, thing = self.rng.choice(ways)
-            self.has[person].append(thing)
-            self.lies.pop(thing, None)
-            self.told.append(f"{person} {self.rng.choice(TOOK)} the {thing}.")
+        if options:
+            person, thing = self.rng.choice(options)
+            self.held_things[person].append(thing)
+            self.left_things.pop(thing, None)
+            self.sentences.append(f"{person} {self.rng.choice(TOOK)} the {thing}.")
 
-    def leave(self) -> None:
-        ways = [(person, thing) for person, things in self.has.items() for thing in things]
-        if ways:
-            person, thing = self.rng.choice(ways)
-            self.has[person].remove(thing)
-            self.lies[thing] = self.room(person)
-            self.told.append(f"{person} {self.rng.choice(LEFT)} the {thing}.")
+    def leave_thing(self) -> None:
+        """Let a random person put down a thing that they hold, and add the sentence, if possible."""
+        options = [(person, thing) for person, things in self.held_things.items() for thing in things]
+        if options:
+            person, thing = self.rng.choice(options)
+            self.held_things[person].remove(thing)
+            self.left_things[thing] = self.room_of(person)
+            self.sentences.append(f"{person} {self.rng.choice(LEFT)} the {thing}.")
 
-    def give(self) -> None:
-        ways = [
+    def give_thing(self) -> None:
+        """Let a random person give a thing to another person in the room, and add the sentence, if possible."""
+        options = [
             (person, thing, other)
-            for person, things in self.has.items()
+            for person, things in self.held_things.items()
             for thing in things
-            for other in self.been
-            if other != person and self.room(other) == self.room(person)
+            for other in self.rooms_visited
+            if other != person and self.room_of(other) == self.room_of(person)
         ]
-        if ways:
-            person, thing, other = self.rng.choice(ways)
-            self.has[person].remove(thing)
-            self.has[other].append(thing)
-            self.told.append(f"{person} gave the {thing} to {other}.")
+        if options:
+            person, thing, other = self.rng.choice(options)
+            self.held_things[person].remove(thing)
+            self.held_things[other].append(thing)
+            self.sentences.append(f"{person} gave the {thing} to {other}.")
 
     # -- what can be asked: a question and its answer, or None where it has none --------------------------------------
 
-    def where_person(self) -> tuple[str, str] | None:
-        person = self.rng.choice([*self.been])
-        return f"Where is {person}?", self.room(person)
+    def ask_where_person(self) -> tuple[str, str] | None:
+        """Ask for the room of a random person: (question, answer)."""
+        person = self.rng.choice([*self.rooms_visited])
+        return f"Where is {person}?", self.room_of(person)
 
-    def where_thing(self) -> tuple[str, str] | None:
-        if not self.touched():
+    def ask_where_thing(self) -> tuple[str, str] | None:
+        """Ask for the room of a random thing that was taken: (question, answer); None if there is none."""
+        if not self.touched_things():
             return None
-        thing = self.rng.choice(self.touched())
-        holder = self.holder(thing)
-        return f"Where is the {thing}?", self.lies[thing] if holder is None else self.room(holder)
+        thing = self.rng.choice(self.touched_things())
+        holder = self.holder_of(thing)
+        return f"Where is the {thing}?", self.left_things[thing] if holder is None else self.room_of(holder)
 
-    def who(self) -> tuple[str, str] | None:
-        if not self.touched():
+    def ask_who(self) -> tuple[str, str] | None:
+        """Ask who holds a random thing that was taken: (question, name or "nobody"); None if there is none."""
+        if not self.touched_things():
             return None
-        thing = self.rng.choice(self.touched())
-        return f"Who has the {thing}?", self.holder(thing) or "nobody"
+        thing = self.rng.choice(self.touched_things())
+        return f"Who has the {thing}?", self.holder_of(thing) or "nobody"
 
-    def what(self) -> tuple[str, str] | None:
-        person = self.rng.choice([*self.been])
-        return f"What does {person} have?", " and ".join(f"the {thing}" for thing in self.has[person]) or "nothing"
+    def ask_what(self) -> tuple[str, str] | None:
+        """Ask what a random person holds: (question, the things or "nothing")."""
+        person = self.rng.choice([*self.rooms_visited])
+        return f"What does {person} have?", " and ".join(
+            f"the {thing}" for thing in self.held_things[person]
+        ) or "nothing"
 
-    def whether(self) -> tuple[str, str] | None:
-        """As often yes as no."""
-        person = self.rng.choice([*self.been])
-        others = [room for room in ROOMS if room != self.room(person) and (person, room) not in self.banned]
-        room = self.room(person) if self.rng.random() < 0.5 else self.rng.choice(others)
-        return f"Is {person} in the {room}?", "yes" if room == self.room(person) else "no"
+    def ask_whether(self) -> tuple[str, str] | None:
+        """Ask whether a random person is in a room: (question, yes or no), each in half of the cases."""
+        person = self.rng.choice([*self.rooms_visited])
+        others = [room for room in ROOMS if room != self.room_of(person) and (person, room) not in self.banned]
+        room = self.room_of(person) if self.rng.random() < 0.5 else self.rng.choice(others)
+        return f"Is {person} in the {room}?", "yes" if room == self.room_of(person) else "no"
 
-    def how_many(self) -> tuple[str, str] | None:
-        """Of a room that someone is in, or was."""
-        room = self.rng.choice([room for rooms in self.been.values() for room in rooms])
-        return f"How many people are in the {room}?", NUMBERS[sum(self.room(person) == room for person in self.been)]
+    def ask_how_many(self) -> tuple[str, str] | None:
+        """Ask how many people are in a room that someone has visited: (question, number word)."""
+        room = self.rng.choice([room for rooms in self.rooms_visited.values() for room in rooms])
+        return f"How many people are in the {room}?", NUMBERS[
+            sum(self.room_of(person) == room for person in self.rooms_visited)
+        ]
 
-    def before(self) -> tuple[str, str] | None:
-        """Of someone who came to a room for the first time, from another one."""
-        known = [person for person, rooms in self.been.items() if len(rooms) > 1 and rooms[-1] not in rooms[:-1]]
+    def ask_before(self) -> tuple[str, str] | None:
+        """Ask where a person was before the room that they entered for the first time; None if nobody did."""
+        known = [
+            person for person, rooms in self.rooms_visited.items() if len(rooms) > 1 and rooms[-1] not in rooms[:-1]
+        ]
         if not known:
             return None
         person = self.rng.choice(known)
-        return f"Where was {person} before the {self.room(person)}?", self.been[person][-2]
+        return f"Where was {person} before the {self.room_of(person)}?", self.rooms_visited[person][-2]
 
 
-ASK: dict[str, Callable[[World], tuple[str, str] | None]] = {
-    "where-person": World.where_person,
-    "where-thing": World.where_thing,
-    "who": World.who,
-    "what": World.what,
-    "whether": World.whether,
-    "how-many": World.how_many,
-    "before": World.before,
+QUESTIONS: dict[str, Callable[[World], tuple[str, str] | None]] = {
+    "where-person": World.ask_where_person,
+    "where-thing": World.ask_where_thing,
+    "who": World.ask_who,
+    "what": World.ask_what,
+    "whether": World.ask_whether,
+    "how-many": World.ask_how_many,
+    "before": World.ask_before,
 }
-HAPPENS = (World.go, World.go, World.take, World.take, World.leave, World.give)
+EVENTS = (World.move_person, World.move_person, World.take_thing, World.take_thing, World.leave_thing, World.give_thing)
 
 
-def item(rng: random.Random, banned: Collection[Combination] = ()) -> Item:
+def generate_item(rng: random.Random, banned: Collection[Combination] = ()) -> StoryItem:
     """A story of 4 to 12 events among 2 to 5 people, and a question of a kind that it can answer."""
     world, length = World(rng, rng.sample(PEOPLE, rng.randint(2, 5)), banned), rng.randint(4, 12)
-    while len(world.told) < length:
-        (rng.choice(HAPPENS) if world.been else World.go)(world)
+    while len(world.sentences) < length:
+        (rng.choice(EVENTS) if world.rooms_visited else World.move_person)(world)
     while True:
-        kind = rng.choice([*ASK])
-        if asked := ASK[kind](world):
-            met = frozenset((person, room) for person, rooms in world.been.items() for room in rooms)
-            return Item(" ".join([*world.told, asked[0]]), asked[1], kind, met)
+        kind = rng.choice([*QUESTIONS])
+        if question := QUESTIONS[kind](world):
+            visits = frozenset((person, room) for person, rooms in world.rooms_visited.items() for room in rooms)
+            return StoryItem(" ".join([*world.sentences, question[0]]), question[1], kind, visits)
 
 
-def items(rng: random.Random, banned: Collection[Combination] = ()) -> Iterator[Item]:
+def generate_items(rng: random.Random, banned: Collection[Combination] = ()) -> Iterator[StoryItem]:
+    """Yield random items forever."""
     while True:
-        yield item(rng, banned)
+        yield generate_item(rng, banned)

@@ -17,52 +17,59 @@ from pathlib import Path
 
 from dragoman.recipes import tables
 
-LONGEST = 26  # actions that a training pair of length26 may have
+MAX_TRAIN_ACTIONS = 26  # actions that a training pair of length26 may have
 SPLITS = ("simple", "addprim_jump", "length")  # as the set's files are called
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write the train and test pairs of the split `part`; length26 divides those of `length` again by actions."""
     every = {
-        half: list(tables.rows(sets["scan"] / f"{'length' if part == 'length26' else part}.{half}.tsv", exactly=2))
+        half: list(
+            tables.read_rows(
+                data_sets["scan"] / f"{'length' if part == 'length26' else part}.{half}.tsv", num_columns=2
+            )
+        )
         for half in ("train", "test")
     }
     if part == "length26":
         pairs = [*every["train"], *every["test"]]
         every = {
-            "train": [row for row in pairs if len(row[1].split()) <= LONGEST],
-            "test": [row for row in pairs if len(row[1].split()) > LONGEST],
+            "train": [row for row in pairs if len(row[1].split()) <= MAX_TRAIN_ACTIONS],
+            "test": [row for row in pairs if len(row[1].split()) > MAX_TRAIN_ACTIONS],
         }
     for half, rows in every.items():
-        tables.write(folder / f"{half}.tsv", rows)
+        tables.write_rows(folder / f"{half}.tsv", rows)
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    pairs = {command: " ".join(actions) for command, actions in commands()}
-    drawn = [(command, pairs[command]) for command in rng.sample(sorted(pairs), 90)]
-    jumps = [pair for pair in drawn if "jump" in pair[0]]
-    lengths = sorted(drawn, key=lambda pair: len(pair[1].split()))
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write 90 sampled commands with their actions, divided in the three ways of the data set."""
+    pairs = {command: " ".join(actions) for command, actions in generate_commands()}
+    sample = [(command, pairs[command]) for command in rng.sample(sorted(pairs), 90)]
+    jumps = [pair for pair in sample if "jump" in pair[0]]
+    lengths = sorted(sample, key=lambda pair: len(pair[1].split()))
     halves = {
-        "simple": (drawn[:80], drawn[80:]),
-        "addprim_jump": ([pair for pair in drawn if pair not in jumps] + 20 * [("jump", "I_JUMP")], jumps[:10]),
+        "simple": (sample[:80], sample[80:]),
+        "addprim_jump": ([pair for pair in sample if pair not in jumps] + 20 * [("jump", "I_JUMP")], jumps[:10]),
         "length": (lengths[:80], lengths[80:]),
     }
     for split, (train, test) in halves.items():
-        tables.write_set(sets["scan"] / f"{split}.train.tsv.gz", train)
-        tables.write_set(sets["scan"] / f"{split}.test.tsv.gz", test)
+        tables.write_data_set(data_sets["scan"] / f"{split}.train.tsv.gz", train)
+        tables.write_data_set(data_sets["scan"] / f"{split}.test.tsv.gz", test)
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Two phrases with "and" between them, and their actions: "walk around left twice and jump thrice"."""
-    every = list(phrases())
+def generate_commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield all pairs of phrases joined by "and", with their actions."""
+    every = list(generate_phrases())
     for first, before in every:
         for second, after in every:
             yield f"{first} and {second}", [*before, *after]
 
 
-def phrases() -> Iterator[tuple[str, list[str]]]:
+def generate_phrases() -> Iterator[tuple[str, list[str]]]:
+    """Yield each verb with each direction and number of repetitions, with their actions."""
     for verb in ("walk", "run", "jump"):
         once = {"": [f"I_{verb.upper()}"]} | {
             f" around {side}": [f"I_TURN_{side.upper()}", f"I_{verb.upper()}"] * 4 for side in ("left", "right")

@@ -23,38 +23,42 @@ QUESTION, SQL = 2, 3
 FILES = {"train": "train", "dev": "valid", "test": "test"}  # and "exclude": in no part of the question split
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write the questions and queries of the database and split that `part` names as DATABASE-SPLIT."""
     name, _, split = part.rpartition("-")
-    rows = list(tables.rows(sets["text2sql"] / f"{name}.tsv", exactly=6))
+    rows = list(tables.read_rows(data_sets["text2sql"] / f"{name}.tsv", num_columns=6))
     for theirs, ours in FILES.items():
         chosen = (row for row in rows if row[SPLITS[split]] == theirs)
-        tables.write(folder / f"{ours}.tsv", ((spread(row[QUESTION]), spread(row[SQL])) for row in chosen))
+        tables.write_rows(
+            folder / f"{ours}.tsv", ((separate_signs(row[QUESTION]), separate_signs(row[SQL])) for row in chosen)
+        )
 
 
-def spread(text: str) -> str:
-    """The text with signs between spaces."""
+def separate_signs(text: str) -> str:
+    """Put spaces around each of the signs " % . ( )."""
     return re.sub(r'(["%.()])', r" \1 ", text)
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 VALUES = ("oslo", "new delhi", "lima", "quito", "accra", "la paz", "tunis", "hanoi")
 FIELDS = ("AREA", "MAYOR", "POPULATION", "FOUNDED")
-ASKING = ("what is the {field} of {value}", "tell me {value} 's {field}", "{field} of {value} ?")
+TEMPLATES = ("what is the {field} of {value}", "tell me {value} 's {field}", "{field} of {value} ?")
 QUERY = 'SELECT TOWNalias0.{field} FROM TOWN AS TOWNalias0 WHERE TOWNalias0.TOWN_NAME = "{value}" ;'
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    every = [(asking, field, value) for asking in ASKING for field in FIELDS for value in VALUES]
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write questions about towns with their SQL for each of the three databases, in random order."""
+    every = [(template, field, value) for template in TEMPLATES for field in FIELDS for value in VALUES]
     for name in ("geography", "atis", "advising"):
-        rows = [row(rng, *one) for one in rng.sample(every, len(every))]
-        tables.write_set(sets["text2sql"] / f"{name}.tsv.gz", rows)
+        rows = [generate_row(rng, *one) for one in rng.sample(every, len(every))]
+        tables.write_data_set(data_sets["text2sql"] / f"{name}.tsv.gz", rows)
 
 
-def row(rng: random.Random, asking: str, field: str, value: str) -> tuple[str, ...]:
-    """One line: both splits, question and SQL, and the same with a variable for the value."""
+def generate_row(rng: random.Random, template: str, field: str, value: str) -> tuple[str, ...]:
+    """One line of a database file: split by question, split by query, question, SQL, and both with a variable."""
     by_question = rng.choices(("train", "dev", "test", "exclude"), (16, 2, 2, 1))[0]
     by_query = {"FOUNDED": "test", "MAYOR": "dev"}.get(field, "train")
-    filled = [text.format(field=field.lower(), value=value) for text in (asking,)]
+    filled = [text.format(field=field.lower(), value=value) for text in (template,)]
     filled.append(QUERY.format(field=field, value=value))
     return by_question, by_query, *filled, *(text.replace(value, "town_name0") for text in filled)

@@ -27,31 +27,32 @@ SETS = {
 }
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    name, turned = SETS[part]
-    pairs = {split: list(_pairs(sets[name], split, turned)) for split in ("train", "dev", "test")}
-    asked = {source for source, _ in pairs["test"]}
-    tables.write(folder / "train.tsv", (pair for pair in pairs["train"] if pair[0] not in asked))
-    tables.write(folder / "valid.tsv", pairs["dev"])
-    tables.write(folder / "test.tsv", pairs["test"])
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write the pairs of the data set of `part`; training pairs whose source is in the test are left out."""
+    name, is_swapped = SETS[part]
+    pairs = {split: list(_read_pairs(data_sets[name], split, is_swapped)) for split in ("train", "dev", "test")}
+    test_sources = {source for source, _ in pairs["test"]}
+    tables.write_rows(folder / "train.tsv", (pair for pair in pairs["train"] if pair[0] not in test_sources))
+    tables.write_rows(folder / "valid.tsv", pairs["dev"])
+    tables.write_rows(folder / "test.tsv", pairs["test"])
 
 
-def _pairs(place: Path, split: str, turned: bool) -> Iterator[Pair]:
-    """Pairs of one file with two columns, or of two files line by line; source first."""
-    if (place / f"{split}.en").exists() or (place / f"{split}.en.gz").exists():
-        return tables.side_by_side(place / f"{split}.en", place / f"{split}.ja")
-    rows = tables.rows(place / f"{split}.tsv", 2)
-    return ((row[1], row[0]) if turned else (row[0], row[1]) for row in rows)
+def _read_pairs(data_set: Path, split: str, is_swapped: bool) -> Iterator[Pair]:
+    """Yield (source, target) of a split: English and Japanese line by line from two files, else from one TSV."""
+    if (data_set / f"{split}.en").exists() or (data_set / f"{split}.en.gz").exists():
+        return tables.read_parallel(data_set / f"{split}.en", data_set / f"{split}.ja")
+    rows = tables.read_rows(data_set / f"{split}.tsv", 2)
+    return ((row[1], row[0]) if is_swapped else (row[0], row[1]) for row in rows)
 
 
-def baselines(folder: Path, part: str) -> dict[str, list[str]]:
-    """The source itself, where much of it is copied."""
+def baseline_outputs(folder: Path, part: str) -> dict[str, list[str]]:
+    """For the part "mafand" the test sources unchanged; no baseline ({}) for other parts."""
     if part != "mafand":
         return {}
-    return {"the source as it is": [row[0] for row in tables.rows(folder / "test.tsv", 2)]}
+    return {"the source as it is": [row[0] for row in tables.read_rows(folder / "test.tsv", 2)]}
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 # Subjects, verbs and objects, and how a sentence is put together of them.
 WORDS: dict[str, tuple[str, Sequence[Pair], Sequence[Pair], Sequence[Pair]]] = {
@@ -88,26 +89,27 @@ WORDS: dict[str, tuple[str, Sequence[Pair], Sequence[Pair], Sequence[Pair]]] = {
 }
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write example data for every part of this recipe."""
     for part in SETS:
-        write_example(sets, part, rng)
+        make_example_set(data_sets, part, rng)
 
 
-def write_example(sets: Mapping[str, Path], part: str, rng: random.Random) -> None:
-    """The files of one set, with sentences that are all different: the splits share none."""
-    place, pairs = sets[SETS[part][0]], _sentences(part)
+def make_example_set(data_sets: Mapping[str, Path], part: str, rng: random.Random) -> None:
+    """Write the data set of one part with generated sentences; no pair is in two splits."""
+    data_set, pairs = data_sets[SETS[part][0]], _generate_sentences(part)
     rng.shuffle(pairs)
     for split, some in (("train", pairs[:100]), ("dev", pairs[100:112]), ("test", pairs[112:124])):
         packed = "" if split != "train" and part in ("tatoeba-de", "tatoeba-fr", "tanaka") else ".gz"
         if part == "tanaka":
             for ending, column in (("en", 0), ("ja", 1)):
-                tables.write_set(place / f"{split}.{ending}{packed}", ([pair[column]] for pair in some))
+                tables.write_data_set(data_set / f"{split}.{ending}{packed}", ([pair[column]] for pair in some))
         else:
-            tables.write_set(place / f"{split}.tsv{packed}", some)
+            tables.write_data_set(data_set / f"{split}.tsv{packed}", some)
 
 
-def _sentences(part: str) -> list[Pair]:
-    """Two short sentences on each side, in every combination; English first."""
+def _generate_sentences(part: str) -> list[Pair]:
+    """All pairs of two short sentences in a part's two languages, English first."""
     order, subjects, verbs, objects = WORDS[part]
     end = " ." if part == "tanaka" else "."
     one = [

@@ -21,31 +21,36 @@ DAKSHINA = {"hindi": "hi", "telugu": "te"}
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Write romanized and native words of `part`; valid and test have every native word of a romanization."""
     for name, split in SPLITS.items():
-        pairs = list(of_dakshina(sets, part, split) if part in DAKSHINA else of_wikidata(sets, part, split))
+        pairs = list(
+            read_dakshina(data_sets, part, split) if part in DAKSHINA else read_wikidata(data_sets, part, split)
+        )
         if split == "train":
-            tables.write(folder / "train.tsv", pairs)
+            tables.write_rows(folder / "train.tsv", pairs)
             continue
         accepted: dict[str, list[str]] = {}
         for romanized, native in pairs:
             accepted.setdefault(romanized, []).append(native)
-        tables.write(folder / f"{name}.tsv", ([romanized, *natives] for romanized, natives in accepted.items()))
+        tables.write_rows(folder / f"{name}.tsv", ([romanized, *natives] for romanized, natives in accepted.items()))
 
 
-def of_dakshina(sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
-    rows = tables.rows(sets["dakshina-translit"] / f"{DAKSHINA[part]}.{split}.tsv", exactly=3)
-    for native, romanized, _ in sorted(rows, key=lambda row: -row.whole(2)):
+def read_dakshina(data_sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
+    """Yield (romanized, native) words of a Dakshina split, the most attested first."""
+    rows = tables.read_rows(data_sets["dakshina-translit"] / f"{DAKSHINA[part]}.{split}.tsv", num_columns=3)
+    for native, romanized, _ in sorted(rows, key=lambda row: -row.integer(2)):
         yield romanized, native
 
 
-def of_wikidata(sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
-    rows = tables.rows(sets["wikidata-names-translit"] / f"{part}.{split}.tsv", exactly=3)
-    for name, target, _ in sorted(rows, key=lambda row: -row.whole(2)):
+def read_wikidata(data_sets: Mapping[str, Path], part: str, split: str) -> Iterator[tuple[str, str]]:
+    """Yield (Latin, native) names of a Wikidata split without spaces, the most frequent first."""
+    rows = tables.read_rows(data_sets["wikidata-names-translit"] / f"{part}.{split}.tsv", num_columns=3)
+    for name, target, _ in sorted(rows, key=lambda row: -row.integer(2)):
         yield name, target.replace(" ", "")
 
 
-# -- made-up data ------------------------------------------------------------------------------------------------------
+# -- generated example data --------------------------------------------------------------------------------------------
 
 SYLLABLES = {
     "hi": {"ka": "का", "ki": "की", "ma": "मा", "mo": "मो", "ra": "रा", "lu": "लू", "ta": "ता", "pe": "पे"},
@@ -55,18 +60,18 @@ SYLLABLES = {
 }
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    """Invented words of three syllables; a romanized one may drop its last letter, so that two words share it."""
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Write random words of three syllables for each script; Dakshina's files also have shortened romanizations."""
     for script, table in SYLLABLES.items():
         words = dict.fromkeys(tuple(rng.choices(list(table), k=3)) for _ in range(120))
         every = [("".join(word), "".join(table[s] for s in word), str(rng.randint(1, 9))) for word in words]
         cuts = {"train": every[20:], "dev": every[:10], "test": every[10:20]}
         for split, rows in cuts.items():
             if script in DAKSHINA.values():
-                found = [(native, latin, count) for latin, native, count in rows]
-                found += [(native, latin[:-1], "1") for latin, native, _ in rows[::2]]
+                swapped = [(native, latin, count) for latin, native, count in rows]
+                swapped += [(native, latin[:-1], "1") for latin, native, _ in rows[::2]]
                 name = f"{script}.{split}.tsv" + (".gz" if split == "train" else "")
-                tables.write_set(sets["dakshina-translit"] / name, found)
+                tables.write_data_set(data_sets["dakshina-translit"] / name, swapped)
             else:
-                found = [(latin, " ".join(native), count) for latin, native, count in rows]
-                tables.write_set(sets["wikidata-names-translit"] / f"{script}.{split}.tsv.gz", found)
+                swapped = [(latin, " ".join(native), count) for latin, native, count in rows]
+                tables.write_data_set(data_sets["wikidata-names-translit"] / f"{script}.{split}.tsv.gz", swapped)

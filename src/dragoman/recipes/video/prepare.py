@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dragoman.data.samples import scenes
+from dragoman.data.samples.synthetic import SplitName
 from dragoman.recipes import tables
 
-CLIPS: dict[scenes.Side, int] = {"train": 1200, "valid": 60, "test": 240}  # of 4 to 6 frames
+CLIPS: dict[SplitName, int] = {"train": 1200, "valid": 60, "test": 240}  # of 4 to 6 frames
 SEED, PIXELS = 7, 24  # not the seed of the clips that dropout was chosen with
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    scenes.write(folder, "clips", CLIPS, SEED, PIXELS)
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Generate clips, and write each split's clip paths with a sentence and a label; ignores data sets and `part`."""
+    scenes.write_dataset(folder, "clips", CLIPS, SEED, PIXELS)
     for side in CLIPS:
         path = folder / f"{side}.tsv"
-        tables.write(path, [(f"{scenes.ARCHIVE}/{name}", *rest) for name, *rest in tables.rows(path, 3)])
+        tables.write_rows(path, [(f"{scenes.ARCHIVE_NAME}/{name}", *rest) for name, *rest in tables.read_rows(path, 3)])
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    """There is no data set to be like."""
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Do nothing: `prepare` generates the data itself; the arguments are ignored."""

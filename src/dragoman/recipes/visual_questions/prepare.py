@@ -16,29 +16,31 @@ from pathlib import Path
 
 from dragoman.core import files
 from dragoman.data.samples import scenes
+from dragoman.data.samples.synthetic import SplitName
 from dragoman.recipes import tables
 
-PICTURES: dict[scenes.Side, int] = {"train": 2000, "valid": 100, "test": 250}  # with 4 questions each, in tests 2
+PICTURES: dict[SplitName, int] = {"train": 2000, "valid": 100, "test": 250}  # with 4 questions each, in tests 2
 SEED = 1
 
 
-def prepare(sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    scenes.write(folder, "questions", PICTURES, SEED)
+def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
+    """Generate pictures; write (question, picture, answer), and test.groups; ignores data sets and `part`."""
+    scenes.write_dataset(folder, "questions", PICTURES, SEED)
     for side in PICTURES:
         path = folder / f"{side}.tsv"
-        tables.write(path, [(q, f"{scenes.ARCHIVE}/{name}", a) for q, name, a in tables.rows(path, 3)])
-    asked = [question.split()[1] for question, *_ in tables.rows(folder / "test.tsv", 3)]
-    files.write(folder / "test.groups", "".join(f"{word}\n" for word in asked).encode())
+        tables.write_rows(path, [(q, f"{scenes.ARCHIVE_NAME}/{name}", a) for q, name, a in tables.read_rows(path, 3)])
+    groups = [question.split()[1] for question, *_ in tables.read_rows(folder / "test.tsv", 3)]
+    files.write_file(folder / "test.groups", "".join(f"{word}\n" for word in groups).encode())
 
 
-def example(sets: Mapping[str, Path], rng: random.Random) -> None:
-    """There is no data set to be like."""
+def make_example(data_sets: Mapping[str, Path], rng: random.Random) -> None:
+    """Do nothing: `prepare` generates the data itself; the arguments are ignored."""
 
 
-def baselines(folder: Path, part: str) -> dict[str, list[str]]:
-    """The most frequent answer to each question, for those who do not look."""
+def baseline_outputs(folder: Path, part: str) -> dict[str, list[str]]:
+    """For each test question, its most frequent training answer, whatever the picture; `part` is ignored."""
     answers: dict[str, Counter[str]] = {}
-    for question, _, answer in tables.rows(folder / "train.tsv", 3):
+    for question, _, answer in tables.read_rows(folder / "train.tsv", 3):
         answers.setdefault(question, Counter())[answer] += 1
-    asked = [question for question, *_ in tables.rows(folder / "test.tsv", 3)]
-    return {"without looking": [answers[question].most_common(1)[0][0] for question in asked]}
+    questions = [question for question, *_ in tables.read_rows(folder / "test.tsv", 3)]
+    return {"without looking": [answers[question].most_common(1)[0][0] for question in questions]}

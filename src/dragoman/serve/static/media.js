@@ -8,9 +8,9 @@
 import { make, refill } from "../views/dom.js";
 
 export const SIDES = ["source", "second_source"];
-const LABELS = { text: ["Source", "Second source"], image: "Image", sound: "Sound", clip: "Clip" };
-const NAMES = { image: "an image", sound: "a sound", clip: "a clip (.zip, .gif, .npy)", frames: "an array (.npy)" };
-const CHOOSE = { image: "image/*", sound: "audio/*", clip: ".zip,.npz,.npy,image/*", frames: ".npy" };
+const LABELS = { text: ["Source", "Second source"], image: "Image", audio: "Audio", video: "Video" };
+const NAMES = { image: "an image", audio: "an audio file", video: "a video (.zip, .gif, .npy)", features: "an array (.npy)" };
+const CHOOSE = { image: "image/*", audio: "audio/*", video: ".zip,.npz,.npy,image/*", features: ".npy" };
 
 const at = (id) => document.getElementById(id);
 const given = {}; // by kind, so that the next model has it too; by side where a model reads two of a kind
@@ -80,7 +80,7 @@ function fillDrop(side, kind) {
 function preview(kind, { url, name }) {
   if (kind === "image") return make("img", { src: url, alt: `The image that was given: ${name}` });
   const label = make("p", { class: "faint" }, make("bdi", {}, name));
-  return kind === "sound" ? [make("audio", { src: url, controls: true, "aria-label": "The sound that was given" }), label] : label;
+  return kind === "audio" ? [make("audio", { src: url, controls: true, "aria-label": "The sound that was given" }), label] : label;
 }
 
 /** The first side that reads a file, or the one that something was dropped on. */

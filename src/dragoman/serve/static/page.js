@@ -6,6 +6,7 @@
    An answer that comes after the state has moved on is dropped: show() aborts whatever is still on its way. */
 
 import { choice, make, refill } from "../views/dom.js";
+import "../views/modules.js"; // the modules of all views
 import { draw } from "../views/views.js";
 import { SIDES, fillSources, listenForFiles, missing, readsFiles, shortened } from "./media.js";
 import { EXAMPLES, PANELS } from "./panels.js";
@@ -168,9 +169,8 @@ function actionsOf({ end, model }) {
       const others = namesOf(state[off]).filter((other) => other !== name);
       go({ [off]: (isOff ? [...others, name] : others).join(",") });
     },
-    open: (view, { model: name = model.name, source, reference, target }) => {
-      const texts = { source, reference: reference ?? target ?? "" };
-      go({ ...texts, view, model: name, model2: "", prefix: "", off: "" });
+    open: (view, { model: name = model.name, source, target }) => {
+      go({ source, reference: target ?? "", view, model: name, model2: "", prefix: "", off: "" });
       window.scrollTo({ top: 0 });
     },
   };

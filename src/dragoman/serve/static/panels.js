@@ -81,7 +81,7 @@ export const PANELS = {
     tools: (state, go) => ofWhich(state, go),
     asks: (state, column) => {
       const target = chosenTarget(state);
-      const body = { model: column.model.name, source: input(state, column), target, off: column.off };
+      const body = { model: column.model.name, source: input(state, column), target, ablate: column.off };
       return [inspect("alignment", target === null ? { ...body, beam: state.beam } : body)];
     },
   },
@@ -90,7 +90,7 @@ export const PANELS = {
     about: "Every beginning that the search kept or dropped, step by step, with the reason.",
     unfit: ["labels"],
     asks: (state, column) => {
-      const told = column.model.kind === "pairs" ? { reference: reference(state) } : {};
+      const told = column.model.kind === "pairs" ? { target: reference(state) } : {};
       return [inspect("beam", { model: column.model.name, source: input(state, column), beam: state.beam, ...told })];
     },
   },
@@ -105,13 +105,13 @@ export const PANELS = {
       return [inspect("steps", { model: column.model.name, source: input(state, column), prefix, ...told })];
     },
   },
-  why: {
-    title: "Why",
+  saliency: {
+    title: "Saliency",
     about: "How much each source token moves each token of the answer, and how many steps must wait for each other.",
     unfit: ["labels", "language model"],
     tools: (state, go) => ofWhich(state, go),
     asks: (state, column) => [
-      inspect("why", { model: column.model.name, source: input(state, column), target: chosenTarget(state) }),
+      inspect("saliency", { model: column.model.name, source: input(state, column), target: chosenTarget(state) }),
       inspect("sequential", { model: column.model.name }),
     ],
   },
@@ -122,7 +122,7 @@ export const PANELS = {
     tools: (state, go) => choice("Side", ["encoder", "decoder"], state.side, (side) => go({ side })),
     asks: (state, column) => [inspect("positions", { model: column.model.name, side: state.side })],
   },
-  space: {
+  embedding_space: {
     title: "Sentence space",
     about: "Sources as points: those that the encoder sums up alike lie close to each other.",
     unfit: ["language model"],
@@ -130,8 +130,8 @@ export const PANELS = {
     fills: { field: "texts", line: ({ source }) => source },
     tools: (state, go, text) => area("texts", "Sources, one on each line", text, "Draw the map", go),
     asks: (state, column, text) => {
-      const texts = linesOf(text).map((line) => input(state, column, line));
-      return [inspect("space", { model: column.model.name, texts })];
+      const sources = linesOf(text).map((line) => input(state, column, line));
+      return [inspect("embedding_space", { model: column.model.name, sources })];
     },
   },
   quality: {

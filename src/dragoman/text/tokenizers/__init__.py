@@ -1,19 +1,21 @@
-"""Text → ids → text, one file for each kind; the folder is the registry.
+"""Tokenizers, text ↔ ids: one file for each kind; the folder is the registry.
 
-Every vocabulary begins with <pad> <s> </s> <unk> (ids 0 to 3), then the extra symbols (language tags) in the order
-given, then what was learned. No special symbol is ever found in text: a text that spells "</s>" is four characters like
-any others.
+Every vocabulary begins with <pad> <s> </s> <unk> (ids 0 to 3), then the extra symbols (language
+tags), then the learned tokens. Text never contains a special symbol: "</s>" in a text is four
+characters like any others.
 
     tokenizer = tokenizers.build(Part("bpe", {"size": 8000}))     # options only
-    tokenizer.learn(lines, extra=["<to:de>"])                     # once, from the training texts
-    tokenizer.state() → files …  tokenizer.restore(files)         # plain bytes; no pickle
+    tokenizer.learn(lines, ["<to:de>"])                           # once, from the training texts
+    tokenizer.to_files() → files …  tokenizer.restore(files)      # plain bytes; no pickle
 
-`encode` is a function of the text alone. `sample` draws another split of the same text for subword regularization, from
-the generator it is given and nothing else, so that a resumed run sees the very same splits.
+`encode` depends on the text alone. `sample` draws a random split of the text for subword
+regularization. It depends on the generator and nothing else, so that a resumed run sees the same
+splits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,45 +26,63 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer can do. It never adds <s> or </s>; whoever batches does."""
+    """The interface of all tokenizers. They never add <s> or </s>; the codec does."""
 
-    def learn(self, lines: Iterable[str], extra: Sequence[str] = ()) -> None: ...
+    def learn(self, lines: Iterable[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Learn the vocabulary from training texts; extra symbols get ids of their own."""
+        ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def learning_units(self, text: str) -> Sequence[str]:
+        """The units of a text that learning counts: characters, words, …."""
+        ...
 
-    def sample(self, text: str, rng: np.random.Generator) -> list[int]: ...
+    def learn_from_counts(self, counts: Counter[str], extra_symbols: Sequence[str] = ()) -> None:
+        """Learn the vocabulary from the counts of all learning units, for callers that count on their own."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Text → ids."""
+        ...
+
+    def sample(self, text: str, rng: np.random.Generator) -> list[int]:
+        """Text → ids of a random split."""
+        ...
 
     def unknown_words(self, text: str) -> list[str]:
-        """What of a text becomes <unk>, in order, for a model that copies; [] where that is not whole words."""
+        """The words of a text that become <unk>, in order, for copy slots; [] for tokenizers of subwords."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids → text."""
+        ...
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as a person would like to see them, one for each id (specials by their name)."""
+        """The token of each id, for display; special symbols by name."""
         ...
 
-    def id(self, symbol: str) -> int | None:
-        """The id of a special or extra symbol such as <to:de>."""
+    def symbol_id(self, symbol: str) -> int | None:
+        """The id of a special or extra symbol such as <to:de>; None if there is none."""
         ...
 
     def __len__(self) -> int: ...
 
     @property
-    def extra(self) -> Sequence[str]:
-        """The extra symbols it was learned with."""
+    def extra_symbols(self) -> Sequence[str]:
+        """The extra symbols of the vocabulary."""
         ...
 
     @property
-    def samples(self) -> bool:
+    def is_stochastic(self) -> bool:
         """Whether `sample` may differ from `encode`."""
         ...
 
-    def state(self) -> dict[str, bytes]:
-        """Everything learned, as files by name (JSON as UTF-8, a sentencepiece model as it is)."""
+    def to_files(self) -> dict[str, bytes]:
+        """What was learned, as files by name: JSON in UTF-8, and a sentencepiece model."""
         ...
 
-    def restore(self, files: dict[str, bytes]) -> None: ...
+    def restore(self, files: dict[str, bytes]) -> None:
+        """Load what `to_files` saved."""
+        ...
 
 
 tokenizers: Registry[Tokenizer] = Registry("tokenizer", __name__)

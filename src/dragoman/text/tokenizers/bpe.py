@@ -1,11 +1,11 @@
-"""Byte-pair encoding: a word starts as its characters, and the neighbors that were joined first in learning join first.
+"""Byte-pair encoding: a word starts as its characters; neighbors merge in the order in which the merges were learned.
 
     ▁ l o w e r → ▁ lo w e r → ▁ low e r → ▁ low er → ▁low er
 
-With dropout p (Provilkov et al. 2020), `sample` leaves each possible merge out with probability p, anew at every step,
-and stops when all were left out: mostly the usual split, sometimes one of smaller pieces.
+With dropout p (Provilkov et al. 2020), `sample` skips each possible merge with probability p, anew
+at every step, and stops when all were skipped: mostly the usual split, sometimes smaller pieces.
 
-What a text looks like after encoding and decoding is said in text/sentencepiece_model.py.
+text/sentencepiece_model.py describes what decoding restores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from dragoman.core.registry import PositiveInt, UnitInterval
-from dragoman.text.sentencepiece_model import Pieces
+from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 from dragoman.text.tokenizers import tokenizers
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 @tokenizers.register("bpe")
-class BPE(Pieces):
-    """Subwords by byte-pair merges; with dropout, training sees other splits of the same text."""
+class BPE(SentencePieceTokenizer):
+    """Subwords by byte-pair merges; with dropout, training sees random splits of a text (BPE dropout)."""
 
     kind = "bpe"
-    format = "tsv"
+    corpus_format = "tsv"
 
     def __init__(
         self,
@@ -44,39 +44,42 @@ class BPE(Pieces):
         self.dropout = dropout
 
     @property
-    def samples(self) -> bool:
+    def is_stochastic(self) -> bool:
+        """Whether there is dropout."""
         return self.dropout > 0
 
-    def corpus(self, counts: Counter[str]) -> Iterable[str]:
+    def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
+        """`word TAB count` lines for the trainer."""
         return (f"{word}\t{n}" for word, n in counts.items())
 
-    def draw(self, word: str, rng: np.random.Generator) -> list[str]:
-        return merge(word, self.scores, self.dropout, rng)
+    def sample_word(self, word: str, rng: np.random.Generator) -> list[str]:
+        """A random split of a word, by BPE dropout."""
+        return apply_merges(word, self.scores, self.dropout, rng)
 
 
-def merge(
+def apply_merges(
     word: str, scores: Mapping[str, float], dropout: float = 0.0, rng: np.random.Generator | None = None
 ) -> list[str]:
-    """The pieces of a word: the best-scored neighbors join first, the leftmost of equals, until none can."""
-    symbols = list(word)  # "" where a symbol has been joined to the one on its left
+    """Split a word: merge the best-scored neighbors first, the leftmost of equals, each skipped with p = dropout."""
+    symbols = list(word)  # "" for a symbol that was merged into the one on its left
     before = list(range(-1, len(word) - 1))
     after = list(range(1, len(word) + 1))
-    candidates: list[tuple[float, int, int]] = []  # (−score, left symbol, characters of the joined piece)
+    candidates: list[tuple[float, int, int]] = []  # (−score, index of the left symbol, length of the merged piece)
 
-    def consider(left: int) -> None:
+    def add_candidate(left: int) -> None:
         if left >= 0 and after[left] < len(word):
             joined = symbols[left] + symbols[after[left]]
             if joined in scores:
                 heapq.heappush(candidates, (-scores[joined], left, len(joined)))
 
     for i in range(len(word) - 1):
-        consider(i)
-    dropped: list[tuple[float, int, int]] = []  # in this step; each has a new chance in the next
+        add_candidate(i)
+    dropped: list[tuple[float, int, int]] = []  # in this step; they are candidates again in the next
     while candidates:
         candidate = heapq.heappop(candidates)
         left, right = candidate[1], after[candidate[1]]
         if not symbols[left] or right == len(word) or len(symbols[left]) + len(symbols[right]) != candidate[2]:
-            continue  # one of the two has joined another since
+            continue  # outdated: one of the two was merged since
         if rng is not None and rng.random() < dropout:
             dropped.append(candidate)
             continue
@@ -84,8 +87,8 @@ def merge(
         after[left] = after[right]
         if after[left] < len(word):
             before[after[left]] = left
-        consider(before[left])
-        consider(left)
+        add_candidate(before[left])
+        add_candidate(left)
         while dropped:
             heapq.heappush(candidates, dropped.pop())
     return [symbol for symbol in symbols if symbol]

@@ -2,20 +2,20 @@
 
     "té" → t <0xC3> <0xA9>
 
-Every text comes back exactly. Bytes that a model made up and that are not UTF-8 read as U+FFFD.
+Decoding restores every text exactly. Bytes of a model's output that are not UTF-8 become U+FFFD.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from dragoman.text.normalization import well_formed
+from dragoman.text.normalization import replace_surrogates
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import Lookup, Vocabulary
+from dragoman.text.vocabulary import LookupTokenizer
 
 
 @tokenizers.register("bytes")
-class Bytes(Lookup):
+class Bytes(LookupTokenizer):
     """One token for each byte of the text in UTF-8; nothing is ever unknown."""
 
     kind = "bytes"
@@ -23,18 +23,21 @@ class Bytes(Lookup):
     def __init__(self) -> None:
         super().__init__(byte_fallback=True)
 
-    def learn(self, lines: Iterable[str], extra: Sequence[str] = ()) -> None:
-        self.vocabulary = Vocabulary((), list(dict.fromkeys(extra)), byte_fallback=True)
+    def learning_units(self, text: str) -> Sequence[str]:
+        """[], whatever the text: there is nothing to learn."""
+        return []
 
     def encode(self, text: str) -> list[int]:
-        return self.vocabulary.spell(well_formed(text))
+        """Text → ids of its UTF-8 bytes."""
+        return self.vocabulary.fallback_ids(replace_surrogates(text))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The byte of each id, for display: printable ASCII as itself, a space as ␣, others by number."""
         return [self._show(id) for id in ids]
 
     def _show(self, id: int) -> str:
-        """Printable ASCII as itself, a space so that it can be seen, any other byte by its number."""
-        byte = self.vocabulary.byte(id)
+        """Printable ASCII as itself, a space as ␣, any other byte by its number."""
+        byte = self.vocabulary.id_to_byte(id)
         if byte is None or not 0x20 <= byte < 0x7F:
             return self.vocabulary.name(id)
         return "␣" if byte == 0x20 else chr(byte)

@@ -2,8 +2,8 @@
 
     "naïve té" → n a ï v e ␣ t é
 
-Spaces are characters like any others, so every text of known characters comes back exactly. A character that was not
-learned is <unk>, or its UTF-8 bytes with byte_fallback.
+Spaces are characters like any others, so decoding restores every text of known characters exactly.
+A character that was not learned is <unk>, or its UTF-8 bytes with byte_fallback.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import Lookup
+from dragoman.text.vocabulary import LookupTokenizer
 
 
 @tokenizers.register("characters")
-class Characters(Lookup):
+class Characters(LookupTokenizer):
     """One token for each Unicode character, spaces included."""
 
     kind = "characters"
@@ -25,7 +25,9 @@ class Characters(Lookup):
         super().__init__(min_count=min_count, byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:
+        """The characters of a text."""
         return list(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The character of each id, for display; a space as ␣."""
         return ["␣" if piece == " " else piece for piece in super().pieces(ids)]

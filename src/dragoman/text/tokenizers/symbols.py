@@ -1,9 +1,8 @@
-"""Tokens that the text itself separates by spaces, such as phonemes.
+"""Tokens that are separated by spaces in the text, such as phonemes.
 
     "D R AE1 G" → D R AE1 G
 
-A text comes back with every run of whitespace as one space and none at its ends. A symbol that was not learned is
-<unk>.
+Decoding restores a text with single spaces and none at its ends. A symbol that was not learned is <unk>.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Sequence
 
 from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import Lookup
+from dragoman.text.vocabulary import LookupTokenizer
 
 
 @tokenizers.register("symbols")
-class Symbols(Lookup):
+class Symbols(LookupTokenizer):
     """Whole symbols separated by spaces, such as phonemes."""
 
     kind = "symbols"
@@ -25,7 +24,9 @@ class Symbols(Lookup):
         super().__init__(min_count=min_count)
 
     def split(self, text: str) -> list[str]:
+        """The symbols of a text, which whitespace separates."""
         return text.split()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(str(part) for part in self.vocabulary.parts(ids))
+        """Ids → symbols, joined by spaces."""
+        return " ".join(str(part) for part in self.vocabulary.surface_parts(ids))

@@ -1,12 +1,13 @@
-"""Unigram pieces (Kudo 2018): every piece has a probability, and a split is as probable as the product of its pieces.
+"""Unigram language model tokenizer (Kudo 2018): the probability of a split is the product of those of its pieces.
 
     encode   the split of highest probability
-    sample   a split x with probability p(x) ∝ exp(α Σ_i log p(x_i)); α = 1 follows the model, α near 0 takes all alike
+    sample   a split x with probability p(x) ∝ exp(α Σ_i log p(x_i)); α = 1 follows the model, α near 0 is uniform
 
-Sampling: F[j] = log Σ_{pieces i..j} exp(F[i] + α log p(piece)) from left to right, then pieces from the end backward,
-each in proportion to its term in F[j]. All but the draws depends on the word alone, and is kept for the next time.
+Sampling is forward filtering, backward sampling: F[j] = log Σ_{pieces i..j} exp(F[i] + α log
+p(piece)) from left to right, then pieces from the end backward, each in proportion to its term in
+F[j]. The forward pass depends on the word alone and is cached.
 
-What a text looks like after encoding and decoding is said in text/sentencepiece_model.py.
+text/sentencepiece_model.py describes what decoding restores.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from dragoman.core.registry import PositiveInt
-from dragoman.text.sentencepiece_model import Pieces
+from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 from dragoman.text.tokenizers import tokenizers
 
 if TYPE_CHECKING:
     import numpy as np
 
-REMEMBERED = 20  # characters; longer words, such as whole sentences without spaces, seldom come twice
-MOST_WORDS = 5_000_000  # to learn from, since the trainer keeps them all; of more, each word has its share
+MAX_CACHED_LENGTH = 20  # longer words, such as sentences without spaces, seldom repeat
+MAX_TRAINING_WORDS = 5_000_000  # the trainer keeps all in memory; larger corpora are scaled down
 
-Edges = list[list[tuple[int, float]]]  # for every end: (start, score) of each piece
-Choices = list[tuple[list[int], list[float]]]  # for every end: starts, and their cumulative shares
+Lattice = list[list[tuple[int, float]]]  # for every end: (start, score) of each piece that ends there
+SegmentChoices = list[tuple[list[int], list[float]]]  # for every end: starts, and their cumulative probabilities
 
 
 @tokenizers.register("unigram")
-class Unigram(Pieces):
-    """Subwords by a unigram language model; with alpha, training sees other splits of the same text."""
+class Unigram(SentencePieceTokenizer):
+    """Subwords by a unigram language model; with alpha, training sees random splits of a text."""
 
     kind = "unigram"
-    format = "text"
+    corpus_format = "text"
 
     def __init__(
         self,
@@ -55,61 +56,65 @@ class Unigram(Pieces):
         self.alpha = alpha
 
     @property
-    def samples(self) -> bool:
+    def is_stochastic(self) -> bool:
+        """Whether splits are sampled, which alpha > 0 asks for."""
         return self.alpha > 0
 
-    def corpus(self, counts: Counter[str]) -> Iterable[str]:
-        """Every word as often as it occurs, shuffled: the trainer's time is the square of a passage that repeats.
+    def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
+        """Every word about as often as it occurs, shuffled: the trainer's time is quadratic in a run of equal words.
 
-        (4,000 times the same word and then others: 4 s; shuffled, 0.03 s. With counts it learns other, worse pieces.)
+        (4,000 times one word and then others took 4 s; shuffled, 0.03 s. Trained on counts, its pieces are worse.)
         """
         total = counts.total()
-        share = min(1.0, MOST_WORDS / total)
+        share = min(1.0, MAX_TRAINING_WORDS / total)
         words: list[str] = []
         for word, n in counts.items():
-            words.extend([word] * max(1, round(share * min(n, total - n + 1))))  # one word may not outweigh all others
+            words.extend([word] * max(1, round(share * min(n, total - n + 1))))  # no word outweighs all others
         random.Random(0).shuffle(words)
         return words
 
-    def draw(self, word: str, rng: np.random.Generator) -> list[str]:
+    def sample_word(self, word: str, rng: np.random.Generator) -> list[str]:
+        """A random split of a word, by backward sampling; choices for short words are cached."""
         pieces: list[str] = []
-        choices = self._recall(word) if len(word) <= REMEMBERED else self._choices(word)
+        choices = self._cached_choices(word) if len(word) <= MAX_CACHED_LENGTH else self._choices(word)
         end = len(word)
         while end > 0:
-            starts, shares = choices[end]
-            # A single choice takes no draw; the last share may be a rounding error below 1.
-            start = starts[min(bisect(shares, rng.random()), len(starts) - 1)] if len(starts) > 1 else starts[0]
+            starts, cumulative = choices[end]
+            # A single choice takes no random number; the last probability may be a rounding error below 1.
+            start = starts[min(bisect(cumulative, rng.random()), len(starts) - 1)] if len(starts) > 1 else starts[0]
             pieces.append(word[start:end])
             end = start
         return pieces[::-1]
 
-    def _open(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
-        super()._open(model, extra, byte_fallback)
-        self._recall = lru_cache(maxsize=1 << 14)(self._choices)
+    def _load_model(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
+        """Load a sentencepiece model, and start an empty cache of choices."""
+        super()._load_model(model, extra, byte_fallback)
+        self._cached_choices = lru_cache(maxsize=1 << 14)(self._choices)
 
-    def _choices(self, word: str) -> Choices:
-        return backward(edges(word, self.scores, self.longest), self.alpha)
+    def _choices(self, word: str) -> SegmentChoices:
+        """For every end in a word the starts of the last piece, and their cumulative probabilities."""
+        return forward_filter(build_lattice(word, self.scores, self.max_piece_length), self.alpha)
 
 
-def edges(word: str, scores: Mapping[str, float], longest: int) -> Edges:
-    """For every end in a word the pieces that end there, as (start, score); `longest` is the length of the longest.
+def build_lattice(word: str, scores: Mapping[str, float], max_piece_length: int) -> Lattice:
+    """For every end in a word the pieces that end there, as (start, score).
 
-    A character without a piece is in no longer one either, hence by itself in every split: it may score anything.
+    A character without a piece is part of no longer piece either. It stands alone in every split, so any score will do.
     """
-    ending: Edges = [[] for _ in range(len(word) + 1)]
+    lattice: Lattice = [[] for _ in range(len(word) + 1)]
     for end in range(1, len(word) + 1):
-        for start in range(max(0, end - longest), end):
+        for start in range(max(0, end - max_piece_length), end):
             score = scores.get(word[start:end], 0.0 if start == end - 1 else None)
             if score is not None:
-                ending[end].append((start, score))
-    return ending
+                lattice[end].append((start, score))
+    return lattice
 
 
-def backward(ending: Edges, alpha: float) -> Choices:
-    """For every end the starts its last piece may have, and the cumulative share of each."""
+def forward_filter(lattice: Lattice, alpha: float) -> SegmentChoices:
+    """For every end the possible starts of the last piece, with their cumulative probabilities."""
     F = [0.0]
-    choices: Choices = [([], [])]
-    for pieces in ending[1:]:
+    choices: SegmentChoices = [([], [])]
+    for pieces in lattice[1:]:
         terms = [F[start] + alpha * score for start, score in pieces]
         top = max(terms)
         weights = [math.exp(term - top) for term in terms]

@@ -1,10 +1,11 @@
-"""Whole words and single punctuation marks; "▁" says that a space (or the beginning of the text) came before.
+"""Whole words and single punctuation marks; "▁" marks a space, or the beginning of the text, before a token.
 
     "Hello, world!" → ▁Hello , ▁world !
 
-A word is a run of letters, digits, "_" and the marks that combine with them; anything else is a token by itself. A text
-comes back with every run of whitespace as one space, none at its ends, and "▁" (U+2581) read as a space; in lower case
-with `lowercase`. A word that was not learned is <unk>, or the bytes of its UTF-8 with byte_fallback.
+A word is a run of letters, digits, "_" and the marks that combine with them; anything else is a
+token by itself. Decoding restores a text with single spaces, none at its ends, and "▁" (U+2581) as
+a space; in lower case with `lowercase`. A word that was not learned is <unk>, or its UTF-8 bytes
+with byte_fallback.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from itertools import groupby
 
 from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import MARK, UNKNOWN, Lookup, join
+from dragoman.text.vocabulary import SPACE_MARKER, UNK_SURFACE, LookupTokenizer, join_parts
 
 
 @tokenizers.register("words")
-class Words(Lookup):
+class Words(LookupTokenizer):
     """Whole words and single punctuation marks."""
 
     kind = "words"
@@ -36,26 +37,36 @@ class Words(Lookup):
         super().__init__(size=size, min_count=min_count, lowercase=lowercase, byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:
-        return [token for chunk in text.replace(MARK, " ").split() for token in split_chunk(MARK + chunk)]
+        """The words and punctuation marks of a text; "▁" marks those after a space."""
+        return [
+            token for chunk in text.replace(SPACE_MARKER, " ").split() for token in split_chunk(SPACE_MARKER + chunk)
+        ]
 
-    def unknown(self, token: str) -> list[int]:
-        return self.vocabulary.spell(token.replace(MARK, " "))  # one byte where the mark has three
+    def fallback_ids(self, token: str) -> list[int]:
+        """The ids of a word that is not in the vocabulary: its UTF-8 bytes or <unk>."""
+        return self.vocabulary.fallback_ids(token.replace(SPACE_MARKER, " "))  # a space is one byte, the marker three
 
     def decode(self, ids: Sequence[int]) -> str:
-        # An unknown token was most often a word, with a space before it.
-        return join(self.vocabulary.parts(ids, MARK + UNKNOWN)).replace(MARK, " ").removeprefix(" ")
+        """Ids → text: "▁" becomes a space; an unknown word is ⁇ after a space."""
+        # An unknown token is most often a word, with a space before it.
+        return (
+            join_parts(self.vocabulary.surface_parts(ids, SPACE_MARKER + UNK_SURFACE))
+            .replace(SPACE_MARKER, " ")
+            .removeprefix(" ")
+        )
 
 
 @lru_cache(maxsize=1 << 15)  # most of a text is the same few words
 def split_chunk(chunk: str) -> tuple[str, ...]:
-    """What stands between two spaces → words and punctuation; the leading mark stays with the first."""
+    """Split a chunk without spaces into words and punctuation; its leading marker stays with the first."""
     tokens: list[str] = []
-    for in_word, run in groupby(chunk[1:], _belongs_to_word):
+    for in_word, run in groupby(chunk[1:], _is_word_character):
         characters = list(run)
         tokens.extend(["".join(characters)] if in_word else characters)
     return (chunk[0] + tokens[0], *tokens[1:])
 
 
-def _belongs_to_word(character: str) -> bool:
-    # Combining marks are no letters to Python, yet Hindi vowels and decomposed accents are written with them.
+def _is_word_character(character: str) -> bool:
+    """Whether a character is part of a word: letter, digit, "_" or a combining mark."""
+    # Python counts combining marks as no letters, but Hindi vowels and decomposed accents are such marks.
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")

@@ -1,1 +1,1 @@
-"""Where a run reports its metrics besides metrics.jsonl: one file per tracker."""
+"""Trackers that receive the metrics of a run besides metrics.jsonl: one file each."""

@@ -1,19 +1,19 @@
-"""The same numbers as metrics.jsonl, as TensorBoard events (extra: tensorboard)."""
+"""The numbers of metrics.jsonl as TensorBoard events (extra: tensorboard)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dragoman.core.errors import MissingExtra
+from dragoman.training.report import Metrics
 
 
 @contextmanager
-def events(folder: Path, wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Something that takes the values of reports, and writes them into event files in a folder if that is wanted."""
-    if not wanted:
+def open_tensorboard(folder: Path, enabled: bool) -> Iterator[Callable[[Metrics], None]]:
+    """A function that writes the values of a report into event files in a folder, or does nothing if not enabled."""
+    if not enabled:
         yield lambda values: None
         return
     try:
@@ -22,7 +22,7 @@ def events(folder: Path, wanted: bool) -> Iterator[Callable[[dict[str, Any]], No
         raise MissingExtra("tensorboardX", "tensorboard", "runtime.tensorboard") from None
     writer = SummaryWriter(str(folder))
 
-    def add(values: dict[str, Any]) -> None:
+    def add(values: Metrics) -> None:
         for key, value in values.items() if "kind" in values else ():
             if key not in ("kind", "step") and isinstance(value, int | float):
                 writer.add_scalar(f"{values['kind']}/{key}", value, values["step"])
@@ -31,4 +31,4 @@ def events(folder: Path, wanted: bool) -> Iterator[Callable[[dict[str, Any]], No
     try:
         yield add
     finally:
-        writer.close()  # flush() does not wait for what its thread has yet to write
+        writer.close()  # flush() does not wait for the writer's thread

@@ -9,14 +9,15 @@ from torch import nn
 
 @torch.inference_mode()
 @pytest.mark.parametrize("k", [1, 3])
-def test_hypotheses_look_at_as_much_of_the_source_as_there_is(device: torch.device, k: int) -> None:
+def test_hypotheses_attend_to_the_real_source_positions(device: torch.device, k: int) -> None:
     """Two query heads to a key head; one source fills more than a block, one is empty, and one is done with."""
-    from dragoman.engines.cuda.kernels.attention import Shape, look_across
+    from dragoman.engines.cuda.kernels.attention import cross_attention
+    from dragoman.engines.cuda.packed_weights import AttentionShape
 
     lengths, done = (torch.tensor(x, device=device) for x in ([37, 5, 0, 3], [0, 0, 0, 1]))
     q, out = torch.randn(4 * k, 4 * 8, device=device), torch.zeros(4 * k, 4 * 5, device=device)
     keys, values = torch.randn(4, 40, 3, 2 * 8, device=device), torch.randn(4, 40, 3, 2 * 5, device=device)
-    look_across(q, keys[:, :, 1], values[:, :, 1], lengths, done, Shape(4, 2, 8, 5, 0.3), k, out)
+    cross_attention(q, keys[:, :, 1], values[:, :, 1], lengths, done, AttentionShape(4, 2, 8, 5, 0.3), k, out)
     queries = q.view(4, k, 4, 8).transpose(1, 2)  # (B, H, k, d)
     for b, n in enumerate([37, 5, 0, 0]):
         want = torch.zeros(4, k, 5, device=device)

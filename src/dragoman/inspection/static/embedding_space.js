@@ -1,16 +1,18 @@
-/* Sentence space: each sentence is a point, where its encoder summary falls on two axes; like meanings lie close.
+/* Embedding space: each source is a point, its encoder summary projected to two axes.
 
    The pointer, the arrow keys or the list choose a sentence; its neighbors, by cosine of the full summaries, are
    joined to it and listed. */
 
-import { behind, cell, cut, drawing, fixed, hideTip, lettering, make, passage, picture } from "./dom.js";
+import { VIEWS, behind, cell, cut, drawing, fixed, hideTip, lettering, make, passage, picture } from "./dom.js";
 import { refill, reveal, shape, showTip, table } from "./dom.js";
 
 const SPACE_HIGH = 420;
 const SPACE_METHODS = { pca: "principal components", tsne: "t-SNE", umap: "UMAP" };
 const spaceChoices = new WeakMap();
 
-export function drawSpace(root, data) {
+VIEWS.embedding_space = ["Sentence space", drawSpace];
+
+function drawSpace(root, data) {
   const list = make("div", { class: "near", "aria-live": "polite" });
   const width = Math.max(300, Math.min(root.clientWidth || 640, 640));
   const cloud = cloudOf(data, width, (index) => {
@@ -22,7 +24,7 @@ export function drawSpace(root, data) {
   if (data.points.length) cloud.choose(Math.min(spaceChoices.get(root) ?? 0, data.points.length - 1), false);
 }
 
-function spaceNote({ points, method, explained }) {
+function spaceNote({ points, method, explained_variance: explained }) {
   const shares = explained?.map((share) => fixed(share, 2)).join(" and ");
   const held = shares ? `, which hold ${shares} of the variance` : "";
   return `${points.length} sentences on two axes by ${SPACE_METHODS[method] ?? method}${held}.`;
@@ -34,13 +36,13 @@ function spaceTable(data) {
     cell("text", passage(point.text), { index }),
     cell("x", fixed(point.x, 2), { index }),
     cell("y", fixed(point.y, 2), { index }),
-    cell("near", point.near.map((other) => other + 1).join(", "), { index }),
+    cell("neighbors", point.neighbors.map((other) => other + 1).join(", "), { index }),
   ]);
-  return table("Sentences and their places", ["", "sentence", "x", "y", "nearest"], rows);
+  return table("Sentences on the map", ["", "sentence", "x", "y", "nearest"], rows);
 }
 
 function nearList({ points }, index, choose) {
-  const items = points[index].near.map((other) => {
+  const items = points[index].neighbors.map((other) => {
     const press = { type: "button", class: "plain", "data-index": other, click: () => choose(other) };
     return make("li", {}, make("button", press, passage(points[other].text)));
   });
@@ -50,8 +52,8 @@ function nearList({ points }, index, choose) {
 
 /** The points of a map, and `choose(index)` that marks one and its neighbors. */
 function cloudOf({ points }, width, chosen) {
-  const places = cloudPlaces(points, width);
-  const dots = places.map(({ x, y }, i) => shape("circle", { cx: x, cy: y, r: 5, "data-point": i }));
+  const pixels = toPixels(points, width);
+  const dots = pixels.map(({ x, y }, i) => shape("circle", { cx: x, cy: y, r: 5, "data-point": i }));
   const [joins, names] = [shape("g"), shape("g")];
   const frame = shape("rect", { class: "frame", x: 0.5, y: 0.5, width: width - 1, height: SPACE_HIGH - 1, rx: 6 });
   const svg = drawing("cloud", width, SPACE_HIGH, frame, joins, dots, names);
@@ -60,18 +62,18 @@ function cloudOf({ points }, width, chosen) {
 
   function choose(index, tip = true) {
     at = index;
-    const { near, text, x, y } = points[index];
+    const { neighbors: near, text, x, y } = points[index];
     dots.forEach((dot, i) => dot.setAttribute("class", i === index ? "chosen" : near.includes(i) ? "near" : ""));
-    joins.replaceChildren(...near.map((other) => joinOf(places[index], places[other])));
-    const numbers = near.map((other, rank) => pointName("", `${rank + 1}`, places[other], width));
-    names.replaceChildren(...numbers, pointName("lit", cut(text, 200), places[index], width));
+    joins.replaceChildren(...near.map((other) => joinOf(pixels[index], pixels[other])));
+    const numbers = near.map((other, rank) => pointName("", `${rank + 1}`, pixels[other], width));
+    names.replaceChildren(...numbers, pointName("lit", cut(text, 200), pixels[index], width));
     chosen(index);
     if (tip) showTip(element, dots[index], text, [["x", fixed(x, 2)], ["y", fixed(y, 2)]]);
   }
 
   followDots(element, svg, choose, (key) => {
-    const next = inDirection(places, at, key);
-    reveal(element, places[next].x - 60, places[next].x + 60);
+    const next = inDirection(pixels, at, key);
+    reveal(element, pixels[next].x - 60, pixels[next].x + 60);
     choose(next);
   });
   return { element, choose };
@@ -99,12 +101,12 @@ function joinOf(from, to) {
 }
 
 /** The chosen sentence by its beginning, its neighbors by their number in the list. */
-function pointName(look, text, { x, y }, width) {
-  return x < width / 2 ? lettering(look, x + 11, y, text) : lettering(`${look} at-end`, x - 11, y, text);
+function pointName(style, text, { x, y }, width) {
+  return x < width / 2 ? lettering(style, x + 11, y, text) : lettering(`${style} at-end`, x - 11, y, text);
 }
 
 /** One unit is as long on both axes: distances on the map are those of the projection. */
-function cloudPlaces(points, width) {
+function toPixels(points, width) {
   const [xs, ys] = [points.map(({ x }) => x), points.map(({ y }) => y)];
   const middle = (all) => (Math.min(...all) + Math.max(...all)) / 2;
   const span = (all) => Math.max(...all) - Math.min(...all) || 1e-9;
@@ -114,11 +116,11 @@ function cloudPlaces(points, width) {
 }
 
 /** The nearest point in the quarter that an arrow key points to, or the same point. */
-function inDirection(places, at, key) {
+function inDirection(pixels, at, key) {
   const [ahead, aside] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key];
   let [best, least] = [at, Infinity];
-  places.forEach(({ x, y }, i) => {
-    const [dx, dy] = [x - places[at].x, y - places[at].y];
+  pixels.forEach(({ x, y }, i) => {
+    const [dx, dy] = [x - pixels[at].x, y - pixels[at].y];
     const along = dx * ahead + dy * aside;
     const off = Math.abs(dx * aside + dy * ahead);
     if (i !== at && along > 0 && off <= along && along + off < least) [best, least] = [i, along + off];

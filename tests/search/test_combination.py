@@ -14,8 +14,8 @@ from torch import Tensor
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Capacity, Hypothesis
-from dragoman.search import Limits, Start, searches
-from dragoman.search.members import average, fuse
+from dragoman.search import SearchConstraints, Start, searches
+from dragoman.search.combination import average_steps, fuse_steps
 
 B, V, DEPTH = 4, 6, 3
 LONGEST = [3, 1, 2, 3]  # rows leave the batch at different times
@@ -53,8 +53,8 @@ def tables(seed: int, count: int) -> list[Table]:
 
 
 def found(step: Any, start: Start, size: int) -> list[list[Hypothesis]]:
-    search = searches.build(Part("beam", {"size": size}) if size else Part("greedy"))
-    return search(step, start, Limits(torch.tensor(LONGEST)))
+    search = searches.build(Part("beam", {"beam": size}) if size else Part("greedy"))
+    return search(step, start, SearchConstraints(torch.tensor(LONGEST)))
 
 
 def same(ones: list[list[Hypothesis]], others: list[list[Hypothesis]]) -> None:
@@ -72,9 +72,9 @@ def test_a_search_over_members_is_a_search_of_their_averaged_table(seed: int, si
     p = sum(w * member.log_p.exp() for w, member in zip(weights, members, strict=True)) / sum(weights)
     one = Table(torch.as_tensor(p).log())
     steps, start = [member.step for member in members], together([member.start for member in members])
-    same(found(average(steps, weights), start, size), found(one.step, one.start, size))
+    same(found(average_steps(steps, weights), start, size), found(one.step, one.start, size))
     if len(set(weights)) == 1:
-        same(found(average(steps), start, size), found(one.step, one.start, size))
+        same(found(average_steps(steps), start, size), found(one.step, one.start, size))
 
 
 @given(seed=SEEDS, size=st.integers(0, 4), weight=st.sampled_from([0.0, 0.3, 2.0]))
@@ -82,7 +82,7 @@ def test_a_search_over_members_is_a_search_of_their_averaged_table(seed: int, si
 def test_a_fused_search_is_a_search_of_the_table_of_sums(seed: int, size: int, weight: float) -> None:
     model, other = tables(seed, 2)
     one = Table(model.log_p + weight * other.log_p)
-    step = fuse(model.step, other.step, weight)
+    step = fuse_steps(model.step, other.step, weight)
     same(found(step, together([model.start, other.start]), size), found(one.step, one.start, size))
 
 
@@ -95,21 +95,21 @@ TOKEN = torch.ones(1, 1, dtype=torch.long)
 
 
 def test_what_one_member_excludes_another_may_still_say_and_what_all_exclude_none_can() -> None:
-    log_p, _ = average([says(0.0, 0.0, 1.0), says(0.0, 0.5, 0.5)], [1, 3])(TOKEN, ((), ()))
+    log_p, _ = average_steps([says(0.0, 0.0, 1.0), says(0.0, 0.5, 0.5)], [1, 3])(TOKEN, ((), ()))
     assert log_p.exp().flatten().tolist() == pytest.approx([0.0, 0.375, 0.625])
-    log_p, _ = average([says(0.0, 1.0), says(1.0, 0.0)], [1, 0])(TOKEN, ((), ()))
+    log_p, _ = average_steps([says(0.0, 1.0), says(1.0, 0.0)], [1, 0])(TOKEN, ((), ()))
     assert log_p.flatten().tolist() == [-math.inf, 0.0]
-    log_p, _ = fuse(says(0.5, 0.5), says(0.0, 1.0), 0.0)(TOKEN, ((), ()))
+    log_p, _ = fuse_steps(says(0.5, 0.5), says(0.0, 1.0), 0.0)(TOKEN, ((), ()))
     assert log_p.exp().flatten().tolist() == [0.5, 0.5]
 
 
 def test_members_of_half_precision_are_combined_in_float32() -> None:
     half = says(0.3, 0.7, dtype=torch.bfloat16)
-    for step in (average([half, half]), fuse(half, half, 0.5)):
+    for step in (average_steps([half, half]), fuse_steps(half, half, 0.5)):
         assert step(TOKEN, ((), ()))[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -0.5], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], []])
 def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
     with pytest.raises(UserError, match="2 models need 2"):
-        average([says(1.0), says(1.0)], weights)
+        average_steps([says(1.0), says(1.0)], weights)

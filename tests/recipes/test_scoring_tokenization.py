@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.recipes.spelling import spelled
+from dragoman.recipes.scoring_tokenization import tokenize_for_scoring
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from dragoman.recipes.spelling import spelled
     ],
 )
 def test_words_are_cut_as_spacy_cuts_them(text, words):
-    assert spelled(text, "spacy words", lowercase=True) == words
+    assert tokenize_for_scoring(text, "spacy words", lowercase=True) == words
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,15 @@ def test_words_are_cut_as_spacy_cuts_them(text, words):
     ],
 )
 def test_tokens_are_cut_as_moses_cuts_them(text, words):
-    assert spelled(text, "moses words") == words
+    assert tokenize_for_scoring(text, "moses words") == words
 
 
 def test_code_is_cut_into_names_numbers_and_signs():
-    assert spelled("self.x[0] += foo_bar(1.5, 'a')", "code tokens") == "self . x [ 0 ] + = foo_bar ( 1.5 , ' a ' )"
+    assert (
+        tokenize_for_scoring("self.x[0] += foo_bar(1.5, 'a')", "code tokens")
+        == "self . x [ 0 ] + = foo_bar ( 1.5 , ' a ' )"
+    )
 
 
 def test_a_text_may_stay_as_it_is():
-    assert spelled("Don't  touch.", "as it is") == "Don't  touch."
+    assert tokenize_for_scoring("Don't  touch.", "as it is") == "Don't  touch."

@@ -1,35 +1,34 @@
-/* Where a model looked in a source that is no text.
+/* Weights over a source that is no text.
 
-     image, clip   the picture once more for each word: gray where it did not look, an edge where it looked most
-     sound         its frames once, below them a row of weights for each word, aligned in time
+     image, video   the picture once more for each word: gray where weights are small, an edge around the largest
+     audio          its spectrogram once, below it a row of weights for each word, aligned in time
 
-   `medium` is as medium.py describes it; weights are shares of a word's largest. Another source's states stand in a map
-   below. */
+   media_preview.py describes the preview; weights are relative to a word's largest. Another source has a map below. */
 
 import { fixed, make, visible } from "./dom.js";
 import { heat, heatMap } from "./heat.js";
 
-const [VEIL, THICKEST] = [[107, 114, 128], 0.82]; // as in places.py, which says why
+const [VEIL, THICKEST] = [[107, 114, 128], 0.82]; // as in media_layout.py, which says why
 
 /** What heatMap draws, over the picture of the source where there is one. */
-export function lookMap(medium, look) {
-  if (!medium) return heatMap(look);
-  const end = medium.first + stateCount(medium);
-  const isOther = (_, j) => j < medium.first || j >= end;
-  const others = look.columns.filter(isOther);
-  const seen = look.values.map((row) => row.slice(medium.first, end));
-  const shares = seen.map(ofPeak);
-  const words = look.rows.map((row, i) => {
+export function sourceMap(preview, map) {
+  if (!preview) return heatMap(map);
+  const end = preview.first + stateCount(preview);
+  const isOther = (_, j) => j < preview.first || j >= end;
+  const others = map.columns.filter(isOther);
+  const own = map.values.map((row) => row.slice(preview.first, end));
+  const shares = own.map(ofPeak);
+  const words = map.rows.map((row, i) => {
     const bare = visible(row.replace(/^▁(?=.)/u, ""));
-    return others.length ? `${bare} ${Math.round((100 * sumOf(seen[i])) / sumOf(look.values[i]))} %` : bare;
+    return others.length ? `${bare} ${Math.round((100 * sumOf(own[i])) / sumOf(map.values[i]))} %` : bare;
   });
-  const drawn = medium.kind === "sound" ? soundOf(medium, words, shares) : stripOf(medium, words, shares);
-  const values = look.values.map((row) => row.filter(isOther));
-  return [drawn, others.length > 0 && heatMap({ ...look, columns: others, values })];
+  const drawn = preview.kind === "audio" ? soundOf(preview, words, shares) : stripOf(preview, words, shares);
+  const values = map.values.map((row) => row.filter(isOther));
+  return [drawn, others.length > 0 && heatMap({ ...map, columns: others, values })];
 }
 
 function stateCount({ kind, rows, columns, count, frames, per_frame }) {
-  return { image: rows * columns, sound: count }[kind] ?? frames.length * per_frame;
+  return { image: rows * columns, audio: count }[kind] ?? frames.length * per_frame;
 }
 
 function sumOf(row) {
@@ -50,28 +49,28 @@ function seenImage(src) {
   return make("img", { src: /^data:image\/png;base64,/.test(src) && src, alt: "" });
 }
 
-// -- images and clips -------------------------------------------------------------------------------------------------
+// -- images and videos ------------------------------------------------------------------------------------------------
 
-function stripOf(medium, words, shares) {
+function stripOf(preview, words, shares) {
   const large = make("div", { class: "seen", "aria-hidden": "true" });
-  const show = (i) => large.replaceChildren(pictureOf(medium, shares[i]), make("span", { class: "token" }, words[i]));
+  const show = (i) => large.replaceChildren(pictureOf(preview, shares[i]), make("span", { class: "token" }, words[i]));
   const panels = words.map((word, i) => {
-    const spoken = `${word}: looks mostly at ${placeOf(medium, shares[i])}`;
-    const look = { type: "button", class: "panel", "data-key": `word ${i}`, "aria-label": spoken };
-    const seen = [pictureOf(medium, shares[i]), make("span", { class: "token" }, word)];
-    return make("button", { ...look, pointerenter: () => show(i), focus: () => show(i) }, seen);
+    const label = `${word}: looks mostly at ${peakText(preview, shares[i])}`;
+    const attrs = { type: "button", class: "panel", "data-key": `word ${i}`, "aria-label": label };
+    const content = [pictureOf(preview, shares[i]), make("span", { class: "token" }, word)];
+    return make("button", { ...attrs, pointerenter: () => show(i), focus: () => show(i) }, content);
   });
-  const all = Array(stateCount(medium)).fill(1);
-  large.append(pictureOf(medium, all), make("span", { class: "faint" }, "gray: not looked at; framed: the most"));
-  const look = { class: medium.kind === "clip" ? "strip of-clips" : "strip" };
-  return make("div", look, large, make("div", { class: "panels" }, panels));
+  const all = Array(stateCount(preview)).fill(1);
+  large.append(pictureOf(preview, all), make("span", { class: "faint" }, "gray: not looked at; framed: the most"));
+  const attrs = { class: preview.kind === "video" ? "strip of-clips" : "strip" };
+  return make("div", attrs, large, make("div", { class: "panels" }, panels));
 }
 
 /** The pictures side by side, each under a veil of rows × columns. */
-function pictureOf(medium, shares) {
-  const pictures = medium.frames ?? [medium.src];
+function pictureOf(preview, shares) {
+  const pictures = preview.frames ?? [preview.src];
   const per = shares.length / pictures.length;
-  const columns = medium.columns ?? Math.round(Math.sqrt(per));
+  const columns = preview.columns ?? Math.round(Math.sqrt(per));
   const peak = Math.min(...shares) < 1 ? peakOf(shares) : -1; // the picture itself has none
   const each = pictures.map((src, k) => {
     const veil = veilOf(shares.slice(k * per, (k + 1) * per), columns);
@@ -99,35 +98,35 @@ function veilOf(shares, columns) {
   return canvas;
 }
 
-function placeOf({ kind, columns, per_frame }, shares) {
+function peakText({ kind, columns, per_frame }, shares) {
   const peak = peakOf(shares);
-  const inside = kind === "clip" ? peak % per_frame : peak;
+  const inside = kind === "video" ? peak % per_frame : peak;
   const across = columns ?? Math.round(Math.sqrt(per_frame));
-  const place = across > 1 && `row ${Math.floor(inside / across) + 1}, column ${(inside % across) + 1}`;
-  return [kind === "clip" && `frame ${Math.floor(peak / per_frame) + 1}`, place].filter(Boolean).join(", ");
+  const cell = across > 1 && `row ${Math.floor(inside / across) + 1}, column ${(inside % across) + 1}`;
+  return [kind === "video" && `frame ${Math.floor(peak / per_frame) + 1}`, cell].filter(Boolean).join(", ");
 }
 
-// -- sounds -----------------------------------------------------------------------------------------------------------
+// -- audio ------------------------------------------------------------------------------------------------------------
 
-function soundOf(medium, words, shares) {
+function soundOf(preview, words, shares) {
   const percent = (share) => `${100 * share}%`;
   const mark = make("span", { class: "mark", hidden: true });
   const rows = words.flatMap((word, i) => {
-    const [from, to] = spanOf(medium, shares[i]);
+    const [from, to] = spanOf(preview, shares[i]);
     const show = () => {
       mark.hidden = false;
       mark.style.setProperty("left", percent(from));
       mark.style.setProperty("width", percent(to - from));
     };
-    const spoken = `${word}: looks mostly from ${timeOf(medium, from)} to ${timeOf(medium, to)}`;
-    const look = { type: "button", class: "plain token", "data-key": `word ${i}`, "aria-label": spoken };
+    const label = `${word}: looks mostly from ${timeOf(preview, from)} to ${timeOf(preview, to)}`;
+    const attrs = { type: "button", class: "plain token", "data-key": `word ${i}`, "aria-label": label };
     const image = heat([shares[i]], { low: 0, high: 1 });
-    image.style.setProperty("width", percent(medium.count * medium.spans[0][1])); // the last may be cut short
+    image.style.setProperty("width", percent(preview.count * preview.spans[0][1])); // the last may be cut short
     const lane = make("div", { class: "lane", pointerenter: show }, image);
-    return [make("button", { ...look, pointerenter: show, focus: show }, word), lane];
+    return [make("button", { ...attrs, pointerenter: show, focus: show }, word), lane];
   });
-  const axis = medium.seconds && make("div", { class: "times" }, ticksOf(medium.seconds, percent));
-  const frames = make("div", { class: "frames" }, seenImage(medium.src), mark);
+  const axis = preview.seconds && make("div", { class: "times" }, ticksOf(preview.seconds, percent));
+  const frames = make("div", { class: "frames" }, seenImage(preview.src), mark);
   return make("div", { class: "sound" }, make("span", {}), frames, rows, make("span", {}), axis);
 }
 

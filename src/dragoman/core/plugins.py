@@ -1,0 +1,34 @@
+"""Import plugins: Python modules, or .py files, that register parts of their own.
+
+The user names them on the command line (`--plugin`). A config or a model folder never does: a downloaded model must not
+choose what code runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from dragoman.core.errors import UserError
+
+
+def load_plugin(name: str) -> None:
+    """Import a module by its name, or a file by its path if that ends with .py; UserError if that fails."""
+    try:
+        if name.endswith(".py"):
+            _import_file(Path(name).resolve())
+        else:
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"--plugin {name}: {error}") from None
+
+
+def _import_file(path: Path) -> None:
+    """Import a file as a module of its name, so that processes started from this one can import it, too."""
+    if not path.is_file():
+        raise ImportError("there is no such file")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or Path(module.__file__).resolve() != path:
+        raise ImportError(f"the name '{path.stem}' belongs to another module, {module.__file__}; rename the file")

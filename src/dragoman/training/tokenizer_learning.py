@@ -1,0 +1,138 @@
+"""The tokenizers of a run: those of another model, or new ones learned from the training files in one pass.
+
+examples ─TokenizerLearner.add→ counts of characters, words …, language tags ─finish→ Codec
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dragoman.checkpoint import model_folder
+from dragoman.config import Config
+from dragoman.core.errors import RunError
+from dragoman.core.types import Example
+from dragoman.data.objectives import objectives
+from dragoman.text.codec import (
+    Codec,
+    CodecLearner,
+    copy_slot_symbols,
+    has_text_source,
+    language_tags,
+)
+from dragoman.text.normalization import normalize
+from dragoman.text.tokenizers import tokenizers
+from dragoman.training.prepare import expand_references, read_examples, source_readers
+
+MAX_EXAMPLES = 5_000_000  # that tokenizers are learned from
+
+
+class TokenizerLearner:
+    """Learns the tokenizers of a config from the examples of its training files, in one pass."""
+
+    def __init__(self, config: Config) -> None:
+        options = config.tokenizer
+        self.config, self.count = config, 0
+        self.language_tags: set[str] = set()
+        self.modality, self.second_source = source_readers(config)
+        self.codec = CodecLearner(
+            options.source,
+            options.target or options.source,
+            options.joint,
+            config.data.normalization,
+            self.modality,
+            self.second_source,
+        )
+
+    def add(self, example: Example) -> None:
+        """Count the texts of an example, up to MAX_EXAMPLES of them, and its language tags."""
+        self.language_tags.update(language_tags(example))
+        for pair in expand_references([example]):
+            self.count += 1
+            if self.count > MAX_EXAMPLES or pair.source_truncated:
+                continue
+            if self.modality is None:
+                self.codec.add_source(pair.source)
+            if self.second_source == "text":
+                self.codec.add_source(pair.second_source)
+            self.codec.add_target(pair.target or "")
+
+    def finish(self) -> Codec:
+        """Learn the tokenizers from the counts, with the objective's symbols, copy slots and language tags."""
+        slots = self.config.tokenizer.copy_slots
+        if slots is None:
+            slots = 16 if getattr(self.config.model, "pointer", None) else 0
+        symbols = objectives.build(self.config.training.objective).extra_symbols
+        return self.codec.finish([*symbols, *copy_slot_symbols(slots), *sorted(self.language_tags)])
+
+
+def learns_tokenizers(config: Config) -> bool:
+    """Whether a new run learns its tokenizers, and does not take those of another model."""
+    return not (config.tokenizer.load or config.training.start_from)
+
+
+def can_learn_while_checking(config: Config) -> bool:
+    """Whether the data check reads the training files as the tokenizers do, so that one pass serves both.
+
+    A file that is also the validation set may have further references, which the check of training pairs refuses.
+    """
+    return learns_tokenizers(config) and all(corpus.path != config.data.valid for corpus in config.data.train)
+
+
+def load_or_learn_codec(config: Config, learner: TokenizerLearner | None = None) -> tuple[Codec, Config]:
+    """The tokenizers of a new run, from another model or learned now, and the config with their options.
+
+    `learner` has seen the training examples already. With the tokenizers of another model, a tokenizer that the config
+    names for the target is learned all the same: labels need not be words.
+    """
+    if learns_tokenizers(config):
+        if learner is None:
+            learner = TokenizerLearner(config)
+            for example in _training_examples(config):
+                learner.add(example)
+        return learner.finish(), config
+    other = config.tokenizer.load or config.training.start_from or ""
+    model = model_folder.load(other)
+    if config.tokenizer.target is not None and not config.tokenizer.joint:
+        return _learn_target_tokenizer(config, model)
+    config = adopt_tokenizers(config, model.config)
+    if getattr(config.model, "tie", None) == "all" and not config.tokenizer.joint:
+        raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
+    return _with_source_readers(model.codec, config), config
+
+
+def adopt_tokenizers(config: Config, other: Config) -> Config:
+    """The config with the tokenizer and normalization options of another model's config; its own `load` stays."""
+    options = other.tokenizer.model_copy(update={"load": config.tokenizer.load})
+    if has_text_source(*source_readers(config)) and not has_text_source(*source_readers(other)):
+        # Without a text source the other model has one tokenizer, the target's; here it serves both sides.
+        options = options.model_copy(update={"source": options.target or options.source, "target": None, "joint": True})
+    data = config.data.model_copy(update={"normalization": other.data.normalization})
+    return config.model_copy(update={"tokenizer": options, "data": data})
+
+
+def _training_examples(config: Config) -> Iterator[Example]:
+    """The examples of all training files, one file after the other."""
+    return itertools.chain.from_iterable(read_examples(config, corpus.path) for corpus in config.data.train)
+
+
+def _with_source_readers(codec: Codec, config: Config) -> Codec:
+    """The tokenizers of another model with the source readers of this config."""
+    modality, second_source = source_readers(config)
+    source = codec.source if has_text_source(modality, second_source) else codec.target
+    return replace(codec, source=source, modality=modality, second_source=second_source)
+
+
+def _learn_target_tokenizer(config: Config, model: model_folder.LoadedModel) -> tuple[Codec, Config]:
+    """The source tokenizer of another model and a target tokenizer learned now, and the config with both."""
+    assert config.tokenizer.target is not None
+    adopted = adopt_tokenizers(config, model.config)
+    options = adopted.tokenizer.model_copy(update={"target": config.tokenizer.target, "joint": False})
+    target = tokenizers.build(config.tokenizer.target)
+    pairs = itertools.islice(expand_references(_training_examples(config)), MAX_EXAMPLES)
+    texts = (pair.target or "" for pair in pairs if not pair.source_truncated)
+    target.learn(normalize(text, adopted.data.normalization) for text in texts)
+    source = model.codec.source if has_text_source(model.codec.modality, model.codec.second_source) else target
+    codec = _with_source_readers(replace(model.codec, source=source, target=target), config)
+    return codec, adopted.model_copy(update={"tokenizer": options})
