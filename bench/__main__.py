@@ -1,4 +1,4 @@
-"""python -m bench train|decode|loader|startup|growth|serve: measure, print a table, and say the ratio last."""
+"""python -m bench train|decode|loader|startup|growth|serve: measure, print a table, and print the ratios last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from bench import task, timing
 from dragoman.core.errors import UserError
@@ -22,17 +21,18 @@ COMMANDS = {
 }
 
 
-def options(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line of every benchmark."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help in COMMANDS.items():
         command = commands.add_parser(name, help=help, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        _shared(command)
-        importlib.import_module(f"bench.{name}").arguments(command)
+        _add_shared_arguments(command)
+        importlib.import_module(f"bench.{name}").add_arguments(command)
     return parser.parse_args(arguments)
 
 
-def _shared(command: argparse.ArgumentParser) -> None:
+def _add_shared_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--shape", choices=tuple(task.SHAPES), default="tiny")
@@ -46,20 +46,21 @@ def _shared(command: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    chosen = options(arguments)
+    """Run a benchmark, print its table, and write --json."""
+    options = parse_arguments(arguments)
     try:
-        found, lines = importlib.import_module(f"bench.{chosen.command}").run(chosen)
+        results, lines = importlib.import_module(f"bench.{options.command}").run(options)
     except UserError as error:
         raise SystemExit(str(error)) from None
-    given = {name: value for name, value in vars(chosen).items() if name not in ("json", "folder", "command")}
-    about = timing.facts(arguments, **given)
-    if chosen.json:
-        chosen.json.write_text(json.dumps({"about": about, "found": found}, indent=1, default=_plain) + "\n")
+    settings = {name: value for name, value in vars(options).items() if name not in ("json", "folder", "command")}
+    about = timing.describe_environment(arguments, **settings)
+    if options.json:
+        options.json.write_text(json.dumps({"about": about, "results": results}, indent=1, default=_to_json) + "\n")
     print(*(f"{key}: {value}" for key, value in about.items()), "", *lines, sep="\n")
 
 
-def _plain(value: Any) -> Any:
-    return {"median": value.median, "samples": value.samples} if isinstance(value, timing.Figure) else str(value)
+def _to_json(value: object) -> object:
+    return {"median": value.median, "samples": value.samples} if isinstance(value, timing.Measurement) else str(value)
 
 
 if __name__ == "__main__":

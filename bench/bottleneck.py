@@ -45,22 +45,27 @@ MODELS = {
 
 
 def main(folder: Path, workers: int) -> None:
+    """Write the data, train the four models, and compare them."""
     folder.mkdir(parents=True, exist_ok=True)
-    short = [pair for part in range(30) for pair in synthetic.pairs("copy", 2000, part)]  # 1 to 20 letters each
-    synthetic.write(folder / "train.tsv", short)
+    short = [
+        pair for part in range(30) for pair in synthetic.generate_pairs("copy", 2000, part)
+    ]  # 1 to 20 letters each
+    synthetic.write_tsv(folder / "train.tsv", short)
     # As many strings of each length as of any other: within one draw of `pairs` the lengths are even.
-    synthetic.write(folder / "test.tsv", synthetic.pairs("copy", 2000, 1, side="test", max_length=40))
+    synthetic.write_tsv(folder / "test.tsv", synthetic.generate_pairs("copy", 2000, 1, split="test", max_length=40))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda name: train(folder, name), MODELS))
-    dragoman(folder, "compare", *MODELS, "--data", "test.tsv", "--metrics", "exact,cer", "--png", "bottleneck.png")
+    run_dragoman(folder, "compare", *MODELS, "--data", "test.tsv", "--metrics", "exact,cer", "--png", "bottleneck.png")
 
 
 def train(folder: Path, name: str) -> None:
+    """Train one of the models."""
     (folder / f"{name}.yaml").write_text(CONFIG.format(name=name, decoder=MODELS[name]), encoding="utf-8")
-    dragoman(folder, "train", f"{name}.yaml", "--run", name)
+    run_dragoman(folder, "train", f"{name}.yaml", "--run", name)
 
 
-def dragoman(folder: Path, *arguments: str) -> None:
+def run_dragoman(folder: Path, *arguments: str) -> None:
+    """Run a dragoman command in a folder."""
     subprocess.run([sys.executable, "-m", "dragoman", *arguments], cwd=folder, check=True)
 
 

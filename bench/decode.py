@@ -18,30 +18,38 @@ import numpy as np
 import torch
 
 import dragoman
-from bench import rivals, task, timing
-from bench.task import Shape
-from bench.timing import Figure
+from bench import competitors, task, timing
+from bench.task import ModelShape
+from bench.timing import Measurement
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS
 from dragoman.inference import parallel
 from dragoman.inference.pipeline import Pipeline
-from dragoman.search import Limits, searches
+from dragoman.search import SearchConstraints
 from dragoman.text import codec as codecs
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     add = command.add_argument
     add("--beams", type=int, nargs="+", default=[1, 5], help="sizes of the beam; 1 is greedy")
     add("--batches", type=int, nargs="+", default=[1, 64], help="sentences searched at once")
     add("--source-tokens", type=int, default=20)
     add("--target-tokens", type=int, default=20)
     add("--texts", action="store_true", help="ours reads and writes texts, as `dragoman predict` does")
-    add("--rivals", nargs="*", default=["hf", "ct2-int8"], help="hf, ct2-int8, ct2-float32, plain (our plain path)")
+    add(
+        "--competitors",
+        nargs="*",
+        default=["hf", "ct2-int8"],
+        help="hf, ct2-int8, ct2-float32, reference (our reference equations)",
+    )
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def run(options: argparse.Namespace) -> timing.CommandResult:
+    """Measure every beam and batch; the results for the record, and the lines to print."""
     shape = task.SHAPES[options.shape]
     if shape.preset == "pronunciation":
         raise SystemExit("decode compares Transformers; take --shape tiny or base")
@@ -52,36 +60,38 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         write_model(folder / "model", shape, options.target_tokens)
         ours = dragoman.load(folder / "model", options.device, precision=options.precision)
         workers = options.threads if options.device == "cpu" else 1
-        whole = options.texts or workers > 1 or ours.engine is None
-        own = through_texts(ours, workers) if whole else through_ids(ours)
-        contenders: dict[str, Any] = {f"Dragoman, {options.precision}": own}
+        use_texts = options.texts or workers > 1 or ours.engine is None
+        own = text_searcher(ours, workers) if use_texts else engine_searcher(ours)
+        contenders: dict[str, competitors.Searcher] = {f"Dragoman, {options.precision}": own}
         left_out = []
-        if "plain" in options.rivals:
-            plain = dragoman.load(folder / "model", options.device, plain=True)
-            contenders["Dragoman, plain, float32"] = through_texts(plain, workers)
-        others = [name for name in options.rivals if name != "plain"]
+        if "reference" in options.competitors:
+            reference = dragoman.load(folder / "model", options.device, reference=True)
+            contenders["Dragoman, reference, float32"] = text_searcher(reference, workers)
+        others = [name for name in options.competitors if name != "reference"]
         precision = "bfloat16" if options.precision == "bfloat16" else "float32"
         model = ours.model.cpu() if options.device == "cpu" else dragoman.load(folder / "model", "cpu").model
-        for name, search in rivals.searchers(others, shape, model, folder, options.device, precision, options.threads):
-            if isinstance(search, rivals.LeftOut):
+        for name, search in competitors.build_searchers(
+            others, shape, model, folder, options.device, precision, options.threads
+        ):
+            if isinstance(search, competitors.Unavailable):
                 left_out.append(f"{name} is left out: {search}")
             else:
                 contenders[name] = search
-        found = [
+        cases = [
             measure(contenders, options, shape, beam, batch) for beam in options.beams for batch in options.batches
         ]
-    rows = [{"search": case["search"], "batch": case["batch"], **case["figures"]} for case in found]
-    lines = [*left_out, *(case["agreement"] for case in found), timing.table(rows)]
-    for case in found:
-        ratios = timing.ratios(case["figures"], next(iter(contenders)))
+    rows = [{"search": case["search"], "batch": case["batch"], **case["figures"]} for case in cases]
+    lines = [*left_out, *(case["agreement"] for case in cases), timing.markdown_table(rows)]
+    for case in cases:
+        ratios = timing.format_ratios(case["figures"], next(iter(contenders)))
         lines += [f"{case['search']} × {case['batch']}: {line}" for line in ratios]
-    return {"cases": found, "left_out": left_out}, lines
+    return {"cases": cases, "left_out": left_out}, lines
 
 
 def measure(
-    contenders: dict[str, Any], options: argparse.Namespace, shape: Shape, beam: int, batch: int
+    contenders: dict[str, competitors.Searcher], options: argparse.Namespace, shape: ModelShape, beam: int, batch: int
 ) -> dict[str, Any]:
-    """Sentences a second of everyone for one beam and batch, and how many results they have in common."""
+    """Sentences a second of each contender for one beam and batch, and how many results agree with ours."""
     rng = np.random.default_rng((options.seed, beam, batch))
     count = batch * options.threads if options.device == "cpu" else batch
     size = (count, options.source_tokens - 1)
@@ -94,12 +104,14 @@ def measure(
         for name, other in results.items()
         if name != first
     }
-    settle = timing.settling(options.device)
+    synchronize = timing.device_synchronizer(options.device)
     turns = {
-        name: timing.repeated(lambda search=search: float(len(search(sources, beam, length))), options.seconds, settle)  # type: ignore[misc]
+        name: timing.repeat_for(
+            lambda search=search: float(len(search(sources, beam, length))), options.seconds, synchronize
+        )  # type: ignore[misc]
         for name, search in contenders.items()
     }
-    figures: dict[str, Figure] = timing.take_turns(turns, options.repeats)
+    figures: dict[str, Measurement] = timing.measure_in_turns(turns, options.repeats)
     named = "greedy" if beam == 1 else f"beam {beam}"
     agreement = ", ".join(f"{number} of {count} with {name}" for name, number in same.items())
     return {
@@ -111,35 +123,36 @@ def measure(
     }
 
 
-def through_texts(pipeline: Pipeline, workers: int) -> rivals.Searcher:
-    """Our search, from the texts of some ids to the ids of its texts."""
+def text_searcher(pipeline: Pipeline, workers: int) -> competitors.Searcher:
+    """Our search from texts to texts; ids are converted to texts before and back after."""
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
         texts = [" ".join(pipeline.codec.source_pieces(source[:-1])) for source in sources]
-        return [found.ids for found in parallel.stream(pipeline, texts, beam=beam, workers=workers)]
+        options = GenerationOptions(beam=beam)
+        return [prediction.ids for prediction in parallel.predict_stream(pipeline, texts, options, workers=workers)]
 
     return search
 
 
-def through_ids(pipeline: Pipeline) -> rivals.Searcher:
-    """Our engine alone."""
+def engine_searcher(pipeline: Pipeline) -> competitors.Searcher:
+    """Our engine from ids to ids."""
     engine = pipeline.engine
     assert engine is not None
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
-        chosen = searches.build(pipeline.search_part(beam, 1))
-        limits = Limits(torch.full((len(sources),), length), length)
-        if not engine.serves(chosen, limits):
+        beam_search = pipeline.request(beam=beam).search
+        constraints = SearchConstraints(torch.full((len(sources),), length), length)
+        if not engine.serves(beam_search, constraints):
             raise SystemExit("the engine does not serve this search; take --texts")
         with torch.inference_mode():
-            return [found[0].tokens for found in engine(sources, chosen, limits)]
+            return [hypotheses[0].tokens for hypotheses in engine(sources, beam_search, constraints)]
 
     return search
 
 
-def write_model(folder: Path, shape: Shape, length: int) -> None:
+def write_model(folder: Path, shape: ModelShape, length: int) -> None:
     """A model folder with random weights, whose results have exactly `length` tokens."""
-    section = task.model(shape, "transformer")
+    section = task.model_section(shape, "transformer")
     for side in ("encoder", "decoder"):  # as Marian has it, so that weights can be carried over
         section[side] = section[side] | {
             "norm_order": "post",
@@ -150,13 +163,18 @@ def write_model(folder: Path, shape: Shape, length: int) -> None:
         "data": {"train": "none.tsv"},
         "tokenizer": {"source": "symbols", "joint": True},
         "model": section,
-        "generation": {"search": {"name": "beam", "length": "none"}, "ratio": 0.0, "extra": length, "shortest": length},
+        "generation": {
+            "length_rule": "none",
+            "max_length_ratio": 0.0,
+            "max_length_extra": length,
+            "min_new_tokens": length,
+        },
     }
     config = configs.validate(value, "the benchmark")
     # Every symbol once: its number then is its id.
     every = [" ".join(f"{i:06}" for i in range(len(SPECIALS), shape.vocabulary))]
-    codec = codecs.learn(Part("symbols"), Part("symbols"), True, "nfc", every, every, [])
+    codec = codecs.learn_codec(Part("symbols"), Part("symbols"), True, "nfc", every, every, [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
-        model.output.bias[[PAD, BOS]] = -1e4  # our searches never say these; this way nobody does
+        model.output.bias[[PAD, BOS]] = -1e4  # our searches never choose these; so no competitor does
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})

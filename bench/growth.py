@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from bench import task, timing, train
-from bench.task import Shape
+from bench.task import ModelShape
 
 AXES = ("length", "batch", "depth", "vocabulary")
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     add = command.add_argument
     add("--axes", nargs="+", choices=AXES, default=list(AXES))
     add("--family", choices=task.FAMILIES, default="transformer")
@@ -33,8 +34,8 @@ def arguments(command: argparse.ArgumentParser) -> None:
     add("--points", type=int, default=6, help="at most so many on an axis")
 
 
-def points(axis: str, shape: Shape, most: int) -> Iterator[tuple[int, Shape]]:
-    """The values of an axis, and the shape at each: doubled from point to point."""
+def points(axis: str, shape: ModelShape, most: int) -> Iterator[tuple[int, ModelShape]]:
+    """The values of an axis, each twice the one before, and the shape at each."""
     if axis == "length":
         for length in [16, 32, 64, 128, 256, 512][:most]:
             yield length, replace(shape, length=length)
@@ -49,39 +50,43 @@ def points(axis: str, shape: Shape, most: int) -> Iterator[tuple[int, Shape]]:
             yield vocabulary, replace(shape, vocabulary=vocabulary)
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def run(options: argparse.Namespace) -> timing.CommandResult:
+    """Measure every point of every axis; the results for the record, and the lines to print."""
     base = task.SHAPES[options.shape]
     if options.batch_tokens:
         base = replace(base, tokens=options.batch_tokens)
     base = replace(base, spread=0.0, sentences=None)
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_axis: dict[str, list[dict[str, Any]]] = {}
     lines = []
     for axis in options.axes:
-        found[axis] = [{axis: value, **alone(options, shape)} for value, shape in points(axis, base, options.points)]
-        lines += [timing.table(found[axis]), ""]
-    return found, lines[:-1]
+        rows_by_axis[axis] = [
+            {axis: value, **measure_in_process(options, shape)} for value, shape in points(axis, base, options.points)
+        ]
+        lines += [timing.markdown_table(rows_by_axis[axis]), ""]
+    return rows_by_axis, lines[:-1]
 
 
-def alone(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """One point, in a process that ends with it."""
+def measure_in_process(options: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
+    """Measure one point in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(point, options, shape).result()
+        return pool.submit(measure_point, options, shape).result()
 
 
-def point(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    options.rivals, options.profile, options.head_start = [], False, 0
-    seen = shape.tokens * (options.steps or shape.steps) * (train.WARM + options.repeats) // shape.length
-    whole = 2 * shape.vocabulary // shape.length  # pairs that hold all of the vocabulary
-    shape = replace(shape, pairs=max(whole, min(seen, 20_000)))
-    with task.place(None, shape, options.seed) as folder:
-        found = train.measure(options, shape, folder)
+def measure_point(options: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
+    """Tokens a second and peak memory of one training."""
+    options.competitors, options.profile, options.head_start = [], False, 0
+    pairs_seen = shape.tokens * (options.steps or shape.steps) * (train.WARM + options.repeats) // shape.length
+    pairs_needed = 2 * shape.vocabulary // shape.length  # pairs that hold all of the vocabulary
+    shape = replace(shape, pairs=max(pairs_needed, min(pairs_seen, 20_000)))
+    with task.data_folder(None, shape, options.seed) as folder:
+        result = train.measure(options, shape, folder)
     if options.device == "cuda":
         peak = torch.cuda.max_memory_allocated()
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
-        "tokens/s": found["figures"]["Dragoman"],
+        "tokens/s": result["figures"]["Dragoman"],
         "peak GB": peak / 1e9,
-        "tokens in a step": found["tokens_in_a_step"],
-        "parameters": found["parameters"].split(": ")[1].split()[0],
+        "tokens in a step": result["tokens_in_a_step"],
+        "parameters": result["parameters"].split(": ")[1].split()[0],
     }

@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 
 from bench import task, timing
-from bench.task import Shape
+from bench.task import ModelShape
 from bench.timing import Contender, Turn
 from dragoman.core.types import EOS, SPECIALS, Batch, Example
-from dragoman.data.batching import Batches, Cursor
-from dragoman.data.loader import load
+from dragoman.data.batching import BatchStream, Cursor
+from dragoman.data.loader import load_batches
 from dragoman.data.store import builder, store
-from dragoman.data.store.store import Store
+from dragoman.data.store.store import TokenStore
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     add = command.add_argument
     add("--pairs", type=int, default=2_000_000)
     add("--batch-tokens", type=int, help="of the longer side with padding; default: the shape's")
@@ -37,14 +38,15 @@ def arguments(command: argparse.ArgumentParser) -> None:
     add("--ahead", type=int, nargs="+", default=[0, 4], help="batches that a thread keeps ready, to try")
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def run(options: argparse.Namespace) -> timing.CommandResult:
+    """Measure every number of workers and of batches ahead."""
     shape = replace(task.SHAPES[options.shape], pairs=options.pairs)
     if options.batch_tokens:
         shape = replace(shape, tokens=options.batch_tokens)
-    with task.place(options.folder, shape, options.seed) as folder:
-        codec: Any = Drawn(shape)
-        data = Batches(
-            [(built(folder, shape, codec, options.seed), 1.0)], codec, tokens=shape.tokens, seed=options.seed
+    with task.data_folder(options.folder, shape, options.seed) as folder:
+        codec = RandomCodec(shape)
+        data = BatchStream(
+            [(build_store(folder, shape, codec, options.seed), 1.0)], codec, tokens=shape.tokens, seed=options.seed
         )
         cases = {
             f"{workers} worker{'s' * (workers != 1)}, {ahead} ahead": (workers, ahead)
@@ -52,25 +54,28 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         }
         rows = []
         for name, (workers, ahead) in cases.items():
-            with closing(load(data, Cursor(), workers, ahead=ahead)) as stream:  # type: ignore[type-var]
+            with closing(load_batches(data, Cursor(), workers, prefetch=ahead)) as stream:
                 rows.append({"loader": name, **measure(stream, options)})
-    return {"rows": rows}, [timing.table(rows)]
+    return {"rows": rows}, [timing.markdown_table(rows)]
 
 
 def measure(stream: Iterator[tuple[Batch, Cursor]], options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second, CPU time and seconds to the first batch of one stream."""
     start = time.perf_counter()
     next(stream)
     first, before, tokens = time.perf_counter() - start, time.process_time(), [0.0]
-    figures = timing.take_turns({"loader": turns(stream, options.seconds, tokens)}, options.repeats)
+    figures = timing.measure_in_turns({"loader": make_contender(stream, options.seconds, tokens)}, options.repeats)
     spent = time.process_time() - before
     return {
-        "M tokens/s": timing.Figure(tuple(rate / 1e6 for rate in figures["loader"].samples)),
+        "M tokens/s": timing.Measurement(tuple(rate / 1e6 for rate in figures["loader"].samples)),
         "CPU ms of this process for 1 M tokens": 1e9 * spent / tokens[0],
         "s to the first batch": first,
     }
 
 
-def turns(stream: Iterator[tuple[Batch, Cursor]], seconds: float, total: list[float]) -> Contender:
+def make_contender(stream: Iterator[tuple[Batch, Cursor]], seconds: float, total: list[float]) -> Contender:
+    """A contender that takes batches for some seconds."""
+
     def turn() -> Turn:
         done, start = 0, time.perf_counter()
         while (spent := time.perf_counter() - start) < seconds:
@@ -82,30 +87,32 @@ def turns(stream: Iterator[tuple[Batch, Cursor]], seconds: float, total: list[fl
     return turn
 
 
-class Drawn:
-    """In place of a codec: the ids of an example are drawn, as many as its texts say."""
+class RandomCodec:
+    """A codec whose texts are numbers: it encodes a text as so many random ids."""
 
-    samples = False
-    medium = second = None
+    is_stochastic = False
+    modality = second_source = None
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         self.source = self.target = range(shape.vocabulary)
         self.pool = np.random.default_rng(0).integers(len(SPECIALS), shape.vocabulary, 1 << 16).tolist()
 
     def encode_source(self, example: Example) -> list[int]:
+        """The ids of a source."""
         return self.encode_target(example.source)
 
     def encode_target(self, text: str, source: str = "") -> list[int]:
+        """The ids of a target."""
         start = int(text) * 7919 % (len(self.pool) - 1000)
         return [*self.pool[start : start + int(text)], EOS]
 
 
-def built(folder: Path, shape: Shape, codec: Any, seed: int) -> Store:
-    """A token store of so many pairs, from an earlier time if it was kept."""
+def build_store(folder: Path, shape: ModelShape, codec: RandomCodec, seed: int) -> TokenStore:
+    """Build a token store of random pairs, or open the one that an earlier run has kept."""
     if (folder / "store").exists():
-        return store.open(folder / "store")
-    sides = task.lengths(shape, shape.pairs, np.random.default_rng(seed))
+        return store.open_store(folder / "store")
+    sides = task.sample_lengths(shape, shape.pairs, np.random.default_rng(seed))
     examples = (
         Example(f"{s}", f"{t}", line=i) for i, (s, t) in enumerate(zip(*(x.tolist() for x in sides), strict=True))
     )
-    return builder.build(examples, codec, folder / "store", max_source=1001, max_target=1001, keep_text=False)
+    return builder.build_store(examples, codec, folder / "store", max_source=1001, max_target=1001, keep_text=False)

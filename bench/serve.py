@@ -34,14 +34,14 @@ import numpy as np
 
 from bench import task, timing
 from bench.decode import write_model
-from bench.timing import Figure, Turn
+from bench.timing import Measurement, Turn
 from dragoman.core.errors import UserError
 from dragoman.core.types import SPECIALS
 
 TOKENS = 20  # of a generated model's sources and results
 SOURCES = 200  # of which each is asked for in its turn
 COMPARED = 20  # of them whose results are compared
-ROOM = 8  # requests that the server of the overload has room for
+CAPACITY = 8  # requests that the server of the overload has room for
 END_S = 40  # seconds that a server has to end
 
 # Sources come first, and a few results go back; then a line is the seconds of a turn, the answer every call's latency.
@@ -57,40 +57,47 @@ sources = [Example(**item) for item in json.loads(sys.stdin.readline())]
 print(json.dumps([model.predict([one], beam=beam)[0].text for one in sources[:int(sys.argv[6])]]), flush=True)
 i = 0
 for line in sys.stdin:
-    seconds, found, start = float(line), [], time.perf_counter()
-    while not found or time.perf_counter() - start < seconds:
+    seconds, latencies, start = float(line), [], time.perf_counter()
+    while not latencies or time.perf_counter() - start < seconds:
         began = time.perf_counter()
         model.predict([sources[i % len(sources)]], beam=beam)
-        found.append(time.perf_counter() - began)
+        latencies.append(time.perf_counter() - began)
         i += 1
-    print(json.dumps(found), flush=True)
+    print(json.dumps(latencies), flush=True)
 """
 # A new connection each time, as a watcher makes them.
 WATCH = """
 import http.client, json, sys, time
-port, end, found = int(sys.argv[1]), time.monotonic() + float(sys.argv[2]), []
-while not found or time.monotonic() < end:
+port, end, latencies = int(sys.argv[1]), time.monotonic() + float(sys.argv[2]), []
+while not latencies or time.monotonic() < end:
     began = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", "/health/live")
     assert connection.getresponse().status == 200
     connection.close()
-    found.append(time.perf_counter() - began)
+    latencies.append(time.perf_counter() - began)
     time.sleep(0.01)
-print(json.dumps(found))
+print(json.dumps(latencies))
 """
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     add = command.add_argument
     add("model", nargs="?", help="a run folder or a model folder; default: a Transformer of --shape, random weights")
     add("--clients", type=int, nargs="+", default=[1, 8, 64], help="how many ask at the same time")
-    add("--overload", type=int, default=0, help=f"clients of a server with room for {ROOM} requests; 0: no such server")
+    add(
+        "--overload",
+        type=int,
+        default=0,
+        help=f"clients of a server with room for {CAPACITY} requests; 0: no such server",
+    )
     add("--beam", type=int, help="1 is greedy; default: the model's own search")
     add("--workers", type=int, help="processes of the server; default: its own")
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def run(options: argparse.Namespace) -> timing.CommandResult:
+    """Measure the loops and the server; the results for the record, and the lines to print."""
     with tempfile.TemporaryDirectory() as temporary:
         model = options.model or str(Path(temporary) / "model")
         if options.model is None:
@@ -98,23 +105,23 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             if shape.preset == "pronunciation":
                 raise UserError("serve generates Transformers; take --shape tiny or base, or name a model")
             write_model(Path(model), shape, TOKENS)
-        with serving(model, options) as server:
-            sources = drawn(options) if options.model is None else server.examples()
+        with start_server(model, options) as server:
+            sources = random_sources(options) if options.model is None else server.examples()
             cost = server.cost(sources, options.beam)
-            contenders = everyone(server, model, sources, options)
+            contenders = make_contenders(server, model, sources, options)
             try:
-                found: dict[str, Any] = {"same": agreement(server, contenders, sources, options.beam)}
-                found["rates"] = measure(contenders, options)
+                results: dict[str, Any] = {"same": agreement(server, contenders, sources, options.beam)}
+                results["rates"] = measure(contenders, options)
             finally:
                 for contender in contenders.values():
                     contender.end()
         if options.overload:
-            with serving(model, options, f"queue_tokens={cost}") as server:
-                found["overload"] = overload(server, sources, options)
-    return found, shown(found)
+            with start_server(model, options, f"queue_tokens={cost}") as server:
+                results["overload"] = overload(server, sources, options)
+    return results, format_report(results)
 
 
-def drawn(options: argparse.Namespace) -> list[dict[str, Any]]:
+def random_sources(options: argparse.Namespace) -> list[dict[str, str]]:
     """Sources for a generated model, all of one length."""
     rng, shape = np.random.default_rng(options.seed), task.SHAPES[options.shape]
     rows = rng.integers(len(SPECIALS), shape.vocabulary, (SOURCES, TOKENS - 1))
@@ -131,38 +138,40 @@ class Server:
     process: subprocess.Popen[str]
     port: int
 
-    def asked(self, path: str, body: Any = None) -> Any:
+    def request(self, path: str, body: Any = None) -> Any:
+        """Send a request and parse the JSON of its answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=120) as answer:
+        http_request = Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
+        with urlopen(http_request, timeout=120) as answer:
             return json.load(answer)
 
-    def examples(self) -> list[dict[str, Any]]:
+    def examples(self) -> list[dict[str, str]]:
         """Sources that fit the model: of its validation file where that is, else made of its vocabulary."""
-        pairs = self.asked("/v1/inspect/examples", {"count": SOURCES})["pairs"]
+        pairs = self.request("/v1/inspect/examples", {"count": SOURCES})["pairs"]
         kept = ("source", "source_lang", "target_lang")
         return [{key: pair[key] for key in kept if pair[key] is not None} for pair in pairs]
 
-    def cost(self, sources: Sequence[dict[str, Any]], beam: int | None) -> int:
-        """The tokens that ROOM requests count, each once for every hypothesis that is kept."""
-        kept = beam or self.asked("/v1/models")["models"][0]["search"]["beam"]
-        results = self.asked("/v1/predict", {"inputs": list(sources), "max_length": 1, "beam": 1})["results"]
+    def cost(self, sources: Sequence[dict[str, str]], beam: int | None) -> int:
+        """The tokens that CAPACITY requests count, each once for every hypothesis that is kept."""
+        kept = beam or self.request("/v1/models")["models"][0]["search"]["beam"]
+        results = self.request("/v1/predict", {"inputs": list(sources), "max_new_tokens": 1, "beam": 1})["results"]
         sizes = [len(result["source_tokens"]) * kept for result in results]
-        return max(ROOM * sum(sizes) // len(sizes), *sizes)
+        return max(CAPACITY * sum(sizes) // len(sizes), *sizes)
 
     def memory(self) -> float:
         """MiB that the server and its workers hold."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return sum(map(resident, [self.process.pid, *map(int, children)]))
+        return sum(map(resident_mib, [self.process.pid, *map(int, children)]))
 
 
-def resident(pid: int) -> float:
+def resident_mib(pid: int) -> float:
+    """MiB of memory that a process holds."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 @contextmanager
-def serving(model: str, options: argparse.Namespace, *limits: str) -> Iterator[Server]:
+def start_server(model: str, options: argparse.Namespace, *limits: str) -> Iterator[Server]:
     """A server on a port of its own, ended as a service is."""
     command = [sys.executable, "-m", "dragoman", "serve", f"bench={model}", "--port", "0", "--device", options.device]
     command += ["--precision", options.precision]
@@ -172,10 +181,10 @@ def serving(model: str, options: argparse.Namespace, *limits: str) -> Iterator[S
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http://[\d.]+:(\d+)", process.stdout.readline())
-        if found is None:
+        match = re.search(r"http://[\d.]+:(\d+)", process.stdout.readline())
+        if match is None:
             raise UserError("the server did not start; it says why above")
-        yield Server(process, int(found.group(1)))
+        yield Server(process, int(match.group(1)))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(END_S)
@@ -184,38 +193,39 @@ def serving(model: str, options: argparse.Namespace, *limits: str) -> Iterator[S
 # -- contenders --------------------------------------------------------------------------------------------------------
 
 
-class Loops:
+class LoopProcesses:
     """The model in processes of their own, each calling it for one source after the other."""
 
-    def __init__(self, count: int, model: str, sources: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    def __init__(self, count: int, model: str, sources: list[dict[str, str]], options: argparse.Namespace) -> None:
         self.seconds, self.latencies, self.busy = options.seconds, list[list[float]](), list[float]()
         settings = [options.device, str(options.threads), options.precision, json.dumps(options.beam), str(COMPARED)]
         command = [sys.executable, "-c", LOOP, str(model), *settings]
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]
-        self._say(json.dumps(sources))
-        first = self._hear()
+        self._send(json.dumps(sources))
+        first = self._receive()
         if not all(first):
             raise UserError("the model cannot be called in a loop; see the messages above")
         self.results: list[str] = json.loads(first[0])  # of the first few sources
 
     def __call__(self) -> Turn:
         start = time.perf_counter()
-        self._say(str(self.seconds))
-        found = [json.loads(line) for line in self._hear()]
-        self.latencies.append([latency for some in found for latency in some])
+        self._send(str(self.seconds))
+        latencies_by_process = [json.loads(line) for line in self._receive()]
+        self.latencies.append([latency for some in latencies_by_process for latency in some])
         return Turn(len(self.latencies[-1]), time.perf_counter() - start)
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         for process in self.processes:
             assert process.stdin is not None
             print(line, file=process.stdin, flush=True)
 
-    def _hear(self) -> list[str]:
+    def _receive(self) -> list[str]:
         return [process.stdout.readline() for process in self.processes if process.stdout is not None]
 
     def end(self) -> None:
+        """Wait for the processes to end."""
         for process in self.processes:
             process.communicate(timeout=END_S)
 
@@ -243,33 +253,34 @@ class Clients:
         return Turn(len(answers), spent)
 
     def end(self) -> None:
-        pass
+        """Nothing to end: connections are closed after each turn."""
 
 
-def everyone(
-    server: Server, model: str, sources: list[dict[str, Any]], options: argparse.Namespace
-) -> dict[str, Loops | Clients]:
+def make_contenders(
+    server: Server, model: str, sources: list[dict[str, str]], options: argparse.Namespace
+) -> dict[str, LoopProcesses | Clients]:
     """The loops, then the server with each number of clients."""
-    workers = server.asked("/health/ready")["workers"]
+    workers = server.request("/health/ready")["workers"]
     loops = [1] if workers == 1 else [1, workers]
-    found: dict[str, Loops | Clients] = {
-        f"a loop in {count} process{'es' * (count > 1)}": Loops(count, model, sources, options) for count in loops
+    contenders: dict[str, LoopProcesses | Clients] = {
+        f"a loop in {count} process{'es' * (count > 1)}": LoopProcesses(count, model, sources, options)
+        for count in loops
     }
-    requests = itertools.cycle([request_of(source, options.beam) for source in sources])
+    requests = itertools.cycle([encode_request(source, options.beam) for source in sources])
     for count in options.clients:
         name = f"the server, {count} client{'s' * (count > 1)}"
-        found[name] = Clients(server.port, count, requests, options.seconds)
-    return found
+        contenders[name] = Clients(server.port, count, requests, options.seconds)
+    return contenders
 
 
 def agreement(
-    server: Server, contenders: dict[str, Loops | Clients], sources: Sequence[dict[str, Any]], beam: int | None
+    server: Server, contenders: dict[str, LoopProcesses | Clients], sources: Sequence[dict[str, str]], beam: int | None
 ) -> str:
     """How many results of the server, searched together, are those of the loop, searched one by one."""
-    asked = {"inputs": list(sources[:COMPARED])} | ({} if beam is None else {"beam": beam})
-    texts = [result["text"] for result in server.asked("/v1/predict", asked)["results"]]
+    body = {"inputs": list(sources[:COMPARED])} | ({} if beam is None else {"beam": beam})
+    texts = [result["text"] for result in server.request("/v1/predict", body)["results"]]
     loop = next(iter(contenders.values()))
-    assert isinstance(loop, Loops)
+    assert isinstance(loop, LoopProcesses)
     alike = sum(a == b for a, b in zip(texts, loop.results, strict=True))
     return f"the server and the loop have the same text for {alike} of {len(texts)} sources"
 
@@ -285,13 +296,15 @@ class Answer(NamedTuple):
     retry_after: float
 
 
-def request_of(source: dict[str, Any], beam: int | None) -> bytes:
+def encode_request(source: dict[str, str], beam: int | None) -> bytes:
+    """A predict request as the bytes of HTTP."""
     body = json.dumps({"inputs": [source]} | ({} if beam is None else {"beam": beam})).encode()
     head = f"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:
+async def send_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:
+    """Send a request over an open connection and wait for the whole answer."""
     began = time.perf_counter()
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -302,24 +315,24 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 
 async def drive(port: int, clients: int, requests: Iterator[bytes], seconds: float) -> list[Answer]:
     """The answers to clients that each ask at least once, and until the time is over."""
-    found: list[Answer] = []
+    answers: list[Answer] = []
     end = time.perf_counter() + seconds
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while True:
-            found.append(await ask(reader, writer, next(requests)))
+            answers.append(await send_request(reader, writer, next(requests)))
             if time.perf_counter() >= end:
                 break
-            if found[-1].status != 200:
+            if answers[-1].status != 200:
                 writer.close()
-                wait = found[-1].retry_after * random.uniform(0.5, 1.5)
+                wait = answers[-1].retry_after * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(min(wait, end - time.perf_counter()), 0.0))
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return found
+    return answers
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -330,33 +343,33 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
-def measure(contenders: dict[str, Loops | Clients], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def measure(contenders: dict[str, LoopProcesses | Clients], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Rates and latencies of everyone, without the first turns."""
     warm = 1
-    rates: dict[str, Figure] = timing.take_turns(contenders, options.repeats, warm)
-    found: dict[str, dict[str, Any]] = {}
+    rates: dict[str, Measurement] = timing.measure_in_turns(contenders, options.repeats, warm)
+    rows: dict[str, dict[str, Any]] = {}
     for name, one in contenders.items():
         latencies = [1000 * latency for turn in one.latencies[warm:] for latency in turn]
-        found[name] = {
+        rows[name] = {
             "requests/s": rates[name],
             "p50 ms": percentile(latencies, 0.5),
             "p99 ms": percentile(latencies, 0.99),
             "clients' share of a core": max(one.busy[warm:], default=None),
         }
-    return found
+    return rows
 
 
-def overload(server: Server, sources: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+def overload(server: Server, sources: Sequence[dict[str, str]], options: argparse.Namespace) -> dict[str, Any]:
     """What becomes of many clients where there is room for few, after as many have been there once."""
-    requests = itertools.cycle([request_of(source, options.beam) for source in sources])
+    requests = itertools.cycle([encode_request(source, options.beam) for source in sources])
     asyncio.run(drive(server.port, options.overload, requests, options.seconds))
     before, seconds = server.memory(), options.seconds * options.repeats
     command = [sys.executable, "-c", WATCH, str(server.port), str(seconds)]
-    record_attention = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     start = time.perf_counter()
     answers = asyncio.run(drive(server.port, options.overload, requests, seconds))
     spent = time.perf_counter() - start
-    said, _ = record_attention.communicate(timeout=END_S + seconds)
+    output, _ = watcher.communicate(timeout=END_S + seconds)
     accepted = [1000 * answer.seconds for answer in answers if answer.status == 200]
     refused = [1000 * answer.seconds for answer in answers if answer.status in (429, 503)]
     return {
@@ -368,23 +381,24 @@ def overload(server: Server, sources: Sequence[dict[str, Any]], options: argpars
         "429 or 503": f"{len(refused) / len(answers):.1%}",
         "their p99 ms": percentile(refused, 0.99) if refused else None,
         "anything else": len(answers) - len(accepted) - len(refused),
-        "live p99 ms": percentile([1000 * latency for latency in json.loads(said)], 0.99),
+        "live p99 ms": percentile([1000 * latency for latency in json.loads(output)], 0.99),
         "MiB before": before,
         "MiB after": server.memory(),
     }
 
 
-def shown(found: dict[str, Any]) -> list[str]:
-    rates = found["rates"]
+def format_report(results: dict[str, Any]) -> list[str]:
+    """The tables and ratios to print."""
+    rates = results["rates"]
     rows = [
         {"who": name}
         | {key: ("" if value is None else f"{value:.0%}" if "share" in key else value) for key, value in row.items()}
         for name, row in rates.items()
     ]
-    lines = [found["same"], timing.table(rows), ""]
-    if "overload" in found:
-        kept = {name: value for name, value in found["overload"].items() if value is not None}
-        lines += [timing.table([{"overload": name, "": value} for name, value in kept.items()]), ""]
+    lines = [results["same"], timing.markdown_table(rows), ""]
+    if "overload" in results:
+        kept = {name: value for name, value in results["overload"].items() if value is not None}
+        lines += [timing.markdown_table([{"overload": name, "": value} for name, value in kept.items()]), ""]
     loops = [name for name in rates if name.startswith("a loop")]
     for name in [name for name in rates if name not in loops]:
         for loop in loops:

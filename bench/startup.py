@@ -1,7 +1,7 @@
 """Seconds from a command to its result, each time in a new process: to see help, to import, to answer one line.
 
-The rival imports Hugging Face transformers, loads a model of the same sizes from its folder and answers one source; it
-is given ids, so that it needs no tokenizer.
+The competitor imports Hugging Face transformers, loads a model of the same sizes from its folder and answers one
+source. It is given ids, so that it needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from bench import rivals, task, timing
+from bench import competitors, task, timing
 from bench.decode import write_model
-from bench.timing import Figure
+from bench.timing import Measurement
 
 LENGTH = 20  # target tokens
 HF = """
@@ -28,11 +27,13 @@ print(model.generate(torch.tensor([[5, 6, 7, 8, 2]]), min_length=21, max_length=
 """
 
 
-def arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--rivals", nargs="*", default=["hf"], help="hf")
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    command.add_argument("--competitors", nargs="*", default=["hf"], help="hf")
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def run(options: argparse.Namespace) -> timing.CommandResult:
+    """Measure every command; the results for the record, and the lines to print."""
     shape = task.SHAPES[options.shape]
     python = sys.executable
     with tempfile.TemporaryDirectory() as temporary:
@@ -46,27 +47,27 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             "import torch": [python, "-c", "import torch"],
             "dragoman predict, one line": ours,
         }
-        if "hf" in options.rivals:
+        if "hf" in options.competitors:
             try:
-                rivals.marian(shape, shape.vocabulary).save_pretrained(folder / "hf")
+                competitors.build_marian(shape, shape.vocabulary).save_pretrained(folder / "hf")
                 commands["import transformers, MarianMTModel"] = [
                     python,
                     "-c",
                     "from transformers import MarianMTModel",
                 ]
                 commands["Hugging Face, one source"] = [python, "-c", HF, str(folder / "hf")]
-            except rivals.LeftOut as reason:
+            except competitors.Unavailable as reason:
                 left_out.append(f"hf is left out: {reason}")
         figures = measure(commands, options.repeats)
     rows = [{"command": name, "seconds": figure} for name, figure in figures.items()]
-    lines = [*left_out, timing.table(rows)]
+    lines = [*left_out, timing.markdown_table(rows)]
     if "Hugging Face, one source" in figures:
         ratio = timing.ratio(figures["Hugging Face, one source"], figures["dragoman predict, one line"])
         lines.append(f"one answer, Hugging Face's seconds / Dragoman's: {ratio}")
     return {"figures": figures, "left_out": left_out}, lines
 
 
-def measure(commands: dict[str, Sequence[str]], repeats: int) -> dict[str, Figure]:
+def measure(commands: dict[str, Sequence[str]], repeats: int) -> dict[str, Measurement]:
     """Seconds of each command, in turns after one that only fills the caches of files."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(1 + repeats):
@@ -78,4 +79,4 @@ def measure(commands: dict[str, Sequence[str]], repeats: int) -> dict[str, Figur
                 raise SystemExit(f"{name} failed:\n{done.stderr}")
             if number:
                 seconds[name].append(spent)
-    return {name: Figure(tuple(found)) for name, found in seconds.items()}
+    return {name: Measurement(tuple(samples)) for name, samples in seconds.items()}

@@ -1,4 +1,4 @@
-"""What is measured: models of a few sizes, and pairs of random symbols whose lengths are spread like sentences'.
+"""The benchmark task: models of a few sizes, and pairs of random symbols with the lengths of sentences.
 
     source length ~ lognormal with mean L and σ = 0.5        target length = source length · lognormal, σ = 0.2
 
@@ -33,7 +33,7 @@ FAMILIES = ("transformer", "rnn-additive", "rnn-luong", "conv")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a model and of the pairs it learns from."""
 
     preset: str
@@ -51,14 +51,14 @@ class Shape:
 
 
 SHAPES = {
-    "toy": Shape("transformer-tiny", 16, 1, 2, 32, 50, 6, 0.5, 200, None, 300, 2),
-    "tiny": Shape("transformer-tiny", 128, 4, 4, 256, 8_000, 25, 0.5, 4_096, None, 50_000, 3),
-    "demo": Shape("pronunciation", 256, 1, 4, 512, 30, 8, 0.35, 4_096, 64, 50_000, 80),
-    "base": Shape("transformer-base", 512, 6, 8, 2_048, 32_000, 25, 0.5, 25_000, None, 200_000, 1),
+    "toy": ModelShape("transformer-tiny", 16, 1, 2, 32, 50, 6, 0.5, 200, None, 300, 2),
+    "tiny": ModelShape("transformer-tiny", 128, 4, 4, 256, 8_000, 25, 0.5, 4_096, None, 50_000, 3),
+    "demo": ModelShape("pronunciation", 256, 1, 4, 512, 30, 8, 0.35, 4_096, 64, 50_000, 80),
+    "base": ModelShape("transformer-base", 512, 6, 8, 2_048, 32_000, 25, 0.5, 25_000, None, 200_000, 1),
 }
 
 
-def model(shape: Shape, family: str) -> dict[str, Any]:
+def model_section(shape: ModelShape, family: str) -> dict[str, Any]:
     """The `model:` section of a family at the width of a shape."""
     sizes = {"dropout": 0.1}
     if family == "transformer":
@@ -77,14 +77,14 @@ def model(shape: Shape, family: str) -> dict[str, Any]:
         return {"width": shape.width, "tie": "none", "encoder": part, "decoder": part}
     layers = max(1, shape.layers // 3)  # so that they have about as many parameters
     part = {"name": "rnn", "cell": "lstm", "layers": layers, "width": shape.width, **sizes}
-    look = (
+    attention = (
         {"order": "before", "score": "additive"} if family == "rnn-additive" else {"order": "after", "score": "general"}
     )
-    return {"width": shape.width, "tie": "none", "encoder": part | {"directions": "both"}, "decoder": part | look}
+    return {"width": shape.width, "tie": "none", "encoder": part | {"directions": "both"}, "decoder": part | attention}
 
 
-def config(
-    shape: Shape,
+def training_config(
+    shape: ModelShape,
     family: str | None,
     folder: Path,
     *,
@@ -95,7 +95,7 @@ def config(
     steps: int,
     workers: int,
 ) -> Config:
-    """A training as a user would write it: on the pairs in a folder, validated and saved at its end alone."""
+    """The config of a training on the pairs in a folder, validated and saved only at its end."""
     value: dict[str, Any] = {
         "name": "bench",
         "seed": seed,
@@ -124,9 +124,9 @@ def config(
     }
     if family is None and shape.preset == "pronunciation":
         demo = configs.load(None, "pronunciation", ["data.train=none.tsv"]).config
-        value["model"], value["tokenizer"] = demo.plain()["model"], {"source": "symbols", "target": "symbols"}
+        value["model"], value["tokenizer"] = demo.to_mapping()["model"], {"source": "symbols", "target": "symbols"}
     else:
-        value["model"] = model(shape, family or "transformer")
+        value["model"] = model_section(shape, family or "transformer")
         value["tokenizer"] = {"source": "symbols", "joint": True}
     return configs.validate(value, "the benchmark")
 
@@ -134,8 +134,10 @@ def config(
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
-def lengths(shape: Shape, count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Source and target lengths of some pairs, without </s>."""
+def sample_lengths(
+    shape: ModelShape, count: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random source and target lengths of pairs, without </s>."""
     mean = math.log(shape.length) - shape.spread**2 / 2
     source = rng.lognormal(mean, shape.spread, count) if shape.spread else np.full(count, float(shape.length))
     target = source * rng.lognormal(0.0, 0.4 * shape.spread, count) if shape.spread else source
@@ -143,35 +145,35 @@ def lengths(shape: Shape, count: int, rng: np.random.Generator) -> tuple[NDArray
     return tuple(side.round().clip(1, limit).astype(np.int64) for side in (source, target))  # type: ignore[return-value]
 
 
-def symbols(shape: Shape, total: int, rng: np.random.Generator) -> list[str]:
-    """Random symbols, every one of the vocabulary among them where there is room."""
+def sample_symbols(shape: ModelShape, total: int, rng: np.random.Generator) -> list[str]:
+    """Random symbols; every symbol of the vocabulary occurs, if `total` allows."""
     kinds = max(1, shape.vocabulary - len(SPECIALS))
-    drawn = rng.integers(0, kinds, total)
-    drawn[: min(kinds, total)] = np.arange(min(kinds, total))
-    return np.array([f"{i}" for i in range(kinds)], dtype=object)[drawn].tolist()  # type: ignore[no-any-return]
+    ids = rng.integers(0, kinds, total)
+    ids[: min(kinds, total)] = np.arange(min(kinds, total))
+    return np.array([f"{i}" for i in range(kinds)], dtype=object)[ids].tolist()  # type: ignore[no-any-return]
 
 
-def write_pairs(folder: Path, shape: Shape, seed: int) -> None:
-    """train.tsv and valid.tsv, if they are not there yet."""
+def write_pairs(folder: Path, shape: ModelShape, seed: int) -> None:
+    """Write train.tsv and valid.tsv, if they do not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, count) in enumerate({"train": shape.pairs, "valid": min(500, shape.pairs)}.items()):
         path = folder / f"{name}.tsv"
         if path.exists():
             continue
         rng = np.random.default_rng((seed, number))
-        sides = [_texts(shape, size, rng) for size in lengths(shape, count, rng)]
+        sides = [_texts(shape, size, rng) for size in sample_lengths(shape, count, rng)]
         path.write_text("".join(f"{x}\t{y}\n" for x, y in zip(*sides, strict=True)), encoding="utf-8")
 
 
-def _texts(shape: Shape, sizes: NDArray[np.int64], rng: np.random.Generator) -> list[str]:
-    words = symbols(shape, int(sizes.sum()), rng)
+def _texts(shape: ModelShape, sizes: NDArray[np.int64], rng: np.random.Generator) -> list[str]:
+    words = sample_symbols(shape, int(sizes.sum()), rng)
     ends = np.cumsum(sizes).tolist()
     return [" ".join(words[end - size : end]) for size, end in zip(sizes.tolist(), ends, strict=True)]
 
 
 @contextmanager
-def place(folder: Path | None, shape: Shape, seed: int) -> Iterator[Path]:
-    """The folder in which the data of a shape is kept, or one that is gone afterwards."""
+def data_folder(folder: Path | None, shape: ModelShape, seed: int) -> Iterator[Path]:
+    """A subfolder for the data of a shape, or a temporary folder."""
     if folder is not None:
         named = hashlib.sha256(repr((shape, seed)).encode()).hexdigest()[:12]
         yield folder.absolute() / named

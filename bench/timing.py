@@ -24,49 +24,53 @@ PACKAGES = ("torch", "transformers", "ctranslate2", "triton", "numpy")
 
 @dataclass(frozen=True)
 class Turn:
-    """What was done in how long."""
+    """The work done in one turn, and the seconds it took."""
 
     work: float
     seconds: float
 
 
 Contender = Callable[[], Turn]
+CommandResult = tuple[dict[str, Any], list[str]]  # the results for the record, and the lines to print
 
 
 @dataclass(frozen=True)
-class Figure:
-    """The samples of one contender, or of a ratio."""
+class Measurement:
+    """The samples of one contender, or of the ratio of two."""
 
     samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
+        """The median of the samples."""
         return statistics.median(self.samples)
 
     def __str__(self) -> str:
-        return f"{_number(self.median)} [{_number(min(self.samples))}, {_number(max(self.samples))}]"
+        return (
+            f"{_format_number(self.median)} [{_format_number(min(self.samples))}, {_format_number(max(self.samples))}]"
+        )
 
 
-def take_turns(contenders: Mapping[str, Contender], repeats: int, warm: int = 1) -> dict[str, Figure]:
-    """The rate of each contender, from `repeats` turns of each after `warm` that do not count."""
+def measure_in_turns(contenders: Mapping[str, Contender], repeats: int, warm: int = 1) -> dict[str, Measurement]:
+    """Measure the rate of each contender in `repeats` turns, after `warm` turns that do not count."""
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warm + repeats):
         for name, turn in contenders.items():
-            found = turn()
+            result = turn()
             if number >= warm:
-                samples[name].append(found.work / found.seconds)
-    return {name: Figure(tuple(rates)) for name, rates in samples.items()}
+                samples[name].append(result.work / result.seconds)
+    return {name: Measurement(tuple(rates)) for name, rates in samples.items()}
 
 
-def repeated(work: Callable[[], float], seconds: float, settle: Callable[[], None] = lambda: None) -> Contender:
-    """A turn that does the same work again until so many seconds have gone by; `settle` waits for the device."""
+def repeat_for(work: Callable[[], float], seconds: float, synchronize: Callable[[], None] = lambda: None) -> Contender:
+    """A contender that repeats its work for some seconds; `synchronize` waits for the device."""
 
     def turn() -> Turn:
-        settle()
+        synchronize()
         done, start = 0.0, time.perf_counter()
         while True:
             done += work()
-            settle()
+            synchronize()
             spent = time.perf_counter() - start
             if spent >= seconds:
                 return Turn(done, spent)
@@ -74,12 +78,13 @@ def repeated(work: Callable[[], float], seconds: float, settle: Callable[[], Non
     return turn
 
 
-def ratio(ours: Figure, other: Figure) -> Figure:
-    return Figure(tuple(a / b for a, b in zip(ours.samples, other.samples, strict=True)))
+def ratio(ours: Measurement, other: Measurement) -> Measurement:
+    """The ratio of two measurements, turn by turn."""
+    return Measurement(tuple(a / b for a, b in zip(ours.samples, other.samples, strict=True)))
 
 
-def settling(device: str) -> Callable[[], None]:
-    """What waits until a device has done all it was asked to."""
+def device_synchronizer(device: str) -> Callable[[], None]:
+    """A function that waits until a device is idle."""
     if device != "cuda":
         return lambda: None
     import torch
@@ -87,27 +92,28 @@ def settling(device: str) -> Callable[[], None]:
     return torch.cuda.synchronize
 
 
-# -- what a figure was measured on -------------------------------------------------------------------------------------
+# -- the environment of a measurement ----------------------------------------------------------------------------------
 
 
-def facts(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """The machine, the versions, the commit, and the settings given."""
+def describe_environment(arguments: Sequence[str], **settings: object) -> dict[str, object]:
+    """The machine, the versions, the commit and the settings of a benchmark."""
     import torch
 
-    found: dict[str, Any] = {
+    environment: dict[str, object] = {
         "command": f"python -m bench {' '.join(arguments)}",
-        "commit": commit(),
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
+        "commit": git_commit(),
+        "machine": f"{processor_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := installed(name))},
+        "versions": {name: version for name in PACKAGES if (version := installed_version(name))},
         **settings,
     }
     if settings.get("device") == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        environment["gpu"] = torch.cuda.get_device_name()
+    return environment
 
 
-def processor() -> str:
+def processor_name() -> str:
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -115,19 +121,22 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The installed version of a package, if any."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def commit() -> str:
+def git_commit() -> str:
     """The commit, and whether files differ from it."""
 
     def git(*arguments: str) -> str:
-        place = Path(__file__).parent
-        return subprocess.run(["git", *arguments], cwd=place, capture_output=True, text=True, check=True).stdout.strip()
+        folder = Path(__file__).parent
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         return git("rev-parse", "--short", "HEAD") + (" and changes" if git("status", "--porcelain", "-uno") else "")
@@ -135,18 +144,18 @@ def commit() -> str:
         return "unknown"
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows with the same keys as a Markdown table."""
     names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    lines = [names, ["---"] * len(names), *([_format_cell(row[name]) for name in names] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def ratios(figures: Mapping[str, Figure], ours: str) -> list[str]:
-    """One line for each rival: how many times as fast as it we are."""
+def format_ratios(figures: Mapping[str, Measurement], ours: str) -> list[str]:
+    """A line for each competitor: our rate divided by its rate."""
     return [
         f"{ours} / {name}: {ratio(figures[ours], figure)}"
         for name, figure in figures.items()
@@ -154,10 +163,10 @@ def ratios(figures: Mapping[str, Figure], ours: str) -> list[str]:
     ]
 
 
-def _cell(value: Any) -> str:
-    return _number(value) if isinstance(value, float) else str(value)
+def _format_cell(value: object) -> str:
+    return _format_number(value) if isinstance(value, float) else str(value)
 
 
-def _number(value: float) -> str:
-    """Four digits where there is a fraction to show, thousands parted where there is none."""
+def _format_number(value: float) -> str:
+    """A number with three or four digits, or as a whole number with separators from 1,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"

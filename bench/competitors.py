@@ -1,4 +1,4 @@
-"""What users would pick instead, on the same shapes: a name and how to build it, or why it is left out.
+"""Other libraries on the same shapes: a name and how to build it, or why it is left out.
 
     hf, hf-compiled   Hugging Face transformers, MarianMT of the same sizes; eager, or through torch.compile
     plain             the demo's LSTMs as a course notebook writes them: one decoder step after the other
@@ -11,28 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.task import Shape
+from bench.task import ModelShape
 from dragoman.core.types import BOS, EOS, PAD, Batch
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
+    from transformers.modeling_outputs import Seq2SeqLMOutput
 
 IGNORED = -100  # what Hugging Face's losses leave out
 
 
-class LeftOut(Exception):
-    """Why a rival cannot take part."""
+class Unavailable(Exception):
+    """The reason why a competitor cannot take part."""
 
 
-def marian(shape: Shape, vocabulary: int, *, dropout: float = 0.1) -> Any:
+def build_marian(shape: ModelShape, vocabulary: int, *, dropout: float = 0.1) -> MarianMTModel:
     """A MarianMT of a shape, with random weights."""
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError as error:
-        raise LeftOut(f"Hugging Face transformers cannot be imported ({error})") from None
+        raise Unavailable(f"Hugging Face transformers cannot be imported ({error})") from None
     if shape.preset == "pronunciation":
         dropout = 0.0  # the demo's LSTMs have none
     layers = shape.layers if shape.preset != "pronunciation" else 2  # as many parameters as the demo's LSTMs
@@ -93,39 +97,41 @@ class PlainRNN(nn.Module):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def training_loops(shape: Shape, vocabulary: int, names: list[str], device: str) -> Iterator[tuple[str, Any]]:
-    """The name of each rival asked for, and its logits as a function of a batch; or why it is left out."""
+def build_training_models(
+    shape: ModelShape, vocabulary: int, names: list[str], device: str
+) -> Iterator[tuple[str, nn.Module | Unavailable]]:
+    """The name of each competitor and its model, which maps a batch to logits; or why it is left out."""
     for name in names:
         try:
             if name == "plain":
                 if shape.preset != "pronunciation":
-                    raise LeftOut("the plain LSTM loop is the demo's model alone (--shape demo)")
+                    raise Unavailable("the plain LSTM loop is the demo's model alone (--shape demo)")
                 yield "plain PyTorch", PlainRNN(vocabulary).to(device)
             elif name in ("hf", "hf-compiled"):
-                model = marian(shape, vocabulary).to(device)
+                model = build_marian(shape, vocabulary).to(device)
                 run = torch.compile(model) if name == "hf-compiled" else model
-                yield f"Hugging Face{', compiled' if name == 'hf-compiled' else ''}", Marian(model, run)
+                yield f"Hugging Face{', compiled' if name == 'hf-compiled' else ''}", MarianAdapter(model, run)
             else:
-                raise LeftOut("there is no such rival for training (there is hf, hf-compiled, plain)")
-        except LeftOut as reason:
+                raise Unavailable("there is no such competitor for training (there is hf, hf-compiled, plain)")
+        except Unavailable as reason:
             yield name, reason
 
 
-class Marian(nn.Module):
+class MarianAdapter(nn.Module):
     """A MarianMT that reads our batches."""
 
-    def __init__(self, model: Any, run: Any) -> None:
+    def __init__(self, model: MarianMTModel, run: Callable[..., Seq2SeqLMOutput]) -> None:
         super().__init__()
         self.model = model
-        self.run: Callable[..., Any] = run
+        self.run = run
 
     def forward(self, batch: Batch) -> Tensor:
         mask = (batch.source != PAD).long()
-        found = self.run(batch.source, mask, decoder_input_ids=batch.target[:, :-1], use_cache=False)
-        return found.logits  # type: ignore[no-any-return]
+        output = self.run(batch.source, mask, decoder_input_ids=batch.target[:, :-1], use_cache=False)
+        return output.logits
 
 
-def loop(model: nn.Module, stream: Iterator[Batch], device: str, precision: str) -> Iterator[Tensor]:
+def training_loop(model: nn.Module, stream: Iterator[Batch], device: str, precision: str) -> Iterator[Tensor]:
     """A plain training loop; yields the loss of each step, without waiting for the device."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 100))
@@ -150,48 +156,50 @@ def loop(model: nn.Module, stream: Iterator[Batch], device: str, precision: str)
 
 ATTENTION = {"Wq": "q_proj", "Wk": "k_proj", "Wv": "v_proj", "Wo": "out_proj"}
 BLOCK = {
-    **{f"mixer.{mine}": f"self_attn.{theirs}" for mine, theirs in ATTENTION.items()},
+    **{f"mixer.{own}": f"self_attn.{theirs}" for own, theirs in ATTENTION.items()},
     "mixer_norm": "self_attn_layer_norm",
     "feedforward.W1": "fc1",
     "feedforward.W2": "fc2",
     "feedforward_norm": "final_layer_norm",
 }
 CROSS = {
-    **{f"cross_attention.{mine}": f"encoder_attn.{theirs}" for mine, theirs in ATTENTION.items()},
+    **{f"cross_attention.{own}": f"encoder_attn.{theirs}" for own, theirs in ATTENTION.items()},
     "cross_norm": "encoder_attn_layer_norm",
 }
 
 
-def twin(shape: Shape, ours: nn.Module) -> Any:
-    """A MarianMT with the weights of a Transformer of ours: the same function of the same ids."""
-    mine = ours.state_dict()
-    theirs = marian(shape, mine["output.weight"].shape[0], dropout=0.0).eval()
-    wanted = theirs.state_dict()
+def convert_to_marian(shape: ModelShape, ours: nn.Module) -> MarianMTModel:
+    """A MarianMT with the weights of our Transformer: the same function of the same ids."""
+    our_weights = ours.state_dict()
+    theirs = build_marian(shape, our_weights["output.weight"].shape[0], dropout=0.0).eval()
+    weights = theirs.state_dict()
     for side, names in (("encoder", BLOCK), ("decoder", BLOCK | CROSS)):
         for i in range(shape.layers):
             for name, other in names.items():
                 for end in ("weight", "bias"):
-                    wanted[f"model.{side}.layers.{i}.{other}.{end}"] = mine[f"{side}.stack.blocks.{i}.{name}.{end}"]
-        places = getattr(theirs.model, side).embed_positions
-        wanted[f"model.{side}.embed_positions.weight"] = places.create_weight()
-        wanted[f"model.{side}.embed_tokens.weight"] = mine["output.weight"]
-    wanted |= {"model.shared.weight": mine["output.weight"], "lm_head.weight": mine["output.weight"]}
-    wanted["final_logits_bias"] = mine["output.bias"][None]
-    theirs.load_state_dict(wanted)
+                    weights[f"model.{side}.layers.{i}.{other}.{end}"] = our_weights[
+                        f"{side}.stack.blocks.{i}.{name}.{end}"
+                    ]
+        positions = getattr(theirs.model, side).embed_positions
+        weights[f"model.{side}.embed_positions.weight"] = positions.create_weight()
+        weights[f"model.{side}.embed_tokens.weight"] = our_weights["output.weight"]
+    weights |= {"model.shared.weight": our_weights["output.weight"], "lm_head.weight": our_weights["output.weight"]}
+    weights["final_logits_bias"] = our_weights["output.bias"][None]
+    theirs.load_state_dict(weights)
     return theirs
 
 
 Searcher = Callable[[list[list[int]], int, int], list[list[int]]]  # sources, beam, target tokens → target tokens
 
 
-def generate(model: Any, device: str, precision: str) -> Searcher:
-    """Hugging Face's generate, made to say exactly so many tokens."""
+def marian_searcher(model: MarianMTModel, device: str, precision: str) -> Searcher:
+    """Hugging Face's generate, with a fixed output length."""
     model = model.to(device, torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
     @torch.inference_mode()
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
         ids = torch.tensor(sources, device=device)
-        found = model.generate(
+        outputs = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             num_beams=beam,
@@ -199,18 +207,18 @@ def generate(model: Any, device: str, precision: str) -> Searcher:
             min_length=length + 1,  # the first token, <s>, counts
             max_length=length + 1,
         )
-        return found[:, 1:].tolist()  # type: ignore[no-any-return]
+        return outputs[:, 1:].tolist()  # type: ignore[no-any-return]
 
     return search
 
 
-def ctranslate2(model: Any, folder: Path, device: str, kind: str, threads: int) -> Searcher:
+def ctranslate2_searcher(model: MarianMTModel, folder: Path, device: str, kind: str, threads: int) -> Searcher:
     """CTranslate2 on the weights of a MarianMT, by its own converter; as many one-thread workers as threads."""
     try:
         import ctranslate2 as ct2
         from ctranslate2.converters.transformers import BartLoader
     except ImportError as error:
-        raise LeftOut(f"CTranslate2 cannot be imported ({error})") from None
+        raise Unavailable(f"CTranslate2 cannot be imported ({error})") from None
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>"] + [f"{i}" for i in range(4, model.config.vocab_size)]
     model.config.normalize_before = model.config.normalize_embedding = False
     loader = BartLoader()
@@ -220,37 +228,42 @@ def ctranslate2(model: Any, folder: Path, device: str, kind: str, threads: int) 
     spec.config.eos_token, spec.config.unk_token = "</s>", "<unk>"
     spec.validate()
     spec.optimize(quantization=kind if kind != "float32" else None)
-    place = folder / f"ctranslate2-{kind}"
-    place.mkdir()
-    spec.save(str(place))
-    translator = ct2.Translator(str(place), device=device, compute_type=kind, inter_threads=threads, intra_threads=1)
+    path = folder / f"ctranslate2-{kind}"
+    path.mkdir()
+    spec.save(str(path))
+    translator = ct2.Translator(str(path), device=device, compute_type=kind, inter_threads=threads, intra_threads=1)
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [[vocabulary[i] for i in source] for source in sources],
             beam_size=beam,
             min_decoding_length=length,
             max_decoding_length=length,
             max_batch_size=-(-len(sources) // threads),
         )
-        return [[ids[token] for token in result.hypotheses[0]] for result in found]
+        return [[ids[token] for token in result.hypotheses[0]] for result in results]
 
     ids = {token: i for i, token in enumerate(vocabulary)}
     return search
 
 
-def searchers(
-    names: list[str], shape: Shape, ours: nn.Module, folder: Path, device: str, precision: str, threads: int
-) -> Iterator[tuple[str, Any]]:
-    """The name of each rival asked for, and its search; or why it is left out."""
+def build_searchers(
+    names: list[str], shape: ModelShape, ours: nn.Module, folder: Path, device: str, precision: str, threads: int
+) -> Iterator[tuple[str, Searcher | Unavailable]]:
+    """The name of each competitor and its search; or why it is left out."""
     for name in names:
         try:
             if name == "hf":
-                yield f"Hugging Face, {precision}", generate(twin(shape, ours), device, precision)
+                yield f"Hugging Face, {precision}", marian_searcher(convert_to_marian(shape, ours), device, precision)
             elif name.startswith("ct2-"):
                 kind = name.removeprefix("ct2-")
-                yield f"CTranslate2, {kind}", ctranslate2(twin(shape, ours), folder, device, kind, threads)
+                yield (
+                    f"CTranslate2, {kind}",
+                    ctranslate2_searcher(convert_to_marian(shape, ours), folder, device, kind, threads),
+                )
             else:
-                raise LeftOut("there is no such rival for searching (there is hf, ct2-int8, ct2-float32, plain)")
-        except (LeftOut, ValueError) as reason:  # CTranslate2 says so of a device or type that it was built without
-            yield name, LeftOut(str(reason))
+                raise Unavailable(
+                    "there is no such competitor for searching (there is hf, ct2-int8, ct2-float32, reference)"
+                )
+        except (Unavailable, ValueError) as reason:  # CTranslate2 says so of a device or type that it was built without
+            yield name, Unavailable(str(reason))
