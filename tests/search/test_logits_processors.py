@@ -432,3 +432,9 @@ def test_each_bank_keeps_its_best_in_places_given_out_one_by_one(
         assert [totals[c] for c in kept if progress[c] == bank] == best
     for part in (kept, rest):
         assert [totals[c] for c in part] == sorted((totals[c] for c in part), reverse=True)
+
+
+def test_each_bank_of_forced_tokens_has_an_equal_share_of_the_slots() -> None:
+    """Four slots for banks 0 and 1: the two best of each, though all of bank 0 are more probable."""
+    totals, met = [-1.0, -2.0, -3.0, -10.0, -11.0, -12.0], [0, 0, 0, 1, 1, 1]
+    assert share_slots(totals, met, most=1, slots=4) == [0, 1, 3, 4, 2, 5]

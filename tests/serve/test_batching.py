@@ -16,7 +16,7 @@ import pytest
 
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
-from dragoman.serve.batcher import Batcher, BatchJob, SourceTokenizer, SourceTokens
+from dragoman.serve.batcher import Batcher, BatchJob, SourceTokenizer, SourceTokens, count_hypotheses
 from dragoman.serve.schema import APIError
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerPool
@@ -327,3 +327,17 @@ def test_a_sample_depends_on_the_index_in_its_own_request() -> None:
         assert [job.to_message("")["first_index"] for job in jobs if job is not None] == [0, 0, 2]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 4),  # the model's own beam
+        ({"beam": 7}, 7),
+        ({"num_samples": 9}, 9),
+        ({"beam": 2, "num_samples": 9}, 9),
+        ({"search": "diverse"}, 6),  # no less than the default beam of another search
+    ],
+)
+def test_the_cost_of_a_request_counts_every_hypothesis_and_sample(options: dict[str, Any], expected: int) -> None:
+    assert count_hypotheses(options, {"name": "beam", "beam": 4, "is_sampling": False}) == expected
