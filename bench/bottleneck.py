@@ -13,6 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench import letters
 from dragoman.data.samples import synthetic
 
 CONFIG = """
@@ -47,12 +48,10 @@ MODELS = {
 def main(folder: Path, workers: int) -> None:
     """Write the data, train the four models, and compare them."""
     folder.mkdir(parents=True, exist_ok=True)
-    short = [
-        pair for part in range(30) for pair in synthetic.generate_pairs("copy", 2000, part)
-    ]  # 1 to 20 letters each
+    short = [pair for part in range(30) for pair in letters.generate_pairs("copy", 2000, part)]  # 1 to 20 letters each
     synthetic.write_tsv(folder / "train.tsv", short)
     # As many strings of each length as of any other: within one draw of `pairs` the lengths are even.
-    synthetic.write_tsv(folder / "test.tsv", synthetic.generate_pairs("copy", 2000, 1, split="test", max_length=40))
+    synthetic.write_tsv(folder / "test.tsv", letters.generate_pairs("copy", 2000, 1, split="test", max_length=40))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda name: train(folder, name), MODELS))
     run_dragoman(folder, "compare", *MODELS, "--data", "test.tsv", "--metrics", "exact,cer", "--png", "bottleneck.png")

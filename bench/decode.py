@@ -127,7 +127,7 @@ def text_searcher(pipeline: Pipeline, workers: int) -> competitors.Searcher:
     """Our search from texts to texts; ids are converted to texts before and back after."""
 
     def search(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
-        texts = [" ".join(pipeline.codec.source_pieces(source[:-1])) for source in sources]
+        texts = [" ".join(pipeline.codec.source.pieces(source[:-1])) for source in sources]
         options = GenerationOptions(beam=beam)
         return [prediction.ids for prediction in parallel.predict_stream(pipeline, texts, options, workers=workers)]
 
@@ -173,7 +173,10 @@ def write_model(folder: Path, shape: ModelShape, length: int) -> None:
     config = configs.validate(value, "the benchmark")
     # Every symbol once: its number then is its id.
     every = [" ".join(f"{i:06}" for i in range(len(SPECIALS), shape.vocabulary))]
-    codec = codecs.learn_codec(Part("symbols"), Part("symbols"), True, "nfc", every, every, [])
+    learner = codecs.CodecLearner(codecs.build_codec(Part("symbols"), Part("symbols"), True, "nfc"))
+    for text in every:
+        learner.add_source(text)
+    codec = learner.finish([])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         model.output.bias[[PAD, BOS]] = -1e4  # our searches never choose these; so no competitor does

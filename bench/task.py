@@ -124,7 +124,7 @@ def training_config(
     }
     if family is None and shape.preset == "pronunciation":
         demo = configs.load(None, "pronunciation", ["data.train=none.tsv"]).config
-        value["model"], value["tokenizer"] = demo.to_mapping()["model"], {"source": "symbols", "target": "symbols"}
+        value["model"], value["tokenizer"] = demo.model_dump()["model"], {"source": "symbols", "target": "symbols"}
     else:
         value["model"] = model_section(shape, family or "transformer")
         value["tokenizer"] = {"source": "symbols", "joint": True}

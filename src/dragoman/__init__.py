@@ -11,7 +11,8 @@ Everything is imported on first use, so that `import dragoman` costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from dragoman.training import Report
 
 __all__ = ["GenerationOptions", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
+
+
+_MODULES = {
+    "GenerationOptions": "dragoman.core.generation",
+    "Part": "dragoman.core.registry",
+    "Pipeline": "dragoman.inference.pipeline",
+    "Prediction": "dragoman.inference.pipeline",
+    "Report": "dragoman.training",
+}
 
 
 def load(path: str | Path, device: str = "auto", *, precision: str | None = None, reference: bool = False) -> Pipeline:
@@ -50,39 +60,19 @@ def train(
 
 def _connect_inspection() -> None:
     """Let a Prediction render itself in a notebook; the inference package itself does not import inspection."""
-    from dragoman.inference.inputs import ModelInput
     from dragoman.inference.pipeline import Pipeline, Prediction
 
-    def render(self: Prediction) -> str:
-        from dragoman.inspection.render.notebook import render_prediction
+    Prediction._repr_html_ = _import_on_call("render.notebook", "render_prediction")  # type: ignore[attr-defined]
+    Pipeline.preview_media = _import_on_call("media_preview", "build_media_preview")
 
-        return render_prediction(self)
 
-    def preview(pipeline: Pipeline, model_input: ModelInput) -> dict[str, Any] | None:
-        from dragoman.inspection.media_preview import build_media_preview
-
-        return build_media_preview(pipeline, model_input)
-
-    Prediction._repr_html_ = render  # type: ignore[attr-defined]
-    Pipeline.preview_media = preview
+def _import_on_call(module: str, function: str) -> Callable[..., Any]:
+    return lambda *arguments: getattr(import_module(f"dragoman.inspection.{module}"), function)(*arguments)
 
 
 def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dragoman' has no attribute '{name}'")
     if name in ("Pipeline", "Prediction"):
-        from dragoman.inference import pipeline
-
         _connect_inspection()
-        return getattr(pipeline, name)
-    if name == "GenerationOptions":
-        from dragoman.core import generation
-
-        return generation.GenerationOptions
-    if name == "Part":
-        from dragoman.core import registry
-
-        return registry.Part
-    if name == "Report":
-        from dragoman import training
-
-        return training.Report
-    raise AttributeError(f"module 'dragoman' has no attribute '{name}'")
+    return getattr(import_module(_MODULES[name]), name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Prediction
 from dragoman.inspection.assessment import Assessment, assess
 from dragoman.inspection.render.image import AttentionPanel, draw_attention
-from dragoman.training import Report
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,11 @@ class DemoResult:
 
 
 def _write_dates(folder: Path) -> None:
-    """Generate train.tsv, valid.tsv and test.tsv of dates in many formats with their ISO form."""
     sizes: dict[synthetic.SplitName, int] = {"train": 20_000, "valid": 500, "test": 2_000}
     for seed, (split, count) in enumerate(sizes.items(), 1):
-        synthetic.write_tsv(folder / f"{split}.tsv", synthetic.generate_pairs("dates", count, seed, split=split))
+        synthetic.write_tsv(
+            folder / f"{split}.tsv", synthetic.generate_pairs(synthetic.dates, count, seed, split=split)
+        )
 
 
 DEMOS = {
@@ -131,11 +131,6 @@ def estimate_steps(demo: Demo, overrides: list[str], seconds: float, folder: Pat
     return max(int(seconds / seconds_per_step) // 10 * 10, 100)
 
 
-def train(config: Config, folder: Path) -> Iterator[Report]:
-    """Train the model, or resume its training, and yield the reports."""
-    return training.run(config, folder)
-
-
 def evaluate(demo: Demo, folder: Path) -> DemoResult:
     """Score the model on the test set, choose example rows, and draw attention.png if matplotlib is installed."""
     model = pipeline.load(folder)
@@ -152,23 +147,11 @@ def evaluate(demo: Demo, folder: Path) -> DemoResult:
         draw_attention(folder / "attention.png", panels)
     except MissingExtra:
         picture = None
-    return DemoResult(
-        _format_scores(demo, assessment),
-        _sample_rows(assessment),
-        predictions[0],
-        picture,
-        len(examples),
-        assessment.seconds,
-    )
-
-
-def _format_scores(demo: Demo, assessment: Assessment) -> list[str]:
-    """Return a line for each score; for pronunciation, the second becomes the word error rate."""
-    lines = [str(score) for score in assessment.scores.values()]
+    scores = [str(score) for score in assessment.scores.values()]
     if demo.preset == "pronunciation":  # the target is one word, so that an inexact result is a wrong word
         exact = assessment.scores["exact"]
-        lines[1] = format_score("WER", 100 - exact.value, 100 - exact.high, 100 - exact.low)
-    return lines
+        scores[1] = format_score("WER", 100 - exact.value, 100 - exact.high, 100 - exact.low)
+    return DemoResult(scores, _sample_rows(assessment), predictions[0], picture, len(examples), assessment.seconds)
 
 
 def _sample_rows(assessment: Assessment) -> list[tuple[bool, str, str, str]]:

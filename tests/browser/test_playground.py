@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from bench import letters
+from tests.codec_learning import learn_codec
 
 import dragoman
 from dragoman import config as configs
@@ -38,7 +40,6 @@ from dragoman.inspection.views import (
     steps,
 )
 from dragoman.serve import view_routes
-from dragoman.text import codec as codecs
 
 TASK = {"symbols": 5, "max_length": 5}
 PARTS = {
@@ -98,7 +99,7 @@ def save_language_model(folder: Path) -> None:
         "training": {"objective": "lm"},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["abc"], ["abc"], [])
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["abc"], ["abc"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
 
@@ -147,9 +148,9 @@ class Playground(NamedTuple):
 @pytest.fixture(scope="module")
 def playground(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     folder = tmp_path_factory.mktemp("playground")
-    rows = [pair for seed in range(3) for pair in synthetic.generate_pairs("reverse", 1000, seed, **TASK)]  # type: ignore[arg-type]
+    rows = [pair for seed in range(3) for pair in letters.generate_pairs("reverse", 1000, seed, **TASK)]  # type: ignore[arg-type]
     synthetic.write_tsv(folder / "train.tsv", rows)
-    synthetic.write_tsv(folder / "valid.tsv", synthetic.generate_pairs("reverse", 45, 0, split="valid", **TASK))  # type: ignore[arg-type]
+    synthetic.write_tsv(folder / "valid.tsv", letters.generate_pairs("reverse", 45, 0, split="valid", **TASK))  # type: ignore[arg-type]
     for name in PARTS:
         train(folder, name)
     save_language_model(folder / "lm")
@@ -323,7 +324,7 @@ def test_a_visitor_finds_an_example_that_is_already_predicted(page, playground):
 
 
 def test_the_models_of_these_tests_have_learned_their_task(playground):
-    pairs = synthetic.generate_pairs("reverse", 60, 1, split="test", **TASK)
+    pairs = letters.generate_pairs("reverse", 60, 1, split="test", **TASK)
     for name in PARTS:
         found = playground.models[name].predict([source for source, _ in pairs])
         assert sum(one.text == target for one, (_, target) in zip(found, pairs, strict=True)) > 30

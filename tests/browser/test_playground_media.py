@@ -22,6 +22,7 @@ pytest.importorskip("kaldi_native_fbank")
 
 import soundfile
 from PIL import Image
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
@@ -29,7 +30,6 @@ from dragoman.core.types import BOS, EOS, PAD, UNK, Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.views import alignment
-from dragoman.text import codec as codecs
 
 PATIENT = ("--set", "silence_s=20", "--set", "hang_s=30")  # a worker that is slow on a busy machine is no fault here
 GRID = {"name": "image", "pixels": 32, "channels": 8, "stages": [1, 1]}
@@ -77,8 +77,8 @@ def save(folder: Path, model: dict[str, Any]) -> None:
         "generation": {"max_length_ratio": 0.0, "max_length_extra": 5},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.build_modality(config), configs.build_second_source(config)
-    codec = codecs.learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
+    words, (medium, second) = config.tokenizer.source, configs.source_readers(config)
+    codec = learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
     built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
@@ -26,7 +27,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.schedules import schedules
-from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 from dragoman.training import state
 from dragoman.training.averaging import MovingAverage, temporary_weights
@@ -51,7 +51,7 @@ def tiny(**model: object) -> Config:
 
 def learned(config: Config) -> Codec:
     tokenizing = config.tokenizer
-    return codecs.learn_codec(
+    return learn_codec(
         tokenizing.source, tokenizing.target or tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, ["<to:de>"]
     )
 
@@ -448,7 +448,7 @@ def test_weights_that_do_not_fit_the_config_are_named(folder: Path) -> None:
 
 def test_another_tokenizer_than_the_config_says_is_refused(folder: Path, tmp_path: Path) -> None:
     config = configs.TokenizerOptions.model_validate({"source": "words", "joint": True})
-    words = codecs.learn_codec(config.source, config.source, True, "nfc", TEXTS, TEXTS, [])
+    words = learn_codec(config.source, config.source, True, "nfc", TEXTS, TEXTS, [])
     (folder / "joint.tokenizer.json").write_bytes(words.to_files()["joint.tokenizer.json"])
     sign(folder)
     with pytest.raises(ModelError, match="words"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from bench import letters
 
 from dragoman.cli.main import main
 from dragoman.data.samples import synthetic
@@ -60,7 +61,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a config, and the run that `dragoman train` made of them."""
     folder = tmp_path_factory.mktemp("work")
     for side, count in {"train": 800, "valid": 20, "test": 30}.items():
-        pairs = synthetic.generate_pairs("copy", count, 1, split=side, symbols=4, max_length=5)  # type: ignore[arg-type]
+        pairs = letters.generate_pairs("copy", count, 1, split=side, symbols=4, max_length=5)  # type: ignore[arg-type]
         synthetic.write_tsv(folder / f"{side}.tsv", pairs)
     (folder / "copy.yaml").write_text(CONFIG, encoding="utf-8")
     done = process("train", "copy.yaml", cwd=folder)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.codec_learning import learn_codec
 
 import dragoman
 from dragoman import config as configs
@@ -17,7 +18,6 @@ from dragoman.checkpoint import model_folder
 from dragoman.data.objectives import objectives
 from dragoman.inspection.render.image import AttentionPanel
 from dragoman.inspection.views import alignment, beam, positions, saliency, steps
-from dragoman.text import codec as codecs
 
 RUN = "runs/copy"
 
@@ -82,7 +82,7 @@ def test_positions_are_refused_in_one_sentence_where_a_model_has_none(here: Call
 
 def test_positions_are_a_map_of_places_where_a_model_has_them(tmp_path: Path, here: Callable[..., Any]) -> None:
     config = configs.load(None, "transformer-tiny", ["data.train=none.tsv", "tokenizer.source=characters"]).config
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["ab"], ["ab"], [])
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", ["ab"], ["ab"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(tmp_path / "tiny", config, model_folder.unique_weights(model), codec, {})
     done = here("inspect", tmp_path / "tiny", "--view", "positions")
@@ -116,7 +116,7 @@ def untrained(folder: Path, objective: str, parts: dict[str, Any]) -> Path:
     }
     config = configs.validate(value, "a test")
     extra = list(objectives.build(config.training.objective).extra_symbols)
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, joint, "nfc", ["ab"], ["ab"], extra)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return folder

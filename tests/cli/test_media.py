@@ -297,7 +297,7 @@ def test_a_pipeline_looks_in_more_places_and_the_first_one_is_unchanged(
 
 
 def test_training_begins_only_with_places_that_are_there(made: Callable[[str], Path], tmp_path: Path) -> None:
-    value = configs.load(made("image") / "config.yaml").config.to_mapping()
+    value = configs.load(made("image") / "config.yaml").config.model_dump()
     value["data"]["files"] = [*value["data"]["files"], str(tmp_path / "nowhere.zip")]
     with pytest.raises(DataError, match=r"nowhere\.zip: there is no such folder or archive"):
         list(training.run(configs.validate(value, "places"), tmp_path / "run"))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_the_page_holds_the_same_as_the_json(here: Callable[..., Done], tmp_path
         (["--limit", "copyin=0.1"], "did you mean 'copying'"),
         (["--limit", "copying=10"], "from 0 to 1"),
         (["--pairs", "none.tsv"], "none.tsv: there is no such file"),
-        (["--neutral", "copy.yaml"], "copy.yaml:2: found 1 columns"),
+        (["--neutral", "copy.yaml"], "copy.yaml:2: found ["),
         (["--items", "test.tsv"], "need --neutral"),
         (["--data", "none.tsv"], "none.tsv"),
     ],
@@ -95,5 +95,5 @@ def test_what_cannot_be_used_is_said_and_the_exit_code_is_2(
 
 
 def test_the_help_names_every_limit_as_it_is() -> None:
-    text = str(probe.Limit.__metadata__[0].help)
+    text = str(get_type_hints(probe.probe, include_extras=True)["limit"].__metadata__[0].help)
     assert {name: float(share) for name, share in re.findall(r"([a-z-]+)=([0-9.]*[0-9])", text)} == LIMITS

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.cli.main import main
-from dragoman.text import codec as codecs
 
 from .conftest import Done, process
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = config.tokenizer.target
     assert target is not None
     texts = WORDS.split("\n")
-    codec = codecs.learn_codec(config.tokenizer.source, target, False, "nfc", texts, texts, [])
+    codec = learn_codec(config.tokenizer.source, target, False, "nfc", texts, texts, [])
     weights = model_folder.unique_weights(configs.build_model(config, len(codec.source), len(codec.target)))
     model_folder.save(folder, config, weights, codec, {})
     return folder

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import ConfigError, UserError
@@ -18,7 +19,6 @@ from dragoman.core.types import BOS, EOS, Capacity, Example
 from dragoman.data.objectives import objectives
 from dragoman.inference.pipeline import Pipeline
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.text import codec as codecs
 
 TINY = ["data.train=a.tsv", "model.width=8", "tokenizer.source=characters"]
 ONE = ["model.encoder=none", "model.decoder.source=prefix"]
@@ -142,7 +142,7 @@ def opened(*sets: str) -> Pipeline:
     )
     tokenizing = config.tokenizer
     symbols = objectives.build(config.training.objective).extra_symbols
-    codec = codecs.learn_codec(tokenizing.source, tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, symbols)
+    codec = learn_codec(tokenizing.source, tokenizing.source, tokenizing.joint, "nfc", TEXTS, TEXTS, symbols)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         for p in model.parameters():
@@ -181,9 +181,9 @@ def test_a_language_model_goes_on_from_prompts_of_all_lengths(shape: str) -> Non
         ids, room = pipeline.codec.encode_target(prompt)[:-1], len(prompt) + 6
         source, before = (ids, []) if pipeline.model.has_bidirectional_prefix else ([], ids)
         said = stepped(pipeline.model, source, before, room)
-        assert found.tokens == pipeline.codec.target_pieces(said)
+        assert found.tokens == pipeline.codec.target.pieces(said)
         assert found.text == pipeline.codec.decode([*ids, *said])
-        assert found.source_tokens == pipeline.codec.target_pieces(ids)
+        assert found.source_tokens == pipeline.codec.target.pieces(ids)
     assert [p.tokens for p in pipeline.predict([""])] == [together[1].tokens]  # an empty prompt with nothing beside it
     beam = pipeline.predict(PROMPTS, beam=3, nbest=2)
     for prompt, found in zip(PROMPTS, beam, strict=True):

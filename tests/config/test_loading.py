@@ -117,7 +117,7 @@ def test_explain_lists_every_value_of_the_config_once(tmp_path: Path) -> None:
         return {key: item for name, one in value.items() for key, item in leaves(one, (*path, name)).items()}
 
     shown = list(explain_origins(loaded))
-    assert {key: value for key, value, _ in shown} == leaves(loaded.config.to_mapping())
+    assert {key: value for key, value, _ in shown} == leaves(loaded.config.model_dump())
     assert len({key for key, _, _ in shown}) == len(shown)
 
 

@@ -32,7 +32,7 @@ def plain(name: str) -> dict[str, Any]:
     """A preset with every default filled in, and no model built."""
     text = (resources.files("dragoman.presets") / f"{name}.yaml").read_text(encoding="utf-8")
     value = yaml.parse(text, name)
-    return configs.validate({**value, "data": {"train": "train.tsv", **value.get("data", {})}}, name).to_mapping()
+    return configs.validate({**value, "data": {"train": "train.tsv", **value.get("data", {})}}, name).model_dump()
 
 
 def at(value: Any, key: str) -> Any:

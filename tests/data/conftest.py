@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dragoman.core.types import EOS, Example
+from dragoman.data.lines import ReadReport
 
 LIMITS = {"max_source": 100, "max_target": 100}
 
@@ -33,3 +34,7 @@ def pairs(count: int = 3) -> list[Example]:
 
 def leftovers(folder: Path) -> list[Path]:
     return list(folder.glob(".tmp-*"))
+
+
+def count_issues(report: ReadReport, kind: str) -> int:
+    return sum(issue.count for issue in report if issue.kind == kind)

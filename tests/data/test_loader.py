@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import DataError
 from dragoman.core.registry import Part
@@ -23,7 +24,6 @@ from dragoman.core.types import Batch, Example
 from dragoman.data.batching import BatchStream, Cursor
 from dragoman.data.loader import load_batches
 from dragoman.data.store import builder
-from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
 START = Cursor()
@@ -48,7 +48,7 @@ TEXTS = [" ".join(["one two three four"] * (1 + i % 4)) + f" {i}" for i in range
 
 
 def learned(name: str, **options: object) -> Codec:
-    return codecs.learn_codec(Part(name, options), Part(name, options), True, "nfc", TEXTS, TEXTS, ["<to:de>"])
+    return learn_codec(Part(name, options), Part(name, options), True, "nfc", TEXTS, TEXTS, ["<to:de>"])
 
 
 def batches_of(folder: Path, codec: Codec, lang: str | None = None) -> BatchStream:
@@ -181,9 +181,7 @@ def test_a_killed_worker_is_named_with_its_signal(plain, victim):
 
 def test_a_user_error_of_a_worker_is_raised_in_order_with_its_message(sampling):
     options = {"size": 50, "dropout": 0.5, "byte_fallback": False}
-    stranger = codecs.learn_codec(
-        Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, []
-    )  # knows no tag
+    stranger = learn_codec(Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, [])  # knows no tag
 
     def until_it_fails(workers: int, seed: int) -> tuple[int, str]:
         batches = BatchStream([(sampling.stores[0], 1.0)], stranger, tokens=80, seed=seed)
@@ -315,7 +313,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("kill", "ahead"), [(True, 0), (False, 0), (False, 2)])
+@pytest.mark.parametrize(("kill", "ahead"), [(True, 0), pytest.param(False, 0, marks=pytest.mark.long), (False, 2)])
 def test_workers_end_with_their_parent_however_it_ends(plain, kill, ahead):
     command = [sys.executable, "-c", SCRIPT, str(plain.stores[0].folder), str(ahead)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

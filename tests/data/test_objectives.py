@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, PAD, UNK
 from dragoman.data.objectives import Objective, objectives, round_randomly, sample_segments
-from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
 SENTINELS = [f"<extra_{i}>" for i in range(100)]
@@ -24,7 +24,7 @@ WORDS = [*(f"w{i}" for i in range(40)), "end.", "what?"]
 
 
 def learned(extra: list[str]) -> Codec:
-    return codecs.learn_codec(Part("symbols"), Part("symbols"), True, "nfc", WORDS, [], extra)
+    return learn_codec(Part("symbols"), Part("symbols"), True, "nfc", WORDS, [], extra)
 
 
 CODEC = learned(["<to:de>", "<mask>", *SENTINELS])
@@ -166,7 +166,8 @@ def test_options_that_exceed_the_whole_are_refused() -> None:
 
 def test_a_pair_stays_as_it_is_and_source_loss_asks_for_the_next_source_token() -> None:
     source, target = [7, 8, 9, EOS], [5, EOS]
-    assert objective("pairs")(np.array(source), np.array(target), rng(0))[:3] == (source, target, None)
+    row = objective("pairs")(np.array(source), np.array(target), rng(0))
+    assert (row.source.tolist(), row.target.tolist(), row.token_labels) == (source, target, None)
     marked = objective("pairs", source_loss=True)(source, target, rng(0))
     assert marked[:3] == (source, target, [8, 9, EOS, PAD])
 

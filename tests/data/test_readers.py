@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.registry import Part
@@ -23,7 +24,8 @@ from dragoman.core.types import Example
 from dragoman.data.lines import LINE_LIMIT, ReadReport
 from dragoman.data.readers import ReadOptions, parallel, read_pairs, read_sources, readers, spec_files
 from dragoman.data.readers.parallel import find_misalignment
-from dragoman.text.codec import learn_codec
+
+from .conftest import count_issues
 
 
 def write(folder: Path, content: bytes | str, name: str) -> Path:
@@ -170,7 +172,7 @@ def test_json_texts_are_cleaned_like_those_of_files(tmp_path):
     report = ReadReport()
     path = write(tmp_path, '{"source": "a\\nb\\r\\nc", "target": "d\\u2028e", "other": [1]}\n', "a.jsonl")
     assert pairs(path, report=report) == [("a b c", "d e")]
-    assert report.count("separators") == 1
+    assert count_issues(report, "separators") == 1
 
 
 def test_languages_come_from_json(tmp_path):
@@ -317,7 +319,7 @@ def test_a_bad_line_on_either_side_leaves_out_the_pair_and_keeps_the_step(tmp_pa
     a, b = write(tmp_path, b"1\n\xff\n3\n4\n", "a"), write(tmp_path, b"1\n2\n\0\n4\n", "b")
     report = ReadReport()
     assert pairs(f"{a},{b}", on_error="skip", report=report) == [("1", "1"), ("4", "4")]
-    assert (report.count("encoding"), report.count("nul")) == (1, 1)
+    assert (count_issues(report, "encoding"), count_issues(report, "nul")) == (1, 1)
 
 
 @pytest.mark.parametrize("spec", ["a,b,c", "a,", ",b"])
@@ -388,7 +390,7 @@ def test_as_many_sources_come_out_as_lines_go_in(lines, ended):
         line.decode("utf-8", "ignore") == line.decode("utf-8", "replace") and b"\0" not in line for line in lines
     ]
     texts = list(sources_in(io.BytesIO(content), "tsv", on_error="skip", report=(report := ReadReport())))[1:-1]
-    assert report.count("encoding") + report.count("nul") == readable.count(False)
+    assert count_issues(report, "encoding") + count_issues(report, "nul") == readable.count(False)
     assert all(example.source == "" for example, good in zip(texts, readable, strict=True) if not good)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import ConfigError
@@ -40,7 +41,7 @@ class Rows:
 def codec(examples: list[Example], second: SecondSourceReader) -> Codec:
     texts = [e.source for e in examples] + ([e.second_source for e in examples] if second == "text" else [])
     targets = [e.target or "" for e in examples]
-    return codecs.learn_codec(WORDS, WORDS, False, "nfc", texts, targets, [], None, second)
+    return learn_codec(WORDS, WORDS, False, "nfc", texts, targets, [], None, second)
 
 
 PAIRS = [
@@ -100,7 +101,7 @@ def test_the_area_of_a_batch_counts_the_longer_source(tmp_path: Path) -> None:
     long = [Example("who", "a", second_source="z8", line=1), Example("who", "a", second_source="z2", line=2)]
     both = codec(long, modality)
     made = builder.build_store(iter(long), both, tmp_path / "store", max_source=9, max_target=9, keep_text=False)
-    assert made.source_lengths.tolist() == [8, 2]
+    assert made.lengths(np.arange(2))[0].tolist() == [8, 2]
     sizes = sorted(len(batch) for batch in validation_batches(made, 8))
     assert sizes == [1, 1]
     assert next(validation_batches(made, 16)).area == 16
@@ -110,7 +111,7 @@ def test_codecs_with_another_second_source_differ_and_come_back_from_their_files
     modality: Any = Rows()
     one, two = codec(PAIRS, "text"), codec(PAIRS, modality)
     assert len({one.fingerprint, two.fingerprint, Codec(one.source, one.target).fingerprint}) == 3
-    again = codecs.restore_codec(WORDS, WORDS, False, "nfc", one.to_files(), None, "text")
+    again = codecs.build_codec(WORDS, WORDS, False, "nfc", None, "text").restore(one.to_files())
     assert again.encode_second_source(PAIRS[2]) == one.encode_second_source(PAIRS[2])
     assert one.second_source_size == len(one.source)
     assert two.second_source_size == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ OPTIONS = {
     "coverage": GenerationOptions(beam=3, coverage_penalty=0.2),
     "sample": GenerationOptions(search=Part("sample")),
 }
+GREEDY = DecodingRequest.from_options(OPTIONS["greedy"])
 CONSTRAINTS: dict[str, dict[str, Any]] = {
     "none": {},
     "minimum length": {"min_lengths": 2},
@@ -84,7 +86,6 @@ def used_engine(
     model: Seq2Seq, device: torch.device, precision: str, request: DecodingRequest, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """The name of the engine that decodes a request when it is opened and called."""
-    assert request.constraints is not None
     assert request.sentences is not None
     engine = open_engine(model.to(device), device, precision)
     if engine is None or not engine.serves(request.search, request.constraints):
@@ -115,7 +116,7 @@ def test_the_engine_that_decodes_is_the_one_that_the_report_names(
                 limits = SearchConstraints(torch.full((sentences,), 3), **constraints)
                 request = DecodingRequest(build_search(options), limits, sentences)
                 report = report_engines(on_meta, device, precision, decoding=request)
-                assert report.decoding_engine == used_engine(model, device, precision, request, monkeypatch)
+                assert chosen_engine(report.decoding) == used_engine(model, device, precision, request, monkeypatch)
 
 
 TRAINED_BY = {
@@ -134,10 +135,13 @@ TRAINED_BY = {
 @pytest.mark.parametrize("name", TRAINED_BY)
 def test_the_training_engine_that_is_opened_is_the_one_that_the_report_names(name: str) -> None:
     options, device = configs.TrainingOptions(), GPU if supports_triton() else CPU
-    report = report_engines(build_on_meta(name), GPU, training=options, on_this_machine=False)
-    assert report.training_engine == TRAINED_BY[name]
+    report = report_engines(build_on_meta(name), GPU, decoding=GREEDY, training=options, on_this_machine=False)
+    assert chosen_engine(report.training) == TRAINED_BY[name]
     expected = TRAINED_BY[name] if device == GPU else "reference"
-    assert report_engines(build_on_meta(name), device, training=options).training_engine == expected
+    assert (
+        chosen_engine(report_engines(build_on_meta(name), device, decoding=GREEDY, training=options).training)
+        == expected
+    )
     model = build(name).to(device)
     graph_step, choices = open_training_engine(model, device, options)
     assert chosen_engine(choices) == expected
@@ -157,10 +161,15 @@ def test_training_options_decide_the_engine(change: dict[str, Any]) -> None:
 
 def test_reference_only_leaves_the_reference() -> None:
     report = report_engines(
-        build("transformer"), CPU, training=configs.TrainingOptions(), reference_only=True, on_this_machine=False
+        build("transformer"),
+        CPU,
+        decoding=GREEDY,
+        training=configs.TrainingOptions(),
+        reference_only=True,
+        on_this_machine=False,
     )
-    assert (report.training_engine, report.decoding_engine) == ("reference", "reference")
-    assert all(blocker == "runtime.engine is 'reference'" for _, blocker in report.decoding[:-1])
+    assert (chosen_engine(report.training), chosen_engine(report.decoding)) == ("reference", "reference")
+    assert all(blocker == "runtime.engine is 'reference'" for blocker in list(report.decoding.values())[:-1])
 
 
 @pytest.mark.parametrize(
@@ -172,22 +181,22 @@ def test_reference_only_leaves_the_reference() -> None:
     ],
 )
 def test_what_no_engine_does_blocks_all_of_them(request_options: dict[str, Any], reason: str) -> None:
-    request = DecodingRequest(build_search(OPTIONS["greedy"]), **request_options)
+    request = replace(GREEDY, **request_options)
     report = report_engines(build("transformer"), CPU, decoding=request)
-    assert report.decoding_engine == "reference"
-    assert all(reason in str(blocker) for _, blocker in report.decoding[:-1])
+    assert chosen_engine(report.decoding) == "reference"
+    assert all(reason in str(blocker) for blocker in list(report.decoding.values())[:-1])
 
 
 def test_what_is_not_a_single_model_is_decoded_by_the_reference() -> None:
-    report = report_engines(object(), CPU, training=configs.TrainingOptions())
-    assert (report.training_engine, report.decoding_engine) == ("reference", "reference")
-    assert report.decoding[0].blocker == "object is not a single model"
+    report = report_engines(object(), CPU, decoding=GREEDY, training=configs.TrainingOptions())
+    assert (chosen_engine(report.training), chosen_engine(report.decoding)) == ("reference", "reference")
+    assert report.decoding["cuda"] == "object is not a single model"
 
 
 def assert_complete(report: EngineReport) -> None:
     for choices in (report.training, report.decoding):
-        assert [blocker for _, blocker in choices].count(None) == 1
-        assert choices[-1].name == "reference"
+        assert list(choices.values()).count(None) == 1
+        assert list(choices)[-1] == "reference"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from dragoman.core import tree
 from dragoman.core.registry import Part, Registry
 from dragoman.core.types import EOS
 from dragoman.data.batching import collate
@@ -20,7 +21,7 @@ from dragoman.engines.cuda.encode import packed_encoder_blocker
 from dragoman.engines.cuda.step import transformer_step_blocker
 from dragoman.engines.length_batches import pad_ids
 from dragoman.engines.training.fused_transformer import FusedTransformer, fused_transformer_blocker
-from dragoman.engines.training.packing import pack, packed_tensors, replace_tensors
+from dragoman.engines.training.packing import pack
 from dragoman.nn.attention import AttentionMask, record_attention
 from dragoman.nn.layers import LayerNorm, norms
 from dragoman.nn.positions import LearnedPositions, NoPositions, RotaryPositions, SinusoidalPositions, positions
@@ -152,10 +153,7 @@ def test_packed_rows_have_the_loss_of_padded_ones_under_a_scheme_of_ones_own(
     if model.packing_blocker() is not None:
         assert scheme in (Biases, AddsToValues)
         return
-    packed = pack(batch, 16)
-    packed = replace_tensors(
-        [x.to(DEVICE) for x in packed_tensors(packed)], (packed.sources.max_length, packed.targets.max_length)
-    )
+    packed = tree.map(lambda x: x.to(DEVICE), pack(batch, 16))
     expected = model.loss(batch.to(DEVICE), 0.1)
     assert_close(model.packed_loss(packed, 0.1), expected)
     if fused_transformer_blocker(model) is None:

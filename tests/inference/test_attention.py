@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
@@ -23,7 +24,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import UNK, Example
 from dragoman.inference.ensemble import Ensemble
 from dragoman.inference.pipeline import Pipeline
-from dragoman.text import codec as codecs
 from dragoman.text.vocabulary import UNK_SURFACE
 
 TEXTS = ["the old dog sees a boat", "a dog"]
@@ -48,7 +48,7 @@ def model(family: str = "before", tokenizer: str = "words", seed: int = 5) -> Pi
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, False, "nfc", TEXTS, TEXTS, ["<to:de>", "<to:fr>"])
+    codec = learn_codec(part, part, False, "nfc", TEXTS, TEXTS, ["<to:de>", "<to:fr>"])
     torch.manual_seed(seed)
     found = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_language_tag_and_the_end_are_no_words() -> None:
 @pytest.mark.parametrize("part", [Part("words"), Part("symbols"), Part("bpe", {"size": 300})])
 def test_the_words_of_a_source_stand_where_its_ids_do(part: Part) -> None:
     """Numbered ones too, as a model that copies has them: two names have a number, the third has none left."""
-    codec = codecs.learn_codec(part, part, True, "nfc", TEXTS * 20, TEXTS * 20, ["<to:fr>", "<copy:0>", "<copy:1>"])
+    codec = learn_codec(part, part, True, "nfc", TEXTS * 20, TEXTS * 20, ["<to:fr>", "<copy:0>", "<copy:1>"])
     example = Example("Ilse sees Oskar Ilse Ulm" if part.name != "bpe" else "a dog", target_lang="fr")
     words = codec.source_words(codec.encode_source(example), example.source)
     assert words == ["", *example.source.split(), ""]
@@ -163,7 +163,7 @@ def test_a_language_model_has_no_source_to_take_words_from() -> None:
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, True, "nfc", [], TEXTS, [])
+    codec = learn_codec(part, part, True, "nfc", [], TEXTS, [])
     found = configs.build_model(config, len(codec.source), len(codec.target))
     with pytest.raises(UserError, match="replace_unk replaces <unk> by words of the source"):
         Pipeline(found, codec, config, torch.device("cpu")).predict(["a dog"])

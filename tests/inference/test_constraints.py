@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import UserError
@@ -22,7 +23,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, UNK
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.search import uses_field
-from dragoman.text import codec as codecs
 
 SOURCES = ["ab", "c", "bca", "aacb"]
 LONGEST = 4
@@ -45,7 +45,7 @@ def tiny(*, tokenizer: str = "characters", texts: tuple[str, ...] = ("abc",), sp
         "generation": {"max_length_ratio": 1.0, "max_length_extra": LONGEST, "allow_unk": False},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, False, "nfc", texts, texts, [])
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, False, "nfc", texts, texts, [])
     torch.manual_seed(5)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -312,7 +312,7 @@ def test_what_the_vocabulary_lacks_may_be_forbidden() -> None:
 
 def test_a_stream_with_too_few_options_says_so_and_loses_no_source_in_silence() -> None:
     options = [GenerationOptions(prefix="c")] * (len(SOURCES) - 1)
-    with pytest.raises(UserError, match="more sources than options, 3"):
+    with pytest.raises(UserError, match="4 sources and 3 options"):
         list(tiny().stream(iter(SOURCES), options))
     with pytest.raises(UserError, match="4 sources and 3 options"):
         tiny().predict(SOURCES, options)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint.model_folder import LoadedModel
@@ -18,7 +19,6 @@ from dragoman.core.types import EOS
 from dragoman.inference.ensemble import Ensemble, ShallowFusion
 from dragoman.inference.pipeline import Pipeline
 from dragoman.search.ctc import CTCPrefixScorer
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 HEARS = (
@@ -36,7 +36,7 @@ SOURCES = ["abc", "h", "gfedcba", "bbaa"]
 def tiny(*sets: str, seed: int = 0) -> LoadedModel:
     common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.max_length_extra=4"]
     config = configs.load(None, "transformer-tiny", [*common, *sets]).config
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [LETTERS], [LETTERS], [])
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [LETTERS], [LETTERS], [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():

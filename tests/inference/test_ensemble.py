@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 from torch import Tensor, nn
 
 from dragoman import config as configs
@@ -28,7 +29,6 @@ from dragoman.inference.ensemble import (
 )
 from dragoman.inference.pipeline import Pipeline
 from dragoman.nn.attention import record_attention
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 RNN = ["model.encoder=rnn", "model.decoder=rnn"]
@@ -45,7 +45,7 @@ def tiny(*sets: str, seed: int = 0, letters: str = LETTERS) -> LoadedModel:
     """A model with large random weights, which says something definite, and ends now and then."""
     common = ["data.train=a.tsv", "model.width=16", "tokenizer.source=characters", "generation.max_length_extra=4"]
     config = configs.load(None, "transformer-tiny", [*common, *sets]).config
-    codec = codecs.learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [letters], [letters], [])
+    codec = learn_codec(config.tokenizer.source, config.tokenizer.source, True, "nfc", [letters], [letters], [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_heads_answer_with_the_mean_of_their_probabilities(sets: list[str]) -> N
     with torch.no_grad():
         answers = [m.logits(m.head(m.encode(x, torch.tensor([5]))).o)[0].softmax(-1) for m in (a.model, b.model)]
     best = ((answers[0] + answers[1]) / 2)[: len(found.tokens), 4:].max(-1)
-    assert found.tokens == p.codec.target_pieces((best.indices + 4).tolist())
+    assert found.tokens == p.codec.target.pieces((best.indices + 4).tolist())
     np.testing.assert_allclose(found.log_probs, best.values.log(), atol=1e-5)
     assert p.score([("cafe", found.text)]) == pytest.approx([found.log_prob], abs=1e-4)
 

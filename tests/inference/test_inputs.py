@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.types import BOS, EOS, Example
 from dragoman.data.batching import collate
 from dragoman.inference.inputs import LENGTH_FACTOR, InputProcessor, is_blank, join_pieces, truncate, with_media_roots
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 RNN = {"name": "rnn", "cell": "gru"}
@@ -54,9 +54,7 @@ def input_processor(shape: str) -> InputProcessor:
     value = {"data": {"train": "nowhere.tsv", "max_source": 5}, "tokenizer": {"joint": False}, **SHAPES[shape]}
     config = configs.validate(value, "a test")
     part, second = config.tokenizer.source, "text" if shape == "two texts" else None
-    codec = codecs.learn_codec(
-        part, part, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [], second_source=second
-    )
+    codec = learn_codec(part, part, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [], second_source=second)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     return InputProcessor(model.eval(), codec, config)
 

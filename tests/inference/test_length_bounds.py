@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.generation import GenerationOptions
 from dragoman.inference.constraints import build_constraints
 from dragoman.inference.inputs import InputProcessor
 from dragoman.search import apply_overrides
-from dragoman.text import codec as codecs
 
 RATIOS = {"max_length_ratio": 1.5, "max_length_extra": 2, "min_length_ratio": 0.5, "min_new_tokens": 3}
 
@@ -27,7 +27,7 @@ def input_processor(generation: dict[str, Any], positions: int | None = None, on
     value = {"data": data, "tokenizer": {"joint": True}, "model": model, "generation": generation}
     config = configs.validate(value, "a test")
     kind = config.tokenizer.source
-    codec = codecs.learn_codec(kind, kind, True, "nfc", ["abcd"], ["abcd"], [])
+    codec = learn_codec(kind, kind, True, "nfc", ["abcd"], ["abcd"], [])
     return InputProcessor(configs.build_model(config, len(codec.source), len(codec.target)), codec, config)
 
 

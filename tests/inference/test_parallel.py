@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core import processes as workers
@@ -22,7 +23,6 @@ from dragoman.inference import windows
 from dragoman.inference.parallel import count_workers, map_windows, predict_stream, score_stream
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.inference.windows import Window
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 GREEDY = GenerationOptions(beam=1)
@@ -49,7 +49,7 @@ def pipeline() -> Pipeline:
     }
     config = configs.validate(value, "a test")
     source = config.tokenizer.source
-    codec = codecs.learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [])
+    codec = learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], [])
     torch.manual_seed(5)
     built = configs.build_model(config, len(codec.source), len(codec.target)).eval()
     with torch.no_grad():

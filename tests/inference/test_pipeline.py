@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codec_learning import learn_codec
 
 import dragoman
 from dragoman import config as configs
@@ -26,7 +27,6 @@ from dragoman.core.types import EOS, Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.search import search_part
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 MODELS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def build(name: str, *, texts: tuple[str, ...] = (LETTERS, "a b"), seed: int = 0
     config = configs.validate(value, "a test")
     tags = ["<from:de>", "<to:en>", "<to:fr>"]
     source = config.tokenizer.source
-    codec = codecs.learn_codec(source, config.tokenizer.target or source, False, "nfc", texts, texts, tags)
+    codec = learn_codec(source, config.tokenizer.target or source, False, "nfc", texts, texts, tags)
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -267,13 +267,11 @@ def test_a_language_model_that_joins_adds_its_log_p_with_its_weight(tmp_path: Pa
     for name, shape in zip(("model", "lm"), shapes, strict=True):
         config = configs.validate({"data": {"train": "n.tsv"}, "tokenizer": {"joint": True}, **shape}, "a test")
         kind = config.tokenizer.source
-        codec = codecs.learn_codec(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
+        codec = learn_codec(kind, kind, True, "nfc", [LETTERS], [LETTERS], [])
         model = configs.build_model(config, len(codec.source), len(codec.target))
         model_folder.save(tmp_path / name, config, model_folder.unique_weights(model), codec, {})
     plain, lm = (pipeline.load(tmp_path / name, "cpu") for name in ("model", "lm"))
-    for found in pipeline.load_with_language_model(tmp_path / "model", tmp_path / "lm", 0.4, "cpu").predict(
-        ["abc", "h"]
-    ):
+    for found in pipeline.load(tmp_path / "model", "cpu", lm=tmp_path / "lm", lm_weight=0.4).predict(["abc", "h"]):
         source = "".join(found.source_tokens[:-1])
         both = zip(plain.token_scores([(source, found.text)])[0], lm.token_scores([found.text])[0], strict=True)
         expected = [p + 0.4 * q for p, q in both]
@@ -329,7 +327,7 @@ def test_as_many_results_as_sources_in_order_whatever_they_hold(sources: list[st
         assert (prediction.finish_reason == "empty_source") == (not source.strip())
         if not source.strip():
             assert (prediction.text, prediction.log_prob, prediction.tokens) == ("", 0.0, [])
-        assert prediction.source_tokens == p.codec.source_pieces(p.codec.encode_source(Example(source)))
+        assert prediction.source_tokens == p.codec.source.pieces(p.codec.encode_source(Example(source)))
         assert math.isfinite(prediction.log_prob)
         prediction.text.encode()  # can be written
     assert len(p.score([(source, source) for source in sources])) == len(sources)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 import dragoman
 from dragoman import config as configs
@@ -22,7 +23,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS
 from dragoman.data.samples import scenes
 from dragoman.inference.pipeline import Pipeline
-from dragoman.text import codec as codecs
 
 WORDS = [
     "the old bridge",
@@ -67,7 +67,7 @@ def save_and_load(
         "generation": {"max_length_ratio": 1.0, "max_length_extra": 6},
     }
     config = configs.validate(value, "a test")
-    codec = codecs.learn_codec(tokenizer, tokenizer, joint, "nfc", lines, LABELS if head else lines, [])
+    codec = learn_codec(tokenizer, tokenizer, joint, "nfc", lines, LABELS if head else lines, [])
     torch.manual_seed(seed)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -247,8 +247,8 @@ def seeing(folder: Path, kind: str, seed: int = 0) -> Seen:
     if parts.get("second_source"):
         value["data"]["columns"] = ["source", "second_source", "target"]
     config = configs.validate(value, "a test")
-    media, words = (configs.build_modality(config), configs.build_second_source(config)), Part("words")
-    codec = codecs.learn_codec(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
+    media, words = configs.source_readers(config), Part("words")
+    codec = learn_codec(words, words, False, "nfc", CAPTIONS, CAPTIONS, [], *media)
     torch.manual_seed(seed)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import DataError
@@ -17,7 +18,6 @@ from dragoman.evaluation.metrics import metrics
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.assessment import assess, compare_scores, compute_perplexity, score_metric
 from dragoman.inspection.views.quality import group_by_length
-from dragoman.text import codec as codecs
 
 TEXTS = ["abcd", "dcba", "a b"]
 
@@ -35,7 +35,7 @@ def made(part: dict[str, Any]) -> Pipeline:
     }
     config = configs.validate(value, "a test")
     kind = config.tokenizer.source
-    codec = codecs.learn_codec(kind, kind, False, "nfc", TEXTS, TEXTS, [])
+    codec = learn_codec(kind, kind, False, "nfc", TEXTS, TEXTS, [])
     return Pipeline(
         configs.build_model(config, len(codec.source), len(codec.target)), codec, config, torch.device("cpu")
     )

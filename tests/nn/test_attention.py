@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
+from dragoman.core.types import Memory
 from dragoman.nn.attention import (
     Attention,
     AttentionMask,
@@ -156,7 +157,8 @@ def test_attention_is_a_weighted_mean_of_its_values_whatever_they_are() -> None:
     attention = Attention(5, 3, Part("additive"), SOFTMAX)
     q, h, v, mask = torch.randn(B, T, 5), torch.randn(B, S, 3), torch.randn(B, S, 2), torch.ones(B, 1, S).bool()
     mask[1, 0, 2:] = False
-    look = attention(q, attention.prepare_keys(h), v, mask)
+    memory = Memory(h, mask.sum(-1)[:, 0], h[:, 0], values=v)
+    look = attention(q, attention.prepare_source(memory))
     assert look.past_weights is None
     assert look.extras == {}
     for b in range(B):
@@ -169,13 +171,13 @@ def test_attention_is_a_weighted_mean_of_its_values_whatever_they_are() -> None:
 
 def test_past_weights_are_kept_and_repeated_attention_is_penalized() -> None:
     attention = Attention(5, 3, Part("coverage", {"penalty": 2.0}), Part("hard", {"entropy": 0.5})).train()
-    assert attention.uses_past_weights
-    h, mask = torch.randn(B, S, 3), torch.ones(B, 1, S).bool()
-    past_weights, keys = torch.zeros(B, 1, S), attention.prepare_keys(h)
+    assert attention.score.uses_past_weights
+    h = torch.randn(B, S, 3)
+    past_weights, source = torch.zeros(B, 1, S), attention.prepare_source(Memory(h, torch.full((B,), S), h[:, 0]))
     for _ in range(3):
         q = torch.randn(B, 1, 5)
-        look = attention(q, keys, h, mask, past_weights)
-        p = attention.score(q, keys, past_weights).softmax(-1)
+        look = attention(q, source, None, past_weights)
+        p = attention.score(q, source.keys[:, 0], past_weights).softmax(-1)
         again = [sum(min(a, seen) for a, seen in zip(look.a[b, 0], past_weights[b, 0], strict=True)) for b in range(B)]
         close(look.extras["penalty"][:, 0], 2.0 * torch.stack(again) + 0.5 * (p * p.log()).sum(-1)[:, 0])  # type: ignore[arg-type]
         assert_close(look.past_weights, past_weights + look.a)
@@ -186,7 +188,7 @@ def test_pooling_gives_one_vector_for_a_set_of_any_size() -> None:
     attention, q = Attention(D, D, Part("dot"), SOFTMAX), torch.randn(1, 1, D)
     for size in (1, 2, 9):
         h = torch.randn(1, size, D)
-        c = attention(q, attention.prepare_keys(h), h, torch.ones(1, 1, size).bool()).c
+        c = attention(q, attention.prepare_source(Memory(h, torch.tensor([size]), h[:, 0]))).c
         a = exponentials([dot(q[0, 0].tolist(), h_j.tolist()) for h_j in h[0]], [True] * size)
         close(c[0, 0], torch.tensor(a) @ h[0])
 

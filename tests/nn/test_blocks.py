@@ -17,11 +17,11 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Capacity, Memory, Segments
 from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig, record_attention
-from dragoman.nn.blocks import BlockConfig, TransformerBlock
+from dragoman.nn.blocks import TransformerBlock
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.positions import positions
-from dragoman.nn.token_mixers import mixers
+from dragoman.nn.token_mixers import BlockConfig, mixers
 
 D, HEADS, INNER, B, K, T, S = 8, 2, 12, 3, 2, 5, 6
 SMALL: dict[str, Any] = {"layers": 2, "heads": HEADS, "feedforward": INNER}

@@ -10,8 +10,8 @@ import torch
 from dragoman.core.registry import Part
 from dragoman.core.types import Segments
 from dragoman.nn.encoders import encoders
-from dragoman.nn.encoders.pyramid import concat_pairs
 from dragoman.nn.frontends import frontends
+from dragoman.nn.layers import stack_neighbors
 from dragoman.nn.seq2seq import Seq2Seq
 
 
@@ -39,7 +39,7 @@ def test_every_layer_reads_pairs_of_what_is_below(cell: str) -> None:
 
 def test_pairs_are_concatenated_and_an_odd_one_with_zeros() -> None:
     x = torch.arange(1.0, 13).view(2, 3, 2)
-    found, lengths = concat_pairs(x, torch.tensor([3, 2]))
+    found, lengths = stack_neighbors(x, torch.tensor([3, 2]), 2)
     assert found.tolist() == [[[1, 2, 3, 4], [5, 6, 0, 0]], [[7, 8, 9, 10], [0, 0, 0, 0]]]
     assert lengths.tolist() == [2, 1]
 

@@ -15,7 +15,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.nn.attention import AttentionMask, MultiHeadConfig, record_attention
 from dragoman.nn.positions import HeadSpec, positions
-from dragoman.nn.token_mixers import MixerConfig, mixers
+from dragoman.nn.token_mixers import BlockConfig, mixers
 
 B, K, S, T, D = 3, 2, 4, 3, 8
 LENGTHS = [4, 2, 0]  # one source without padding, one with it, one that is nothing else
@@ -23,7 +23,8 @@ LENGTHS = [4, 2, 0]  # one source without padding, one with it, one that is noth
 
 def mixer_of(name: str, causal: bool = True, bias: bool = True, **options: Any) -> Any:
     heads = MultiHeadConfig(2, Part("scaled_dot"), Part("softmax"), key_heads=1, bias=bias)
-    module: Any = mixers.build(Part(name, options), D, MixerConfig(heads, 10, 0.0, causal))
+    config = BlockConfig(heads, 10, "relu", Part("layer"), "pre", 0.0, Part(name, options), causal)
+    module: Any = mixers.build(config.mixer, D, config)
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)
     return module.eval()

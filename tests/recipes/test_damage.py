@@ -29,7 +29,7 @@ def sound_sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
             opened, made[name] = recipes.load_recipe(name), tmp_path_factory.mktemp(name)
             for one in opened.recipe.data:
                 (made[name] / one).mkdir()
-            opened.prepare_module.make_example({one: made[name] / one for one in opened.recipe.data}, random.Random(1))
+            opened.recipe_module.make_example({one: made[name] / one for one in opened.recipe.data}, random.Random(1))
         return made[name]
 
     return sets
@@ -209,7 +209,7 @@ def test_damage_to_a_set_is_said_with_the_file_and_the_line(
     damage(root / file)
     (tmp_path / "prepared").mkdir()
     with pytest.raises(DataError, match=said):
-        opened.prepare_module.prepare(opened.find_data_sets(root), part, tmp_path / "prepared")
+        opened.recipe_module.prepare(opened.find_data_sets(root), part, tmp_path / "prepared")
 
 
 def test_pictures_are_found_where_the_folder_of_a_set_has_two_spaces_in_its_name(
@@ -218,5 +218,5 @@ def test_pictures_are_found_where_the_folder_of_a_set_has_two_spaces_in_its_name
     pytest.importorskip("PIL")
     root = shutil.copytree(sound_sets("captioning"), tmp_path / "my  sets")
     opened = recipes.load_recipe("captioning")
-    opened.prepare_module.prepare(opened.find_data_sets(root), "", tmp_path)
-    assert len(opened.prepare_module.baseline_outputs(tmp_path, "")["nearest picture"]) == 10
+    opened.recipe_module.prepare(opened.find_data_sets(root), "", tmp_path)
+    assert len(opened.recipe_module.baseline_outputs(tmp_path, "")["nearest picture"]) == 10

@@ -13,7 +13,8 @@ from dragoman.recipes import prepared_data, runner, scoring
 from dragoman.recipes.recipe import RecipeRun
 
 NEEDED = {"image": "PIL", "audio": "soundfile"}
-SLOW = ("captioning", "ladder", "pretraining", "speech-iban", "translation")  # trained in `make test-long` alone
+SLOW = ("captioning", "ladder", "pretraining", "speech-iban", "translation")
+TRAINED = [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in recipes.recipe_names()]
 
 
 @pytest.fixture(params=recipes.recipe_names())
@@ -24,16 +25,21 @@ def opened(request: pytest.FixtureRequest):
     return found
 
 
+def test_every_system_of_a_recipe_is_trained_on_each_part(opened):
+    jobs = [(job.part, job.system) for job in opened.select_jobs(seeds=[1])]
+    assert sorted(jobs) == sorted((part, system) for part in opened.recipe.parts for system in opened.recipe.systems)
+
+
+@pytest.mark.parametrize("opened", TRAINED, indirect=True)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_systems_of_a_recipe_train_and_are_scored_on_made_up_data(opened, every: bool, tmp_path: Path):
     """The first system that is scored, with those it builds on; or every system."""
     setting = RecipeRun(opened, None, tmp_path, example=True)
     first = opened.recipe.parts[0]
     jobs = [job for job in opened.select_jobs(seeds=[1]) if job.part == first]
-    assert {job.system for job in jobs} == {*opened.recipe.systems}
     if not every:
         first_scored = next(i for i, job in enumerate(jobs) if opened.recipe.systems[job.system].scored)
-        jobs = [] if opened.name in SLOW else jobs[: first_scored + 1]
+        jobs = jobs[: first_scored + 1]
     for job in jobs:
         try:
             for _ in runner.train(setting, job):

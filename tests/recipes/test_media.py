@@ -42,8 +42,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pa
         sets = {one: root / one for one in recipe.recipe.data}
         for folder in [*sets.values(), root / "prepared"]:
             folder.mkdir()
-        recipe.prepare_module.make_example(sets, random.Random(1))
-        recipe.prepare_module.prepare(sets, "", root / "prepared")
+        recipe.recipe_module.make_example(sets, random.Random(1))
+        recipe.recipe_module.prepare(sets, "", root / "prepared")
         found[name] = next(iter(sets.values()), root), root / "prepared"
     return found
 
@@ -80,7 +80,8 @@ def test_every_source_can_be_read_and_none_is_too_long(name: str, places: Places
     folder = places[name][1]
     tests = recipes.load_recipe(name).recipe.tests
     for config in configs_of(name, folder):
-        medium = configs.build_modality(config) or configs.build_second_source(config)
+        first, second = configs.source_readers(config)
+        medium = first or second
         assert medium is not None
         assert not isinstance(medium, str)
         for side in ("train", "valid", *tests):
@@ -101,7 +102,7 @@ def test_no_source_is_on_two_sides(name: str, places: Places) -> None:
 @pytest.mark.parametrize("name", ["captioning", *SOUND])
 def test_what_is_prepared_twice_is_the_same(name: str, places: Places, tmp_path: Path) -> None:
     recipe, (root, folder) = recipes.load_recipe(name), places[name]
-    recipe.prepare_module.prepare(dict.fromkeys(recipe.recipe.data, root), "", tmp_path)
+    recipe.recipe_module.prepare(dict.fromkeys(recipe.recipe.data, root), "", tmp_path)
     for file in sorted(folder.glob("*.tsv")):
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
@@ -175,7 +176,7 @@ def test_a_name_stands_for_the_frames_of_its_line(places: Places) -> None:
 
 
 def test_an4_has_the_utterances_and_words_its_page_says(data: Path, tmp_path: Path) -> None:
-    recipes.load_recipe("speech-an4").prepare_module.prepare({"an4-mfcc": data / "an4-mfcc"}, "", tmp_path)
+    recipes.load_recipe("speech-an4").recipe_module.prepare({"an4-mfcc": data / "an4-mfcc"}, "", tmp_path)
     found = {side: rows(tmp_path / f"{side}.tsv") for side in ("train", "valid", "test")}
     assert {side: len(every) for side, every in found.items()} == {"train": 844, "valid": 104, "test": 130}
     assert sum(len(text.split()) for _, text in found["test"]) == 773
@@ -312,7 +313,7 @@ def test_questions_are_grouped_by_what_they_ask_for(places: Places) -> None:
 def test_who_does_not_look_says_the_most_frequent_answer(places: Places) -> None:
     folder = places["visual-questions"][1]
     train, test = rows(folder / "train.tsv"), rows(folder / "test.tsv")
-    said = recipes.load_recipe("visual-questions").prepare_module.baseline_outputs(folder, "")["without looking"]
+    said = recipes.load_recipe("visual-questions").recipe_module.baseline_outputs(folder, "")["without looking"]
     counts = Counter((question, answer) for question, _, answer in train)
     answers = [*scenes.COLORS, *scenes.SHAPES]
     for (question, _, _), answer in zip(test, said, strict=True):

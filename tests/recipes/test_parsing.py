@@ -29,13 +29,13 @@ def made_up(name: str, place: Path) -> dict[str, Path]:
     """The folders of a recipe's data sets, with what its `example` writes."""
     opened = load_recipe(name)
     sets = {one: place / one for one in opened.recipe.data}
-    opened.prepare_module.make_example(sets, random.Random(5))
+    opened.recipe_module.make_example(sets, random.Random(5))
     return sets
 
 
 def prepared(name: str, part: str, place: Path) -> Path:
     folder = place / "prepared"
-    load_recipe(name).prepare_module.prepare(made_up(name, place), part, folder)
+    load_recipe(name).recipe_module.prepare(made_up(name, place), part, folder)
     return folder
 
 
@@ -61,6 +61,7 @@ def test_preparing_twice_gives_the_same_files(name, part, tmp_path):
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
 
 
+@pytest.mark.long
 def test_each_recipe_finds_as_many_pairs_as_its_sets_say(data, tmp_path):
     expected = {
         ("scan", "simple"): {"train": 16_728, "test": 4_182},
@@ -81,7 +82,7 @@ def test_each_recipe_finds_as_many_pairs_as_its_sets_say(data, tmp_path):
     for (name, part), counts in expected.items():
         opened = load_recipe(name)
         folder = tmp_path / name / part
-        opened.prepare_module.prepare(opened.find_data_sets(data), part, folder)
+        opened.recipe_module.prepare(opened.find_data_sets(data), part, folder)
         assert {path.stem: len(rows(path)) for path in folder.glob("*.tsv")} == counts
         assert lost(name, folder) < 0.001 * counts["train"]
         assert unreachable(name, folder) < 0.02 * counts["test"]

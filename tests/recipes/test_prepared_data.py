@@ -19,7 +19,7 @@ from dragoman.recipes.recipe import RecipeRun, TrainingJob
 def place(tmp_path: Path) -> Path:
     """A folder that holds the set `scan`, made up."""
     (tmp_path / "sets" / "scan").mkdir(parents=True)
-    recipes.load_recipe("scan").prepare_module.make_example({"scan": tmp_path / "sets" / "scan"}, random.Random(1))
+    recipes.load_recipe("scan").recipe_module.make_example({"scan": tmp_path / "sets" / "scan"}, random.Random(1))
     return tmp_path / "sets"
 
 

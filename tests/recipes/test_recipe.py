@@ -394,7 +394,7 @@ def free(lock: Path) -> bool:
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_parallel_trainings_end_with_the_command_that_started_them(tmp_path: Path, number: signal.Signals):
     (tmp_path / "scan").mkdir()
-    recipes.load_recipe("scan").prepare_module.make_example({"scan": tmp_path / "scan"}, random.Random(1))
+    recipes.load_recipe("scan").recipe_module.make_example({"scan": tmp_path / "scan"}, random.Random(1))
     command = [
         "recipe",
         "run",

@@ -41,11 +41,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path
     for name in READS:
         opened, root = recipes.load_recipe(name), tmp_path_factory.mktemp(name)
         sets = {one: root / "sets" / one for one in opened.recipe.data}
-        opened.prepare_module.make_example(sets, random.Random(1))
+        opened.recipe_module.make_example(sets, random.Random(1))
         for part in opened.recipe.parts:
             found[name, part] = root / "prepared" / part
             found[name, part].mkdir(parents=True)
-            opened.prepare_module.prepare(sets, part, found[name, part])
+            opened.recipe_module.prepare(sets, part, found[name, part])
     return found
 
 
@@ -487,10 +487,15 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize(("name", "part"), LINES)
+QUICK = [("translation", "mafand")]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LINES if case not in QUICK)]
+)
 def test_the_real_set_has_as_many_lines_as_its_page_says(data, tmp_path, name, part):
     opened = recipes.load_recipe(name)
-    opened.prepare_module.prepare(opened.find_data_sets(data), part, tmp_path)
+    opened.recipe_module.prepare(opened.find_data_sets(data), part, tmp_path)
     found = {file.stem: len(rows(file)) for file in tmp_path.glob("*.tsv")}
     assert {key: found[key] for key in LINES[name, part]} == LINES[name, part]
     for test in opened.recipe.tests:

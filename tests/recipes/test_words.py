@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman import recipes
@@ -33,7 +34,7 @@ def made(tmp_path: Path) -> Made:
     def prepare(name: str, part: str) -> Path:
         opened = recipes.load_recipe(name)
         sets = {one: tmp_path / "sets" / one for one in opened.recipe.data}
-        opened.prepare_module.make_example(sets, random.Random(1))
+        opened.recipe_module.make_example(sets, random.Random(1))
         return prepared(opened, sets, part, tmp_path / "prepared")
 
     return prepare
@@ -41,7 +42,7 @@ def made(tmp_path: Path) -> Made:
 
 def prepared(opened: LoadedRecipe, sets: dict[str, Path], part: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    opened.prepare_module.prepare(sets, part, folder)
+    opened.recipe_module.prepare(sets, part, folder)
     return folder
 
 
@@ -162,7 +163,7 @@ def test_what_the_model_would_say_is_compared_in_its_own_spelling(tmp_path: Path
         (place / f"{split}.tsv").write_text(f"xx\t곰{split}\t{composed}\n", encoding="utf-8")
     folder = prepared(opened, {place.name: place}, "2020", tmp_path / "prepared")
     config, (word, phones, _) = job_config("pronunciation-languages", folder), rows(folder / "train.tsv")[0]
-    codec = codecs.learn_codec(
+    codec = learn_codec(
         *(config.tokenizer.source, config.tokenizer.target, False, config.data.normalization, [word], [phones], [])
     )
     [[_, reference, _]] = rows(folder / "test.tsv")
@@ -181,7 +182,7 @@ def test_a_set_without_one_of_its_folders_is_told_so(tmp_path: Path) -> None:
 
 
 def test_features_and_characters_are_symbols_that_cannot_be_taken_for_each_other(tmp_path: Path) -> None:
-    code = recipes.load_recipe("inflection").prepare_module
+    code = recipes.load_recipe("inflection").recipe_module
     for split in ("train", "dev", "test"):
         line = "V top\tV;IMP;ACC(PL;PSS(2,SG));NOM(INFM,2,SG)\tto ptV\n"
         (tmp_path / f"deu.{split}.tsv").write_text(line, encoding="utf-8")
@@ -198,7 +199,7 @@ def test_a_character_that_was_never_seen_comes_back_by_its_number(made: Made) ->
     assert options.joint
     assert options.copy_slots
     lines = ["[V] a b c"] * 40
-    tokens = codecs.learn_codec(
+    tokens = learn_codec(
         *(options.source, options.source, True, config.data.normalization, lines, lines),
         codecs.copy_slot_symbols(options.copy_slots),
     )
@@ -251,7 +252,12 @@ COUNTS = {  # train, test; as the sets' descriptions have them, repetitions and 
 }
 
 
-@pytest.mark.parametrize(("name", "part"), COUNTS)
+QUICK = [("transliteration", "hindi")]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in COUNTS if case not in QUICK)]
+)
 def test_the_real_set_is_prepared_whole(name: str, part: str, data: Path, tmp_path: Path) -> None:
     opened = recipes.load_recipe(name)
     folder = prepared(opened, opened.find_data_sets(data), part, tmp_path)

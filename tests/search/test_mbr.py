@@ -41,11 +41,14 @@ def test_candidates_come_by_expected_utility(name: str, sign: int, candidates: l
 def test_the_choice_is_the_middle_of_the_candidates_and_not_the_most_probable_one() -> None:
     """Nearness of numbers on a line: the best by itself, 9, is far from the mass around 2."""
     candidates, p = ["9", "1", "2", "3"], [0.4, 0.2, 0.2, 0.2]
-    nearness = [[-abs(int(a) - int(b)) for b in candidates] for a in candidates]
+
+    def nearness(hypotheses: list[str], references: list[str]) -> list[float]:
+        return [-abs(float(a) - float(b)) for a, b in zip(hypotheses, references, strict=True)]
+
     # u = −4.2, −3.8, −3.2, −3.0 by hand, with equal weights −5.25, −2.75, −2.25, −2.25
-    assert rank_by_utility(candidates, np.array(nearness), p) == [3, 2, 1, 0]
-    assert rank_by_utility(candidates, np.array(nearness)) == [2, 3, 1, 0]
-    assert rank_by_utility(candidates, np.array(nearness), [0, 1, 0, 0]) == [1, 2, 3, 0]
+    assert rank_by_utility(candidates, nearness, p) == [3, 2, 1, 0]
+    assert rank_by_utility(candidates, nearness) == [2, 3, 1, 0]
+    assert rank_by_utility(candidates, nearness, [0, 1, 0, 0]) == [1, 2, 3, 0]
 
 
 def test_rows_are_hypotheses_and_columns_references() -> None:
@@ -78,11 +81,9 @@ def test_the_weights_of_an_n_best_list_are_the_softmax_of_its_scores(scores: lis
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, math.nan]])
 def test_weights_that_are_no_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="2 weights"):
-        rank_by_utility(["a", "b"], np.eye(2), weights)
+        rank_by_utility(["a", "b"], lambda hypotheses, references: [1.0, 0.0, 0.0, 1.0], weights)
 
 
 def test_utilities_that_are_not_one_for_each_pair_are_refused() -> None:
-    with pytest.raises(ValueError, match="square"):
-        rank_by_utility(["a", "b"], np.eye(3))
     with pytest.raises(ValueError, match="4 pairs"):
         rank_by_utility(["a", "b"], lambda hypotheses, references: [1.0])

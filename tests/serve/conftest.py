@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.core.types import BOS, EOS, PAD, UNK
-from dragoman.text import codec as codecs
 
 LETTERS = "abcdefgh"
 # What goes wrong in a worker when it is asked for it: --plugin brings it in.
@@ -59,7 +59,7 @@ def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **
     config = configs.validate(value, "a test")
     tags = [f"<to:{language}>" for language in languages]
     source = config.tokenizer.source
-    codec = codecs.learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], tags)
+    codec = learn_codec(source, source, config.tokenizer.joint, "nfc", [LETTERS], [LETTERS], tags)
     model = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
         for p in model.parameters():
@@ -97,8 +97,8 @@ def save_medium(folder: Path, model: dict[str, Any]) -> None:
         "generation": {"max_length_ratio": 0.0, "max_length_extra": 6},
     }
     config = configs.validate(value, "a test")
-    words, medium, second = config.tokenizer.source, configs.build_modality(config), configs.build_second_source(config)
-    codec = codecs.learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
+    words, (medium, second) = config.tokenizer.source, configs.source_readers(config)
+    codec = learn_codec(words, words, config.tokenizer.joint, "nfc", SAYS, SAYS, [], medium, second)
     built = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
     with torch.no_grad():
         for p in built.parameters():

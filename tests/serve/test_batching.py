@@ -16,7 +16,7 @@ import pytest
 
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
-from dragoman.serve.batcher import Batcher, BatchJob, SourceTokenizer, SourceTokens, count_hypotheses
+from dragoman.serve.batcher import Batcher, BatchJob, SourceTokenizer, count_hypotheses
 from dragoman.serve.schema import APIError
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerPool
@@ -155,7 +155,7 @@ def batcher(**settings: Any) -> Batcher:
     pool = WorkerPool(ServerSettings(workers=1, **settings), {"m": "nowhere"})
     pool.models = {"m": {"search": {"beam": 1, "is_sampling": False}}}
     pool.workers[0].ready.set()
-    tokenizer = SourceTokenizer(lambda item: SourceTokens(len(item["source"])))
+    tokenizer = SourceTokenizer(lambda item: (len(item["source"]), None))
     return Batcher(pool.settings, pool, {"m": tokenizer})
 
 
@@ -271,7 +271,7 @@ def test_a_request_past_its_deadline_gets_a_504_and_is_released() -> None:
         queue = batcher(deadline_s=0.05)
         with pytest.raises(APIError) as late:
             async with asyncio.timeout(10):
-                await queue.predict("m", [Example("abc")], {})
+                await queue.predict("m", [{"source": "abc"}], {})
         assert late.value.status == 504
         assert (queue.pending_tokens, len(queue.queue)) == (0, 0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -16,7 +15,6 @@ pytest.importorskip("fastapi")
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from dragoman.core.types import Example
 from dragoman.serve import api_docs, libretranslate
 from dragoman.serve.schema import APIError
 from dragoman.serve.settings import ServerSettings
@@ -39,11 +37,11 @@ class UppercaseTranslator:
     def __init__(self, reach: int = 10_000) -> None:
         self.reach, self.calls = reach, []  # type: ignore[var-annotated]
 
-    async def __call__(self, model: str, examples: Sequence[Example], options: dict[str, Any]) -> list[dict[str, Any]]:
-        self.calls.append((model, list(examples), options))
-        if any("busy" in one.source for one in examples):
+    async def __call__(self, model: str, items: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
+        self.calls.append((model, items, options))
+        if any("busy" in one["source"] for one in items):
             raise APIError(429, "busy", "the server is busy; try again later", retry_after=7)
-        return [self.one(one.source, options.get("nbest", 1)) for one in examples]
+        return [self.one(one["source"], options.get("nbest", 1)) for one in items]
 
     def one(self, source: str, nbest: int) -> dict[str, Any]:
         texts = [source[: self.reach].upper() + "'" * n for n in range(nbest)]
@@ -81,9 +79,9 @@ def test_the_sentences_of_all_texts_are_asked_for_at_once():
     predict = UppercaseTranslator()
     text = "First one.  Second one.\nThird, e.g. this."
     client({"en-de": PLAIN}, predict).post("/translate", json={"q": [text, "Fourth."], "source": "en", "target": "de"})
-    [(model, examples, options)] = predict.calls
+    [(model, items, options)] = predict.calls
     assert model == "en-de"
-    assert [one.source for one in examples] == ["First one.", "Second one.", "Third, e.g. this.", "Fourth."]
+    assert [one["source"] for one in items] == ["First one.", "Second one.", "Third, e.g. this.", "Fourth."]
     assert options == {}
 
 
@@ -110,8 +108,8 @@ def test_a_model_with_tags_gets_both_languages():
     predict = UppercaseTranslator()
     web = client({"plain": PLAIN, "many": TAGGED}, predict)
     assert web.post("/translate", json={"q": "x", "source": "en", "target": "fr"}).status_code == 200
-    [(model, [example], _)] = predict.calls
-    assert (model, example.source_lang, example.target_lang) == ("many", "en", "fr")
+    [(model, [item], _)] = predict.calls
+    assert (model, item["source_lang"], item["target_lang"]) == ("many", "en", "fr")
 
 
 def test_a_model_with_only_target_tags_gets_the_target():
@@ -119,7 +117,7 @@ def test_a_model_with_only_target_tags_gets_the_target():
     web = client({"many": TAGGED | {"source_languages": []}}, predict)
     for source in ("auto", "de"):
         assert web.post("/translate", json={"q": "x", "source": source, "target": "fr"}).status_code == 200
-    assert [(one.source_lang, one.target_lang) for _, [one], _ in predict.calls] == [(None, "fr")] * 2
+    assert [(one["source_lang"], one["target_lang"]) for _, [one], _ in predict.calls] == [(None, "fr")] * 2
 
 
 def test_languages_come_from_tags_from_names_that_are_pairs_or_else_from_the_names():

@@ -38,7 +38,6 @@ def texts(text: str, max_chars: int = 400) -> list[str]:
 @example(" leading and trailing \n", 5)
 def test_pieces_that_are_not_translated_are_the_text_again(text, max_chars):
     pieces = split_sentences(text, max_chars)
-    assert join_pieces(pieces) == text
     assert join_pieces(pieces, [piece.text for piece in pieces]) == text
     assert all(len(piece.text) <= max_chars for piece in pieces)
     assert all(piece.text == piece.text.strip() and not piece.space.strip() for piece in pieces)
@@ -104,7 +103,8 @@ def test_no_text_takes_more_than_a_moment_to_split():
     """Every kind of run that a pattern could walk through again and again; a quadratic walk would take minutes."""
     for bit in (".", " ", "a. ", '?"', "a", "\n", ". \u00a0»", ", ", "Dr. ", " - "):
         text = (bit * 100_000)[:100_000]
-        assert join_pieces(split_sentences(text)) == text
+        pieces = split_sentences(text)
+        assert join_pieces(pieces, [piece.text for piece in pieces]) == text
 
 
 def test_simple_text_is_split_at_every_stop_before_a_capital_letter():

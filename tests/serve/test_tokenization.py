@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
@@ -21,7 +22,6 @@ from dragoman.serve.responses import describe_model
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerPool
 from dragoman.serve.worker_process import WorkerProcess, decode_message, encode_message, read_message
-from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 
 
@@ -37,7 +37,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     config = configs.validate(value, "a test")
     kind = config.tokenizer.source
-    codec = codecs.learn_codec(kind, kind, True, "nfc", ["abcdefgh"], ["abcdefgh"], [])
+    codec = learn_codec(kind, kind, True, "nfc", ["abcdefgh"], ["abcdefgh"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
     return folder

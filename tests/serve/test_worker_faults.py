@@ -67,7 +67,7 @@ def test_the_job_of_a_client_that_disconnects_is_cancelled(
         client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         until(lambda: narrow.metric("dragoman_jobs_running") > 0)
     until(lambda: narrow.metric("dragoman_queue_tokens") == 0, SOON)
-    assert jobs(narrow, "cancelled") == before + 1
+    until(lambda: jobs(narrow, "cancelled") == before + 1, SOON)
     assert narrow.predict("abc").status_code == 200
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import DataError, ModelError
 from dragoman.core.registry import Part
@@ -15,9 +16,7 @@ SOURCES, TARGETS = ["dragon", "dogma"], ["D R AE1 G AH0 N", "D AA1 G M AH0"]
 
 
 def separate() -> Codec:
-    return codec.learn_codec(
-        Part("characters"), Part("symbols"), False, "nfc", SOURCES, TARGETS, ["<to:de>", "<to:fr>"]
-    )
+    return learn_codec(Part("characters"), Part("symbols"), False, "nfc", SOURCES, TARGETS, ["<to:de>", "<to:fr>"])
 
 
 def test_language_tags_name_the_source_and_target_language() -> None:
@@ -29,14 +28,14 @@ def test_language_tags_name_the_source_and_target_language() -> None:
 def test_a_source_is_tags_then_tokens_then_the_end() -> None:
     both = separate()
     ids = both.encode_source(Example("dog", target_lang="fr"))
-    assert both.source_pieces(ids) == ["<to:fr>", "d", "o", "g", "</s>"]
+    assert both.source.pieces(ids) == ["<to:fr>", "d", "o", "g", "</s>"]
     assert ids[0] == 5
 
 
 def test_a_target_is_tokens_then_the_end_and_comes_back() -> None:
     both = separate()
     ids = both.encode_target("D AE1 G")
-    assert both.target_pieces(ids) == ["D", "AE1", "G", "</s>"]
+    assert both.target.pieces(ids) == ["D", "AE1", "G", "</s>"]
     assert both.decode([BOS, *ids, PAD, PAD]) == "D AE1 G"
     assert both.decode([UNK]) == "⁇"
 
@@ -49,15 +48,15 @@ def test_an_empty_line_still_has_its_end() -> None:
 def test_tags_belong_to_the_source_alone_unless_the_vocabulary_is_joint() -> None:
     both = separate()
     assert not both.is_joint
-    assert both.target.symbol_id("<to:de>") is None
-    joint = codec.learn_codec(Part("bytes"), Part("bytes"), True, "nfc", SOURCES, TARGETS, ["<to:de>"])
+    assert both.target.vocabulary.symbol_id("<to:de>") is None
+    joint = learn_codec(Part("bytes"), Part("bytes"), True, "nfc", SOURCES, TARGETS, ["<to:de>"])
     assert joint.is_joint
     assert joint.source is joint.target
-    assert joint.target.symbol_id("<to:de>") == 4
+    assert joint.target.vocabulary.symbol_id("<to:de>") == 4
 
 
 def test_a_joint_vocabulary_learns_from_both_sides() -> None:
-    joint = codec.learn_codec(Part("characters"), Part("characters"), True, "nfc", ["ab"], ["cd"], [])
+    joint = learn_codec(Part("characters"), Part("characters"), True, "nfc", ["ab"], ["cd"], [])
     assert joint.decode(joint.encode_target("abcd")) == "abcd"
 
 
@@ -70,17 +69,17 @@ def test_an_unknown_tag_is_an_error_with_file_and_line() -> None:
 
 def test_both_sides_are_normalized_in_learning_and_in_use() -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    both = codec.learn_codec(Part("characters"), Part("words"), False, "nfc", [decomposed], [decomposed], [])
+    both = learn_codec(Part("characters"), Part("words"), False, "nfc", [decomposed], [decomposed], [])
     assert both.encode_source(Example(composed)) == both.encode_source(Example(decomposed))
     assert both.encode_target(decomposed) == both.encode_target(composed)
     assert both.decode(both.encode_target(decomposed)) == composed
-    raw = codec.learn_codec(Part("characters"), Part("words"), False, "none", [decomposed], [decomposed], [])
+    raw = learn_codec(Part("characters"), Part("words"), False, "none", [decomposed], [decomposed], [])
     assert raw.decode(raw.encode_target(decomposed)) == decomposed
 
 
 def test_a_generator_samples_the_side_that_samples_and_leaves_the_other_alone() -> None:
     lines = ["the lower lands", "the slower hands"] * 3
-    both = codec.learn_codec(Part("bpe", {"dropout": 0.5}), Part("words"), False, "nfc", lines, lines, [])
+    both = learn_codec(Part("bpe", {"dropout": 0.5}), Part("words"), False, "nfc", lines, lines, [])
     assert both.is_stochastic
     example, usual = Example(lines[0]), Codec.encode_source(both, Example(lines[0]))
     drawn = {tuple(both.encode_source(example, np.random.default_rng(seed))) for seed in range(20)}
@@ -94,10 +93,10 @@ def test_a_generator_samples_the_side_that_samples_and_leaves_the_other_alone() 
 @pytest.mark.parametrize("kind", ["unigram", "characters"])
 def test_a_codec_comes_back_from_its_files(kind: str, joint: bool) -> None:
     part = Part(kind)
-    before = codec.learn_codec(part, part, joint, "nfkc", SOURCES, TARGETS, ["<to:de>"])
+    before = learn_codec(part, part, joint, "nfkc", SOURCES, TARGETS, ["<to:de>"])
     files = before.to_files()
     assert {name.split(".")[0] for name in files} == ({"joint"} if joint else {"source", "target"})
-    after = codec.restore_codec(part, part, joint, "nfkc", files)
+    after = codec.build_codec(part, part, joint, "nfkc").restore(files)
     assert (after.is_joint, after.fingerprint) == (joint, before.fingerprint)
     example = Example("dogma ﬁ", target_lang="de")
     assert after.encode_source(example) == before.encode_source(example)
@@ -108,7 +107,7 @@ def test_the_fingerprint_tells_codecs_apart_and_nothing_else() -> None:
     part = Part("characters")
 
     def fingerprint(sources: list[str] = SOURCES, normalization: str = "nfc", joint: bool = False) -> str:
-        return codec.learn_codec(part, part, joint, normalization, sources, TARGETS, []).fingerprint
+        return learn_codec(part, part, joint, normalization, sources, TARGETS, []).fingerprint
 
     assert fingerprint() == fingerprint()
     different = {
@@ -122,7 +121,7 @@ def test_the_fingerprint_tells_codecs_apart_and_nothing_else() -> None:
 
 def test_dropout_does_not_change_the_fingerprint() -> None:
     calm, wild = (
-        codec.learn_codec(Part("bpe", options), Part("symbols"), False, "nfc", SOURCES, TARGETS, [])
+        learn_codec(Part("bpe", options), Part("symbols"), False, "nfc", SOURCES, TARGETS, [])
         for options in ({}, {"dropout": 0.2})
     )
     assert calm.fingerprint == wild.fingerprint
@@ -131,7 +130,7 @@ def test_dropout_does_not_change_the_fingerprint() -> None:
 def test_missing_files_of_a_side_are_named() -> None:
     files = {name: data for name, data in separate().to_files().items() if name.startswith("source.")}
     with pytest.raises(ModelError, match="files of the target tokenizer are missing"):
-        codec.restore_codec(Part("characters"), Part("symbols"), False, "nfc", files)
+        codec.build_codec(Part("characters"), Part("symbols"), False, "nfc").restore(files)
 
 
 # -- words that only the source knows ------------------------------------------------------------------------------
@@ -139,17 +138,15 @@ def test_missing_files_of_a_side_are_named() -> None:
 
 def copying(count: int = 2, **options: object) -> Codec:
     lines = ["meets , whom today"] * 2
-    return codec.learn_codec(
-        Part("words", options), Part("words"), True, "nfc", lines, [], codec.copy_slot_symbols(count)
-    )
+    return learn_codec(Part("words", options), Part("words"), True, "nfc", lines, [], codec.copy_slot_symbols(count))
 
 
 def test_unknown_words_of_a_source_are_numbered_on_both_sides_and_read_as_themselves() -> None:
     both, source = copying(), "Zora meets Quill , Zora"
     ids = both.encode_source(Example(source))
-    assert both.source_pieces(ids) == ["<copy:0>", "▁meets", "<copy:1>", "▁,", "<copy:0>", "</s>"]
+    assert both.source.pieces(ids) == ["<copy:0>", "▁meets", "<copy:1>", "▁,", "<copy:0>", "</s>"]
     target = both.encode_target("Quill , whom Zora meets", source=source)
-    assert both.target_pieces(target)[0] == "<copy:1>"
+    assert both.target.pieces(target)[0] == "<copy:1>"
     assert both.decode(target, source) == "Quill , whom Zora meets"
 
 
@@ -158,7 +155,7 @@ def test_an_unknown_word_that_the_source_lacks_or_has_no_number_for_stays_unknow
     assert both.decode(both.encode_target("Quill meets Zora", source="Zora meets Quill"), "Zora meets Quill") == (
         "⁇ meets Zora"
     )
-    assert both.target_pieces(both.encode_target("Zora"))[0] == "<unk>"
+    assert both.target.pieces(both.encode_target("Zora"))[0] == "<unk>"
     assert both.decode(both.encode_target("today"), "Zora") == "today"
 
 
@@ -171,3 +168,9 @@ def test_without_numbers_nothing_changes() -> None:
 def test_numbered_words_keep_their_letters_where_the_vocabulary_is_in_lower_case() -> None:
     both = copying(lowercase=True)
     assert both.decode(both.encode_source(Example("Zora MEETS")), "Zora MEETS") == "Zora meets"
+
+
+def test_copy_slots_stay_unused_where_nothing_is_unknown() -> None:
+    joint = learn_codec(Part("bytes"), Part("bytes"), True, "nfc", ["ab"], ["ab"], codec.copy_slot_symbols(2))
+    assert joint.encode_source(Example("ab")) == joint.encode_target("ab", source="ab")
+    assert joint.decode(joint.encode_target("ab"), source="ab") == "ab"

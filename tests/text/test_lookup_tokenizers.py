@@ -58,7 +58,7 @@ def test_bytes_are_those_of_utf8_after_the_specials(text: str) -> None:
 def test_bytes_need_no_text_to_learn_from_and_have_ids_for_tags() -> None:
     tokenizer = Bytes()
     tokenizer.learn([], ["<to:de>"])
-    assert (len(tokenizer), tokenizer.symbol_id("<to:de>"), tokenizer.encode("A")) == (261, 4, [5 + 0x41])
+    assert (len(tokenizer), tokenizer.vocabulary.symbol_id("<to:de>"), tokenizer.encode("A")) == (261, 4, [5 + 0x41])
 
 
 def test_bytes_show_printable_ascii_as_itself() -> None:

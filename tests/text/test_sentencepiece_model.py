@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections import Counter
 
 import pytest
 import sentencepiece
@@ -16,7 +17,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import UNK
 from dragoman.text.sentencepiece_model import SentencePieceTokenizer, split_symbols, split_words
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import count_units
 
 KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 CORPUS = ["the cat sat on the mat", "the dog sat  there", "naïve café in 東京"] * 4
@@ -189,7 +189,7 @@ def test_the_pieces_are_those_that_sentencepiece_learns_from_the_lines(kind: str
 def test_words_are_counted_as_often_as_they_occur() -> None:
     def count(lines: list[str], extra_symbols: list[str]) -> dict[str, int]:
         tokenizer = tokenizers.build(Part("bpe"))
-        return split_symbols(count_units(lines, tokenizer.learning_units), extra_symbols)
+        return split_symbols(Counter(word for line in lines for word in tokenizer.learning_units(line)), extra_symbols)
 
     assert count(["a  b\ta", "b▁c\u2585", ""], []) == {"a": 2, "b": 2, "c": 1}
     assert count(["x<s> <to:de>", "<to:fr>"], ["<to:de>"]) == {"x<": 1, "s>": 1, "<": 1, "to:de>": 1, "<to:fr>": 1}
@@ -232,7 +232,7 @@ def test_a_tag_may_hold_a_comma_or_a_quote(kind: str) -> None:
     tags = ["<to:zh,tw>", '<to:"x">', "<to:a b>"]
     tokenizer = tokenizers.build(Part(kind))
     tokenizer.learn(CORPUS, tags)
-    assert [tokenizer.symbol_id(tag) for tag in tags] == [4, 5, 6]
+    assert [tokenizer.vocabulary.symbol_id(tag) for tag in tags] == [4, 5, 6]
     assert not {4, 5, 6} & set(tokenizer.encode(" ".join(tags)))
 
 

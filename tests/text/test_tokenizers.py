@@ -51,9 +51,9 @@ def test_every_option_has_a_schema_and_every_kind_a_line(kind: str) -> None:
 @EVERY
 def test_specials_and_tags_have_the_first_ids(kind: str) -> None:
     tokenizer = LEARNED[kind]
-    assert [tokenizer.symbol_id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
-    assert tokenizer.symbol_id("<to:fr>") is None
-    assert tokenizer.symbol_id("the") is None
+    assert [tokenizer.vocabulary.symbol_id(symbol) for symbol in (*SPECIALS, *TAGS)] == [0, 1, 2, 3, 4, 5]
+    assert tokenizer.vocabulary.symbol_id("<to:fr>") is None
+    assert tokenizer.vocabulary.symbol_id("the") is None
     assert tokenizer.pieces(range(6)) == [*SPECIALS, *TAGS]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,16 @@ from hypothesis import strategies as st
 
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.types import SPECIALS, UNK
-from dragoman.text.vocabulary import BYTE_TOKENS, TOKENIZER_FILE, Vocabulary, join_parts, parse_tokenizer_file
+from dragoman.text.tokenizers.words import Words
+from dragoman.text.vocabulary import BYTE_TOKENS, TOKENIZER_FILE, TokenizerFile, Vocabulary
 
 TAGS = ["<from:en>", "<to:de>"]
+
+
+def learned(counts: Counter[str], extra: Sequence[str] = (), **options) -> Vocabulary:
+    tokenizer = Words(**options)
+    tokenizer.learn_from_counts(counts, extra)
+    return tokenizer.vocabulary
 
 
 def test_specials_come_first_then_tags_then_tokens() -> None:
@@ -51,9 +59,9 @@ def test_an_unknown_token_is_unk_where_there_are_no_bytes() -> None:
 
 def test_tokens_are_ordered_by_count_and_then_by_spelling() -> None:
     counts = Counter({"rare": 1, "b": 3, "a": 3, "most": 9})
-    assert Vocabulary.from_counts(counts).tokens == ["most", "a", "b", "rare"]
-    assert Vocabulary.from_counts(counts, min_count=3).tokens == ["most", "a", "b"]
-    assert Vocabulary.from_counts(counts, TAGS, size=8).tokens == ["most", "a"]
+    assert learned(counts).tokens == ["most", "a", "b", "rare"]
+    assert learned(counts, min_count=3).tokens == ["most", "a", "b"]
+    assert learned(counts, TAGS, size=8).tokens == ["most", "a"]
 
 
 @given(tokens=st.lists(st.sampled_from("abcdef")), seed=st.randoms(use_true_random=False))
@@ -61,7 +69,8 @@ def test_tokens_are_ordered_by_count_and_then_by_spelling() -> None:
 def test_the_order_of_the_input_changes_nothing(tokens: list[str], seed) -> None:
     shuffled = list(tokens)
     seed.shuffle(shuffled)
-    assert Vocabulary.from_counts(Counter(tokens)).names == Vocabulary.from_counts(Counter(shuffled)).names
+    names = [learned(Counter(each), byte_fallback=True).names for each in (tokens, shuffled)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(("byte_fallback", "reserved"), [(False, 6), (True, 262)])
@@ -69,8 +78,8 @@ def test_a_size_too_small_for_tokens_is_refused_with_the_number_of_reserved_ids(
     byte_fallback: bool, reserved: int
 ) -> None:
     with pytest.raises(PartError, match=f"size {reserved} .* take {reserved} ids"):
-        Vocabulary.from_counts(Counter("a"), TAGS, size=reserved, byte_fallback=byte_fallback)
-    whole = Vocabulary.from_counts(Counter("ab"), TAGS, size=reserved + 1, byte_fallback=byte_fallback)
+        learned(Counter("a"), TAGS, size=reserved, byte_fallback=byte_fallback)
+    whole = learned(Counter("ab"), TAGS, size=reserved + 1, byte_fallback=byte_fallback)
     assert len(whole) == reserved + 1
 
 
@@ -90,12 +99,15 @@ def test_specials_and_tags_stand_for_nothing_in_a_text_and_unk_can_be_seen() -> 
 @settings(deadline=None, max_examples=50)
 def test_strings_and_bytes_join_to_the_text_they_were_split_from(text: str, cut: int) -> None:
     head, tail = text[:cut], text[cut:]
-    assert join_parts([head, *tail.encode()]) == text
-    assert join_parts([*head.encode(), tail]) == text
+    for token, before, after in ((head, "", tail), (tail, head, "")):
+        vocabulary = Vocabulary([token], byte_fallback=True)
+        ids = [*vocabulary.fallback_ids(before), vocabulary.token_id(token), *vocabulary.fallback_ids(after)]
+        assert vocabulary.decode(ids) == text
 
 
 def test_bytes_that_are_no_text_read_as_replacement_characters() -> None:
-    assert join_parts([0xC3, "a", 0xFF]) == "\ufffda\ufffd"
+    vocabulary = Vocabulary(["a"], byte_fallback=True)
+    assert vocabulary.decode([4 + 0xC3, vocabulary.token_id("a"), 4 + 0xFF]) == "\ufffda\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -118,11 +130,11 @@ def test_bytes_that_are_no_text_read_as_replacement_characters() -> None:
 )
 def test_a_damaged_file_is_refused_in_one_sentence(data: bytes) -> None:
     with pytest.raises(ModelError) as caught:
-        parse_tokenizer_file({TOKENIZER_FILE: data}, "words")
+        TokenizerFile.parse({TOKENIZER_FILE: data}, "words")
     assert str(caught.value).startswith("tokenizer.json")
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json of the words tokenizer is missing"):
-        parse_tokenizer_file({}, "words")
+        TokenizerFile.parse({}, "words")

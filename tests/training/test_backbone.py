@@ -20,7 +20,7 @@ from dragoman.config import Backbone
 from dragoman.core.errors import ConfigError, RunError
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.backbone import load_backbone
+from dragoman.training.initial_weights import load_backbone
 
 FRONTEND = {"name": "image", "pixels": 16, "channels": 4, "stages": [1, 1]}
 
@@ -95,11 +95,11 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> No
     refused(
         tmp_path,
         a_resnet() | {"conv1.weight": torch.zeros(8, 3, 7, 7)},
-        r"'conv1\.weight' is \(8, 3, 7, 7\), but 'frontend\.net\.conv1\.weight' of the model is \(4, 3, 7, 7\)",
+        r"'frontend\.net\.conv1\.weight' is \(8, 3, 7, 7\), the model needs \(4, 3, 7, 7\)",
     )
     refused(tmp_path, a_resnet(8), r"and \d+ more.*begins with .*model\.frontend to the same sizes")
-    refused(tmp_path, a_resnet(), "no weight of the model is below 'frontend.nett'", map={"": "frontend.nett"})
-    refused(tmp_path, a_resnet(), r"'frontend\.net\.conv1\.weight' is missing", map={"model": "frontend.net"})
+    refused(tmp_path, a_resnet(), "no weight's name begins with 'frontend.nett'", map={"": "frontend.nett"})
+    refused(tmp_path, a_resnet(), r"'frontend\.net\.bn1\.bias' is missing", map={"model": "frontend.net"})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_baseline_of_hard_attention_moves_and_comes_back_with_a_checkpoint(t
     decoder = {"cell": "gru", "order": "before", "normalizer": Part("hard"), "dropout": 0.0}
     config = config_of(tmp_path, training={"steps": 4, "save_every": 2, "schedule": "constant"})
     config = config.model_copy(update={"model": config.model.model_copy(update={"decoder": Part("rnn", decoder)})})
-    config = configs.validate(config.to_mapping(), "test")  # fills in the defaults of the decoder
+    config = configs.validate(config.model_dump(), "test")  # fills in the defaults of the decoder
 
     def weights(run: str, step: int) -> dict[str, Any]:
         return load_file(tmp_path / run / "checkpoints" / f"step-{step}" / "model.safetensors")
@@ -186,17 +186,17 @@ def test_each_caption_makes_a_pair_and_the_image_is_kept_once(tmp_path: Path, fo
     store, _ = prepared.corpora[0]
     texts = ["one a", "one b", "one c", "two a", "two b", "two c", "three a", "three c"]
     wanted = [(pictures[i], text) for i, text in zip([0, 0, 0, 1, 1, 1, 2, 2], texts, strict=True)]
-    found = [(store.source(i), codec.decode(store.target(i).tolist())) for i in range(len(store))]
+    found = [(store.sources[i], codec.decode(store.targets[i].tolist())) for i in range(len(store))]
     assert [text for _, text in found] == texts
     for (rows, _), (picture, _) in zip(found, wanted, strict=True):
         assert (rows.reshape(picture.shape) == picture).all()
     assert (store.folder / "source.ids").stat().st_size == 3 * SIDE * SIDE * 3
-    assert store.source_lengths.tolist() == [SIDE] * 8
+    assert store.lengths(np.arange(len(store)))[0].tolist() == [SIDE] * 8
     rows = np.array([7, 0, 4, 1])
-    gathered, lengths = store.gather_sources(rows)
-    assert (gathered == np.concatenate([store.source(int(i)) for i in rows])).all()
+    gathered, lengths = store.sources.gather(rows)
+    assert (gathered == np.concatenate([store.sources[int(i)] for i in rows])).all()
     assert lengths.tolist() == store.lengths(rows)[0].tolist() == [SIDE] * 4
-    assert (pickle.loads(pickle.dumps(store)).source(6) == store.source(6)).all()  # as it travels to a worker
+    assert (pickle.loads(pickle.dumps(store)).sources[6] == store.sources[6]).all()  # as it travels to a worker
 
 
 def test_batches_show_every_caption_with_its_own_image(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def shown(config: configs.Config, cache: Path) -> tuple[str, int]:
     """The name of the store of a corpus, and what its first picture shows."""
     codec, config = load_or_learn_codec(config)
     [(store, _)] = prepare.prepare_data(config, codec, cache).corpora
-    return store.folder.name, int(store.source(0)[0, 0])
+    return store.folder.name, int(store.sources[0][0, 0])
 
 
 @pytest.mark.parametrize(("put", "name"), KINDS)

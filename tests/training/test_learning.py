@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench import letters
 
 from dragoman import config as configs
 from dragoman import training
@@ -80,14 +81,14 @@ def exact_match(
     size = {"symbols": symbols, "max_length": longest}
     # Many small sets, since within one no string comes twice, and there are only so many short ones.
     parts = range(30 if longest > 10 else 10)
-    rows = [pair for part in parts for pair in synthetic.generate_pairs(task, 2000, seed * 100 + part, **size)]
+    rows = [pair for part in parts for pair in letters.generate_pairs(task, 2000, seed * 100 + part, **size)]
     synthetic.write_tsv(folder / "train.tsv", rows)
     known = {"model": MODELS[family], "rate": RATES[family], "steps": steps, "batch": batch}
     text = CONFIG.format(seed=seed, folder=folder, **known)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     for _ in training.run(configs.load(folder / "config.yaml").config, folder / "run"):
         pass
-    unseen = synthetic.generate_pairs(task, 500, seed, split="test", **size)
+    unseen = letters.generate_pairs(task, 500, seed, split="test", **size)
     found = pipeline.load(folder / "run", "cpu").predict([source for source, _ in unseen], beam=1)
     wrong = [(s, t, p.text) for (s, t), p in zip(unseen, found, strict=True) if p.text != t]
     print(f"{len(wrong)} of {len(unseen)} are wrong", *wrong[:5], sep="\n")

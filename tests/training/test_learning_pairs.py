@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench import letters
 
 from dragoman import config as configs
 from dragoman import training
@@ -70,7 +71,7 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
     seed = torch.initial_seed() % 10**6
     print(f"seed {seed}")
     size = {"symbols": 8, "max_length": longest}
-    rows = [pair for part in range(10) for pair in synthetic.generate_pairs(task, 2000, seed * 100 + part, **size)]
+    rows = [pair for part in range(10) for pair in letters.generate_pairs(task, 2000, seed * 100 + part, **size)]
     synthetic.write_tsv(folder / "train.tsv", rows)
     value = {
         "name": "learning",
@@ -90,7 +91,7 @@ def trained(encoder: str, decoder: str, task: str, folder: Path, steps: int, rat
     }
     for _ in training.run(configs.validate(value, "learning"), folder / "run"):
         pass
-    unseen = synthetic.generate_pairs(task, 500, seed, split="test", **size)
+    unseen = letters.generate_pairs(task, 500, seed, split="test", **size)
     found = pipeline.load(folder / "run", "cpu").predict([source for source, _ in unseen], beam=1)
     wrong = [(s, t, p.text) for (s, t), p in zip(unseen, found, strict=True) if p.text != t]
     print(f"{len(wrong)} of {len(unseen)} are wrong", *wrong[:5], sep="\n")

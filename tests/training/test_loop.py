@@ -364,7 +364,7 @@ def test_a_run_folder_holds_all_files_of_a_run(tiny, metrics, tmp_path):
     train(config, run)
     from dragoman.core import yaml
 
-    expected = json.loads(json.dumps(config.to_mapping()))  # a file holds lists, not tuples
+    expected = json.loads(json.dumps(config.model_dump()))  # a file holds lists, not tuples
     expected["data"]["max_source"] = 256  # the default is written out, so that a resumed run keeps it
     assert yaml.read(run / "config.yaml") == expected
     assert json.loads((run / "env.json").read_text())["threads"] == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman import training
@@ -17,7 +18,6 @@ from dragoman.core.errors import RunError
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline
-from dragoman.text import codec as codecs
 from dragoman.training import replay
 
 AVERAGED = ["training.ema=0.9", "training.steps=20", "training.keep=100"]
@@ -32,7 +32,7 @@ def build(**changes: Any) -> Pipeline:
     value = {"data": {"train": "nowhere.tsv"}, "model": {"width": 16}} | changes
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd efgh"], ["abcd efgh"], [])
+    codec = learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd efgh"], ["abcd efgh"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 

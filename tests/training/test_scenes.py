@@ -71,18 +71,22 @@ def share(model: pipeline.Pipeline, folder: Path) -> float:
     return 1 - len(wrong) / len(examples)
 
 
+def train_questions(folder: Path, steps: int) -> pipeline.Pipeline:
+    scenes.write_dataset(folder, "questions", {"train": 800, "test": 60}, seed=1)
+    found = config(folder, ["source", "second_source", "target"], QUESTIONS, steps=steps, batch_tokens=2048)
+    return taught(found, folder / "run")
+
+
+@pytest.mark.long
+def test_questions_about_combinations_never_seen_are_answered(tmp_path: Path) -> None:
+    assert share(train_questions(tmp_path, 650), tmp_path) >= 0.95
+
+
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pipeline.Pipeline]:
-    """Questions about pictures, and a model that answers them."""
+    """Questions about pictures, and a model that has seen a few."""
     folder = tmp_path_factory.mktemp("questions")
-    scenes.write_dataset(folder, "questions", {"train": 800, "test": 60}, seed=1)
-    found = config(folder, ["source", "second_source", "target"], QUESTIONS, steps=650, batch_tokens=2048)
-    return folder, taught(found, folder / "run")
-
-
-def test_questions_about_combinations_never_seen_are_answered(asked: tuple[Path, pipeline.Pipeline]) -> None:
-    folder, model = asked
-    assert share(model, folder) >= 0.95
+    return folder, train_questions(folder, 40)
 
 
 def test_alone_and_in_a_batch_the_answer_is_the_same(asked: tuple[Path, pipeline.Pipeline]) -> None:

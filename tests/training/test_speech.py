@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman import training
@@ -21,7 +22,6 @@ from dragoman.core.errors import ConfigError, DataError
 from dragoman.core.types import PAD, Example
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline
-from dragoman.text import codec as codecs
 from dragoman.training import prepare
 
 Heard = tuple[Pipeline, Path, list[tuple[str, str]]]
@@ -157,7 +157,7 @@ def test_shallow_fusion_and_ctc_add_up_in_the_score(heard: Heard, spelled: Path)
     """Each score is (1 − μ) (log p + λ log p_LM) + μ log p_CTC, summed by hand over a result that the search found."""
     model, folder, pairs = heard
     lm, weight, ctc = pipeline.load(spelled, "cpu"), 0.4, model.config.generation.ctc_weight
-    fused = pipeline.load_with_language_model(folder / "run", spelled, weight, "cpu")
+    fused = pipeline.load(folder / "run", "cpu", lm=spelled, lm_weight=weight)
     sources = [str(folder / name) for name, _ in pairs[:6]]
     assert lm.codec.modality is None
     for source, found in zip(sources, fused.predict(sources, beam=4), strict=True):
@@ -173,7 +173,7 @@ def test_shallow_fusion_and_ctc_add_up_in_the_score(heard: Heard, spelled: Path)
         )
         wanted = (1 - ctc) * (said + weight * spoken) - ctc * float(ctc_loss)
         assert found.log_prob == pytest.approx(wanted, abs=1e-3)
-    alone = pipeline.load_with_language_model(folder / "run", spelled, 0.0, "cpu").predict(sources)
+    alone = pipeline.load(folder / "run", "cpu", lm=spelled, lm_weight=0.0).predict(sources)
     assert [p.text for p in alone] == [p.text for p in model.predict(sources)]
 
 
@@ -196,9 +196,9 @@ def untaught(**changes: Any) -> Pipeline:
     for key, change in changes.items():
         value[key] = value.get(key, {}) | change
     config = configs.validate(value, "untaught")
-    modality = configs.build_modality(config)
+    modality = configs.source_readers(config)[0]
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, False, "nfc", [], ["abc"], [], modality)
+    codec = learn_codec(part, part, False, "nfc", [], ["abc"], [], modality)
     torch.manual_seed(0)
     model = configs.build_model(config, codec.source_size, len(codec.target))
     return Pipeline(model.eval(), codec, config, torch.device("cpu"))

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, TypeGuard
+from typing import Any, TypedDict
 
 import safetensors.torch
 import torch
@@ -31,7 +31,6 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import ConfigError, FormatError, ModelError, did_you_mean
 from dragoman.core.formats import FORMAT, check_format, check_run_format
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
@@ -56,9 +55,6 @@ class LoadedModel:
     config: Config
     model: Seq2Seq
     codec: Codec
-
-
-# -- saving ------------------------------------------------------------------------------------------------------------
 
 
 def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Codec, extra: Mapping[str, bytes]) -> None:
@@ -100,9 +96,6 @@ def _with_digest(value: Mapping[str, object]) -> bytes:
     return (json.dumps(value | {"sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
-# -- loading -----------------------------------------------------------------------------------------------------------
-
-
 def load(path: str | Path) -> LoadedModel:
     """Load a model folder, or the best checkpoint of a run folder, after checking its files; in evaluation mode."""
     folder = resolve(Path(path))
@@ -117,11 +110,8 @@ def load_codec(path: str | Path) -> tuple[Config, Codec]:
     folder = resolve(Path(path))
     contents = verify(folder)
     config = _parse_config(folder, contents)
-    options = config.tokenizer
-    source, target = options.source, options.target or options.source
     try:
-        media = configs.build_modality(config), configs.build_second_source(config)
-        return config, codecs.restore_codec(source, target, options.joint, config.data.normalization, contents, *media)
+        return config, configs.build_codec(config).restore(contents)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
 
@@ -172,12 +162,12 @@ def verify(folder: Path, *, training: bool = False) -> dict[str, bytes]:
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise ModelError(f"{path}: has {size:,} bytes, not {entry['bytes']:,}; copy the whole folder again")
-        digest, data = hashlib.sha256(), b""
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-                if not name.endswith(".safetensors"):
-                    data += chunk
+        if name.endswith(".safetensors"):  # larger than memory may be: only its checksum is computed here
+            with path.open("rb") as file:
+                data, digest = b"", hashlib.file_digest(file, "sha256")
+        else:
+            data = path.read_bytes()
+            digest = hashlib.sha256(data)
         if digest.hexdigest() != entry["sha256"]:
             raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; copy the whole folder again")
         contents[name] = data
@@ -203,18 +193,14 @@ def _read_manifest(path: Path) -> dict[str, FileEntry]:
         raise damaged from None
     # Earlier development versions also wrote format 1, but no kind.
     check_format(value.get("format") if value.get("kind") == KIND else None, path.parent)
-    entries = value.get("files")
-    if not _are_entries(entries):
+    entries: dict[str, FileEntry] | None = value.get("files")
+    if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
         raise damaged
     return entries
 
 
-def _are_entries(value: object) -> TypeGuard[dict[str, FileEntry]]:
-    """Whether a value of JSON lists files as `build_manifest` does."""
-    return isinstance(value, dict) and all(
-        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
-        for entry in value.values()
-    )
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
 
 
 def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
@@ -230,7 +216,7 @@ def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
 
 
 def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """Load the tensors of a safetensors file by name; ModelError if it is none."""
+    """Load the tensors of a safetensors file by name."""
     try:
         return safetensors.torch.load_file(folder / name)
     except (SafetensorError, OSError, ValueError) as error:
@@ -264,9 +250,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, pa
     with torch.no_grad():
         for name, p in own.items():
             p.copy_(weights[name])
-
-
-# -- the checkpoints of a run -----------------------------------------------------------------------------------------
 
 
 def list_checkpoints(run: Path) -> list[Path]:

@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import MediaFolders
+from dragoman.cli.options import AsJSON, MediaFolders
+from dragoman.core.errors import UserError
 from dragoman.text.normalization import Form
 
 app = typer.Typer(help="Check files of pairs.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Check files of pairs."""
 
 
 @app.command()
@@ -37,11 +33,10 @@ def check(
         Form | None, typer.Option(help="The Unicode form of training; nfc, or that of the model, by default.")
     ] = None,
     columns: Annotated[str, typer.Option(help="What the columns of a TSV file are.")] = "source,target",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJSON = False,
     files: MediaFolders = [],
 ) -> None:
     """Report what is wrong or unusual in files of pairs, with file and line. Exit code 2 if there are errors."""
-    from dragoman.core.errors import UserError
     from dragoman.data.quality.diagnosis import check_pairs
 
     codec = None

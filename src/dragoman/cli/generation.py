@@ -29,7 +29,6 @@ def generation_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(command)
     def wrapper(**arguments: Any) -> Result:
-        """Collect the generation options from the arguments, and call the command with them as one."""
         given = {name: arguments.pop(name) for name in names}
         return command(**arguments, generation=parse_options(given))
 

@@ -14,11 +14,13 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli.options import print_to_stderr
+from dragoman.core.errors import UserError
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
@@ -35,9 +37,7 @@ SecondSource = Annotated[
 
 def media_examples(pipeline: Pipeline, files: Sequence[str], second_source: str) -> list[Example] | None:
     """Return an example for each media file; None if the inputs are lines of a file. Mixed ones raise UserError."""
-    from dragoman.core.errors import UserError
-
-    media = [file for file in files if is_media_file(file)] if takes_media(pipeline) else []
+    media = [file for file in files if is_media_file(file)] if pipeline.reads_media else []
     for file in media:
         if file.lower().endswith(WRONG_LIST_SUFFIXES):
             raise UserError(
@@ -56,7 +56,6 @@ def media_examples(pipeline: Pipeline, files: Sequence[str], second_source: str)
 
 def pair_with_second_source(pipeline: Pipeline, sources: Sequence[str], second_source: str) -> list[Example]:
     """Return an example for each source, with --second-source as the other; it comes first for a text and media."""
-    from dragoman.core.errors import UserError
     from dragoman.core.types import Example
 
     if pipeline.codec.second_source is None:
@@ -70,15 +69,8 @@ def pair_with_second_source(pipeline: Pipeline, sources: Sequence[str], second_s
     return [Example(source, second_source=second_source) for source in sources]
 
 
-def takes_media(pipeline: Pipeline) -> bool:
-    """Whether the first or the second source of the model is a media file."""
-    return pipeline.codec.modality is not None or (pipeline.codec.second_source or "text") != "text"
-
-
 def drop_target_columns(sources: Iterable[Example], columns: Sequence[str]) -> Iterator[Example]:
     """Keep only the source columns of lines with more columns; at the end, warn how many had more."""
-    from dataclasses import replace
-
     own, count = [columns.index(name) for name in ("source", "second_source") if name in columns], 0
     for source in sources:
         cells = source.source.split("\t")
@@ -105,12 +97,10 @@ class MediaInputs:
     interactive = False
 
     def __init__(self, examples: Sequence[Example]) -> None:
-        """Hold the examples, their number, and a name for the progress bar."""
         self.examples, self.expected = examples, float(len(examples))
         self.file = f"{len(examples):,} files"
 
     def __iter__(self) -> Iterator[Example]:
-        """Iterate over the examples."""
         return iter(self.examples)
 
 
@@ -118,7 +108,6 @@ class LineInputs:
     """The sources of a file or of the standard input, and the share that has been read."""
 
     def __init__(self, file: str, on_error: OnError, report: ReadReport) -> None:
-        """Hold the file name ("-" is the standard input); iterating reads it."""
         self.file, self.on_error, self.report = file, on_error, report
         self.interactive = file == "-" and sys.stdin.isatty()
         self.lines = 0
@@ -163,8 +152,6 @@ def set_languages(
     sources: Iterable[Example], source_lang: str | None, target_lang: str | None, two_sources: bool = False
 ) -> Iterator[Example]:
     """Set the languages of sources that have none; at the end, warn of tabs unless the model has `two_sources`."""
-    from dataclasses import replace
-
     tabs = 0
     for source in sources:
         tabs += "\t" in source.source and not two_sources

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.cli import options
 from dragoman.cli.inputs import SecondSource, pair_with_second_source, set_languages
-from dragoman.cli.options import (
-    Beam,
-    Device,
-    MediaFolders,
-    Model,
-    Plugins,
-    SourceLang,
-    TargetLang,
-    check_choice,
-    console,
-    load_plugins,
-    print_to_stderr,
-    split_commas,
-    warn_untagged,
-)
+from dragoman.cli.options import check_choice, console, load_plugins, print_to_stderr, split_commas, warn_untagged
+from dragoman.cli.output import write_page
+from dragoman.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,19 +22,11 @@ if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
     from dragoman.inspection.views import View, ViewData
 
-ViewNames = Annotated[
-    str,
-    typer.Option(
-        "--view",
-        help="Names of views, separated by commas; see `dragoman list views`. "
-        "Default: alignment; in a page, all views of a source.",
-    ),
-]
 ImageFile = Annotated[Path | None, typer.Option(help="Draw the alignments into this file (.png, .svg or .pdf).")]
 
 
 def inspect(
-    model: Model,
+    model: options.Model,
     texts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -57,9 +38,15 @@ def inspect(
     target: Annotated[
         list[str], typer.Option(help="A target to show instead of the model's output; once for each source.")
     ] = [],
-    view: ViewNames = "",
+    view: Annotated[
+        str,
+        typer.Option(
+            help="Names of views, separated by commas; see `dragoman list views`. "
+            "Default: alignment; in a page, all views of a source."
+        ),
+    ] = "",
     beside: Annotated[str | None, typer.Option(help="A second model, to show beside the first.")] = None,
-    beam: Beam = None,
+    beam: options.Beam = None,
     html: Annotated[Path | None, typer.Option(help="Write the views as a page into this file.")] = None,
     png: ImageFile = None,
     svg: ImageFile = None,
@@ -68,17 +55,17 @@ def inspect(
         str,
         typer.Option(help="What an image shows: soft, or every head of cross, encoder, second_source or decoder."),
     ] = "soft",
-    files: MediaFolders = [],
+    files: options.MediaFolders = [],
     second_source: SecondSource = "",
-    source_lang: SourceLang = None,
-    target_lang: TargetLang = None,
-    device: Device = "auto",
-    plugins: Plugins = [],
+    source_lang: options.SourceLang = None,
+    target_lang: options.TargetLang = None,
+    device: options.Device = "auto",
+    plugins: options.Plugins = [],
 ) -> None:
     """Show which source tokens the model attends to, what its beam kept and dropped, and other views."""
     load_plugins(plugins)
     from dragoman.inference import pipeline
-    from dragoman.inspection.render.alignment_image import MAPS
+    from dragoman.inspection.render.alignment_image import MAPS, draw_alignments
     from dragoman.inspection.views import find_view, views
 
     chosen = [find_view(check_choice(name, views.names, "--view")) for name in split_commas(view)]
@@ -90,22 +77,29 @@ def inspect(
     sources = read_inputs(first, texts or [], second_source) if texts or second_source or needs_sources else []
     tagged = warn_untagged(first, set_languages(sources, source_lang, target_lang))
     examples = add_targets(list(tagged), target)
-    options = {"beam": beam, "source_lang": source_lang, "target_lang": target_lang}
+    view_options = {"beam": beam, "source_lang": source_lang, "target_lang": target_lang}
     if html is not None:
         of_source = [one for one in map(find_view, views.names) if one.inputs == "pair" and one.has_module]
-        data = list(compute_views(pipelines, examples, chosen or of_source, options, skip=not chosen))
-        write_page(data, html, f"dragoman inspect {' --beside '.join(names)}")
+        data = list(compute_views(pipelines, examples, chosen or of_source, view_options, skip=not chosen))
+        if not data:
+            raise UserError(f"{html}: there is nothing to write: no source, or no source can be shown; give a text")
+        write_page(html, data, f"dragoman inspect {' --beside '.join(names)}")
     if html is None or chosen:
-        for one in compute_views(pipelines, examples, chosen or [find_view("alignment")], options, keep_blank=True):
+        shown = chosen or [find_view("alignment")]
+        for one in compute_views(pipelines, examples, shown, view_options, keep_blank=True):
             print_data(console(), one)
     paths = [path for path in (png, svg, pdf) if path is not None]
     if paths:
-        draw_images(compute_views(pipelines, examples, [find_view("alignment")], options, skip=True), paths, maps)
+        named: list[tuple[str, ViewData]] = []  # with two models, each with the model's name
+        for one in compute_views(pipelines, examples, [find_view("alignment")], view_options, skip=True):
+            named += zip(one["models"], one["views"], strict=True) if one["view"] == "beside" else [("", one)]
+        draw_alignments(paths, named, maps)
+        for path in paths:
+            print_to_stderr(f"wrote {path}")
 
 
 def read_inputs(pipeline: Pipeline, texts: Sequence[str], second_source: str) -> Iterable[Example]:
     """Return the sources from the arguments, or the standard input's lines, with --second-source where it is set."""
-    from dragoman.core.errors import UserError
     from dragoman.core.types import Example
     from dragoman.data.readers import read_sources
 
@@ -126,8 +120,6 @@ def read_inputs(pipeline: Pipeline, texts: Sequence[str], second_source: str) ->
 
 def add_targets(examples: Sequence[Example], targets: Sequence[str]) -> list[Example]:
     """Return the examples with the targets of --target, one for each; without targets, unchanged."""
-    from dragoman.core.errors import UserError
-
     if targets and len(targets) != len(examples):
         raise UserError(f"there are {len(examples)} sources and {len(targets)} targets; give one for each, or none")
     if not targets:
@@ -144,10 +136,7 @@ def compute_views(
     skip: bool = False,
     keep_blank: bool = False,
 ) -> Iterator[ViewData]:
-    """Yield the views of each source, then those of all sources or of none.
-
-    `skip`: a view that a model cannot show is left out with a message instead of an error.
-    """
+    """Yield the views of each source, then those of all sources or of none; `skip` those that a model cannot show."""
     per_source = [view for view in views if view.inputs == "pair"]
     for example in examples if per_source else []:
         if example.source.strip():
@@ -188,8 +177,6 @@ def _compute_one(
     pipeline: Pipeline, view: View[Any, ...], inputs: tuple[Any, ...], options: dict[str, Any], skip: bool
 ) -> ViewData | None:
     """Compute a view of one model, or its fallback; None, with a message, if it cannot and `skip` is set."""
-    from dragoman.core.errors import DataError, UserError
-
     try:
         if view.fallback is not None and inputs[1] is None and view.blocker(pipeline) is not None:
             return view.fallback(pipeline, inputs[0], **options)
@@ -216,28 +203,3 @@ def print_data(out: Console, data: ViewData) -> None:
             out.print()
     else:
         find_view(data["view"]).print_view(out, data)
-
-
-def write_page(data: Sequence[ViewData], path: Path, title: str) -> None:
-    """Write the views as an HTML page, and say so on the standard error; UserError if there are none."""
-    from dragoman.core import files
-    from dragoman.core.errors import UserError
-    from dragoman.inspection.render.page import render_page
-
-    if not data:
-        raise UserError(f"{path}: there is nothing to write: no source, or no source can be shown; give a text")
-    files.write_file(path, render_page(data, title).encode())
-    print_to_stderr(f"wrote {path}")
-
-
-def draw_images(alignments: Iterable[ViewData], paths: Sequence[Path], maps: str) -> None:
-    """Draw the alignments into image files and say so; with two models, each with the model's name."""
-    from dragoman.inspection.render.alignment_image import draw_alignments
-
-    named: list[tuple[str, ViewData]] = []
-    for data in alignments:
-        beside = data["view"] == "beside"
-        named += zip(data["models"], data["views"], strict=True) if beside else [("", data)]
-    draw_alignments(paths, named, maps)
-    for path in paths:
-        print_to_stderr(f"wrote {path}")

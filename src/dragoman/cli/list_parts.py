@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Plugins, check_choice, console, load_plugins
+from dragoman.cli.options import Plugins, check_choice, console, load_plugins, print_text
 
 if TYPE_CHECKING:
     from dragoman.cli.parts_page import AnyRegistry
 
-KINDS = (
-    "frontends",
-    "encoders",
-    "decoders",
-    "heads",
-    "mixers",
-    "scores",
-    "normalizers",
-    "positions",
-    "norms",
-    "initializers",
-    "objectives",
-    "sampling_schedules",
-    "tokenizers",
-    "searches",
-    "length_rules",
-    "optimizers",
-    "schedules",
-    "metrics",
-    "views",
-    "presets",
-)
+KINDS = {  # the module of each kind's registry; presets have none
+    "frontends": "nn.frontends",
+    "encoders": "nn.encoders",
+    "decoders": "nn.decoders",
+    "heads": "nn.heads",
+    "mixers": "nn.token_mixers",
+    "scores": "nn.scores",
+    "normalizers": "nn.normalizers",
+    "positions": "nn.positions",
+    "norms": "nn.layers",
+    "initializers": "nn.initialization",
+    "objectives": "data.objectives",
+    "sampling_schedules": "optim.sampling_schedules",
+    "tokenizers": "text.tokenizers",
+    "searches": "search",
+    "length_rules": "search.scoring",
+    "optimizers": "optim.optimizers",
+    "schedules": "optim.schedules",
+    "metrics": "evaluation.metrics",
+    "views": "inspection.views",
+    "presets": "",
+}
 
 
 def list_parts(
@@ -44,58 +45,33 @@ def list_parts(
 ) -> None:
     """List the parts, with a line about each and its options with their defaults."""
     if kind is not None:
-        check_choice(kind, KINDS, "list")
+        check_choice(kind, [*KINDS], "list")
     load_plugins(plugins)
+    registries = load_registries()
     if markdown:
         from dragoman.cli.parts_page import render_page, render_section
 
-        print(render_section(kind, load_registries()) if kind else render_page(load_registries()), end="")
+        print(render_section(kind, registries) if kind else render_page(registries), end="")
         return
-    out, registries = console(), load_registries()
     for name in [kind] if kind else KINDS:
         if kind is None:
-            out.print(f"\n{name}", style="bold")
+            console().print(f"\n{name}", style="bold")
         if name == "presets":
             from dragoman.config import list_presets
 
             for preset, line in list_presets().items():
-                out.print(f"{preset}: {line}", markup=False, soft_wrap=True)
+                print_text(f"{preset}: {line}")
             continue
         registry = registries[name]
         for part in registry.names:
-            out.print(f"{part}: {registry.summary(part)}", markup=False, soft_wrap=True)
+            print_text(f"{part}: {registry.summary(part)}")
             for option in describe_options(registry, part):
-                out.print(f"    {option}", markup=False, soft_wrap=True)
+                print_text(f"    {option}")
 
 
 def load_registries() -> dict[str, AnyRegistry]:
     """Import all parts; return every registry by the name of its kind."""
-    from dragoman.data.objectives import objectives
-    from dragoman.evaluation.metrics import metrics
-    from dragoman.inspection.views import views
-    from dragoman.nn.decoders import decoders
-    from dragoman.nn.encoders import encoders
-    from dragoman.nn.frontends import frontends
-    from dragoman.nn.heads import heads
-    from dragoman.nn.initialization import initializers
-    from dragoman.nn.layers import norms
-    from dragoman.nn.normalizers import normalizers
-    from dragoman.nn.positions import positions
-    from dragoman.nn.scores import scores
-    from dragoman.nn.token_mixers import mixers
-    from dragoman.optim.optimizers import optimizers
-    from dragoman.optim.sampling_schedules import sampling_schedules
-    from dragoman.optim.schedules import schedules
-    from dragoman.search import searches
-    from dragoman.search.scoring import length_rules
-    from dragoman.text.tokenizers import tokenizers
-
-    registries = (
-        frontends, encoders, decoders, heads, mixers, scores, normalizers, positions, norms, initializers,
-        objectives, sampling_schedules, tokenizers, searches, length_rules, optimizers, schedules, metrics,
-        views,
-    )  # fmt: skip
-    return dict(zip(KINDS, registries, strict=False))
+    return {kind: getattr(import_module(f"dragoman.{module}"), kind) for kind, module in KINDS.items() if module}
 
 
 def describe_options(registry: AnyRegistry, part: str) -> list[str]:

@@ -47,7 +47,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback(invoke_without_command=True)(_print_version)
     app.command()(demo.demo)
     app.command()(train.train)
-    app.command("predict")(_predict_command("predict" in arguments))
+    app.command("predict", help=predict.predict.__doc__)(_predict_command("predict" in arguments))
     app.command()(score.score)
     app.command()(evaluate.evaluate)
     app.command()(inspect.inspect)
@@ -63,20 +63,15 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _predict_command(is_called: bool) -> Callable[..., None]:
-    """Return `predict` with its generated options, or without them if it is not called, only for its help line."""
-    if is_called:
-        from dragoman.cli.generation import generation_options
+    """Return the command with its generated options, or, for the list of commands alone, a function without any."""
+    if not is_called:
+        return lambda: None
+    from dragoman.cli.generation import generation_options
 
-        return generation_options(predict.predict)
-
-    def stand_in() -> None: ...
-
-    stand_in.__doc__ = predict.predict.__doc__
-    return stand_in
+    return generation_options(predict.predict)
 
 
 def _print_version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """Print the version and exit if --version is set."""
     if version:
         print(f"dragoman {__version__}")
         raise typer.Exit

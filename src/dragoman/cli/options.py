@@ -7,18 +7,20 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.core.errors import DataError, UserError, did_you_mean
+from dragoman.data import lines
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Column, Table
 
     from dragoman.core.types import Example
-    from dragoman.data.lines import OnError as OnErrorMode
     from dragoman.inference.pipeline import Pipeline
 
-Choice = TypeVar("Choice", bound=str)
 Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
 Pairs = Annotated[
     str, typer.Argument(help="file.tsv (source TAB target), source.txt,target.txt or .jsonl; .gz too.", metavar="PAIRS")
@@ -33,6 +35,7 @@ Plugins = Annotated[
         "--plugin", help="A Python module or file to import first; it may register parts.", metavar="MODULE|FILE.py"
     ),
 ]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]
 Columns = Annotated[
@@ -49,7 +52,7 @@ Reference = Annotated[bool, typer.Option("--reference", help="The reference equa
 ExplainEngine = Annotated[
     bool, typer.Option("--explain-engine", help="Print which engine is used, and why the others are not.")
 ]
-OnError = Annotated[str, typer.Option(help="stop or skip: what to do with a line or a file that cannot be read.")]
+OnError = Annotated[lines.OnError, typer.Option(help="What to do with a line or a file that cannot be read.")]
 MediaFolders = Annotated[
     list[str],
     typer.Option("--files", help="A folder or archive with the images or audio files that sources name. Repeatable."),
@@ -66,9 +69,21 @@ def console(error: bool = False) -> Console:
     return Console(stderr=error, highlight=False)
 
 
+def print_text(text: str) -> None:
+    """Print a text on the standard output as it is, without markup and unwrapped."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
 def print_to_stderr(text: str) -> None:
     """Print a message for the user on the standard error, unwrapped."""
     console(error=True).print(text, markup=False, soft_wrap=True)
+
+
+def plain_table(*columns: str | Column, title: str | None = None) -> Table:
+    """Return an empty table without borders."""
+    from rich.table import Table
+
+    return Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def program_name() -> str:
@@ -100,14 +115,10 @@ def resolve_columns(columns: str, pipeline: Pipeline) -> list[str]:
 def skip_unreadable(
     pipeline: Pipeline, examples: Iterable[Example], on_error: str, keep_blank: bool
 ) -> Iterator[Example]:
-    """Yield examples; with on_error "skip", without those whose media files cannot be read, with a warning.
-
-    With `keep_blank` they become blank examples, so that every source has a result.
-    """
-    from dragoman.core.errors import DataError
+    """Yield examples; with on_error "skip", those whose media files cannot be read are left out or `keep_blank`."""
     from dragoman.core.types import Example
 
-    if on_error != "skip" or (pipeline.codec.modality is None and pipeline.codec.second_source in (None, "text")):
+    if on_error != "skip" or not pipeline.reads_media:
         yield from examples
         return
     count, first = 0, ""
@@ -137,17 +148,8 @@ def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[E
         )
 
 
-def check_choice(value: str, allowed: Sequence[Choice], option: str) -> Choice:
+def check_choice(value: str, allowed: Sequence[str], option: str) -> str:
     """Return the value of an option if it is allowed, else raise a UserError that lists the allowed ones."""
-    from dragoman.core.errors import UserError, did_you_mean
-
-    for choice in allowed:
-        if value == choice:
-            return choice
+    if value in allowed:
+        return value
     raise UserError(f"{option} is '{value}'; it must be one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
-
-
-def parse_on_error(value: str) -> OnErrorMode:
-    """Return the value of --on-error if it is "stop" or "skip", else raise UserError."""
-    modes: tuple[OnErrorMode, ...] = ("stop", "skip")
-    return check_choice(value, modes, "--on-error")

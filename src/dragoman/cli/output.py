@@ -1,18 +1,20 @@
-"""Format results as text, TSV or JSON lines, and write them."""
+"""Format results as text, TSV or JSON lines, and write them; views as a page."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dragoman.cli.options import print_to_stderr
 from dragoman.core.json import replace_nonfinite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dragoman.inference.pipeline import Prediction
+    from dragoman.inspection.views import ViewData
 
 
 def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
@@ -66,3 +68,13 @@ def write_lines(lines: Iterable[str], output: Path | None) -> None:
     with files.explain_write_errors(output, 0), output.open("wb") if is_device else files.open_atomic(output) as file:
         for line in lines:
             file.write((line + "\n").encode())
+
+
+def write_page(path: Path, views: Sequence[ViewData], title: str) -> None:
+    """Write views as an HTML page, and say so on the standard error."""
+    from dragoman.core import files
+    from dragoman.inspection.render.page import render_page
+
+    files.make_folder(path.parent)
+    files.write_file(path, render_page(views, title).encode())
+    print_to_stderr(f"wrote {path}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Container, Iterator, Mapping, Sequence
 from types import ModuleType, NoneType
@@ -54,15 +55,13 @@ Registries = Mapping[str, AnyRegistry]
 
 def render_page(registries: Registries) -> str:
     """Render the whole reference page in Markdown: equations, settings, every kind of part, presets."""
-    sections = {"equations": render_equations(), "settings": render_settings(registries)}
+    headers = {title: format_header(importlib.import_module(name)) for title, name in SHARED_EQUATIONS.items()}
+    equations = "\n".join(f"### {title}\n\n{header}" for title, header in headers.items())
+    sections = {"equations": equations, "settings": render_settings(registries)}
     sections |= {kind: render_section(kind, registries) for kind in (*registries, "presets")}
-    contents = "".join(f"- [{name}](#{name}){_list_names(name, registries)}\n" for name in sections)
+    names = {kind: f": {', '.join(registry.names)}" for kind, registry in registries.items()}
+    contents = "".join(f"- [{name}](#{name}){names.get(name, '')}\n" for name in sections)
     return "\n".join([INTRODUCTION, contents, *(f"## {name}\n\n{text}" for name, text in sections.items())])
-
-
-def _list_names(kind: str, registries: Registries) -> str:
-    """Return the names of a kind's parts after a colon; "" for a section that is no kind of part."""
-    return f": {', '.join(registries[kind].names)}" if kind in registries else ""
 
 
 def render_section(kind: str, registries: Registries) -> str:
@@ -71,7 +70,7 @@ def render_section(kind: str, registries: Registries) -> str:
         rows = [f"| `{name}` | {escape_markdown(line)} |\n" for name, line in list_presets().items()]
         return "".join(["| preset | |\n|---|---|\n", *rows])
     registry = registries[kind]
-    modules = {name: inspect.getmodule(registry[name]) for name in registry.names}
+    modules = {name: sys.modules[registry[name].__module__] for name in registry.names}
     uses = list(find_uses(registry, registries))
     blocks = [f"Goes into {'; '.join(uses)}.\n" if uses else "Shown by `dragoman inspect --view NAME`.\n"]
     if one_file := len(set(modules.values())) == 1:
@@ -79,20 +78,13 @@ def render_section(kind: str, registries: Registries) -> str:
     first: dict[ModuleType, str] = {}  # the first part of each module, with whom its header stands
     for name, module in modules.items():
         blocks.append(f"### {name}\n\n{escape_markdown(inspect.getdoc(registry[name]) or '')}\n")
-        if module is not None and module in first:
+        if module in first:
             blocks.append(f"Its equation stands with `{first[module]}`.\n")
-        elif module is not None and not one_file and module.__doc__:
+        elif not one_file and module.__doc__:
             blocks.append(format_header(module))
             first[module] = name
         blocks.append(format_options(registry.schema(name), registries))
     return "\n".join(block for block in blocks if block)
-
-
-def render_equations() -> str:
-    """Render the Markdown of equations that belong to no single part: headers of shared modules."""
-    return "\n".join(
-        f"### {title}\n\n{format_header(importlib.import_module(name))}" for title, name in SHARED_EQUATIONS.items()
-    )
 
 
 def render_settings(registries: Registries) -> str:
@@ -120,9 +112,9 @@ def find_uses(registry: AnyRegistry, registries: Registries) -> Iterator[str]:
 # -- blocks of the page ------------------------------------------------------------------------------------------------
 
 
-def format_header(module: ModuleType | None) -> str:
+def format_header(module: ModuleType) -> str:
     """Format a module's docstring as a Markdown code block; empty if it has none."""
-    return f"```text\n{inspect.getdoc(module)}\n```\n" if module is not None and module.__doc__ else ""
+    return f"```text\n{inspect.getdoc(module)}\n```\n" if module.__doc__ else ""
 
 
 def format_options(schema: type[Options], registries: Registries, skip: Container[str] = ()) -> str:
@@ -182,7 +174,7 @@ def describe_type(kind: Any, bounds: Sequence[object], registries: Registries) -
         return describe_type(arguments[0], inner, registries)
     if origin is Literal:
         return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in arguments)
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of {describe_type(arguments[0], [], registries)}"
     if arguments:  # a union
         return " or ".join(describe_type(item, [], registries) for item in arguments)

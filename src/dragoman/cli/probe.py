@@ -10,76 +10,58 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import (
-    Beam,
-    Columns,
-    Device,
-    Model,
-    Plugins,
-    SourceLang,
-    TargetLang,
-    console,
-    load_plugins,
-    print_to_stderr,
-    resolve_columns,
-)
-
-Data = Annotated[
-    str | None,
-    typer.Option(help="Pairs with sources to probe; their targets say where copying is right, and usual lengths."),
-]
-Sources = Annotated[
-    int, typer.Option(help="Number of sources: the first of --data, or sampled from the vocabulary.", min=1)
-]
-Pairs = Annotated[
-    str | None, typer.Option(help="Sources that differ in one word: a TAB b [TAB part of a's output TAB of b's].")
-]
-Neutral = Annotated[
-    str | None, typer.Option(help="Sources that leave a gender open: source TAB item; or templates with {}.")
-]
-Items = Annotated[str | None, typer.Option(help="Items for the templates of --neutral, one on each line.")]
-Limit = Annotated[
-    list[str],
-    typer.Option(
-        help="NAME=FRACTION of inputs that may fail. Default: repetition=0.05, babble=0.25, hallucination=0.25, "
-        "copying=0.1, under-translation=0.1, over-translation=0.1, length=0.02, empty=0, pairs=0.1, neutral=0.5."
-    ),
-]
-Pronouns = Annotated[
-    str | None,
-    typer.Option(help="Pronouns to count in --neutral, as he/him/his,she/her,~they/them; ~ marks one without gender."),
-]
+from dragoman.cli import options
+from dragoman.cli.options import console, load_plugins, resolve_columns
+from dragoman.cli.output import write_page
+from dragoman.core.errors import CheckFailed, UserError
 
 
 def probe(
-    model: Model,
-    data: Data = None,
-    pairs: Pairs = None,
-    neutral: Neutral = None,
-    items: Items = None,
-    pronouns: Pronouns = None,
-    limit: Limit = [],
-    count: Sources = 200,
-    beam: Beam = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: options.Model,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Pairs with sources to probe; their targets say where copying is right, and usual lengths."),
+    ] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="Sources that differ in one word: a TAB b [TAB part of a's output TAB of b's].")
+    ] = None,
+    neutral: Annotated[
+        str | None, typer.Option(help="Sources that leave a gender open: source TAB item; or templates with {}.")
+    ] = None,
+    items: Annotated[str | None, typer.Option(help="Items for the templates of --neutral, one on each line.")] = None,
+    pronouns: Annotated[
+        str | None,
+        typer.Option(
+            help="Pronouns to count in --neutral, as he/him/his,she/her,~they/them; ~ marks one without gender."
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=FRACTION of inputs that may fail. Default: repetition=0.05, babble=0.25, hallucination=0.25, "
+            "copying=0.1, under-translation=0.1, over-translation=0.1, length=0.02, empty=0, pairs=0.1, neutral=0.5."
+        ),
+    ] = [],
+    count: Annotated[
+        int, typer.Option(help="Number of sources: the first of --data, or sampled from the vocabulary.", min=1)
+    ] = 200,
+    beam: options.Beam = None,
+    as_json: options.AsJSON = False,
     html: Annotated[Path | None, typer.Option(help="Write the results as a page into this file.")] = None,
-    columns: Columns = "",
-    source_lang: SourceLang = None,
-    target_lang: TargetLang = None,
-    device: Device = "auto",
-    plugins: Plugins = [],
+    columns: options.Columns = "",
+    source_lang: options.SourceLang = None,
+    target_lang: options.TargetLang = None,
+    device: options.Device = "auto",
+    plugins: options.Plugins = [],
 ) -> None:
     """Count a model's failures: loops, hallucination, copying, omissions, minimal pairs, pronouns, and more.
 
     Exit code 4 if a check fails.
     """
     load_plugins(plugins)
-    from dragoman.core import files
-    from dragoman.core.errors import CheckFailed, UserError
     from dragoman.data.readers import read_pairs
     from dragoman.inference import pipeline
     from dragoman.inspection.probe_inputs import PRONOUNS, read_minimal_pairs, read_neutral_sources
-    from dragoman.inspection.render.page import render_page
     from dragoman.inspection.views.probes import check_limits, print_probes, run_probes
 
     if neutral is None and (items is not None or pronouns is not None):
@@ -110,8 +92,7 @@ def probe(
     else:
         print_probes(console(), probes)
     if html is not None:
-        files.write_file(html, render_page([probes], f"Probes of {model}").encode())
-        print_to_stderr(f"wrote {html}")
+        write_page(html, [probes], f"Probes of {model}")
     failed = [check["name"] for check in probes["checks"] if check["failed"]]
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(probes['checks'])} checks did not pass: {', '.join(failed)}")
@@ -119,8 +100,6 @@ def probe(
 
 def parse_limits(texts: Sequence[str]) -> dict[str, float]:
     """Parse the NAME=FRACTION texts of --limit."""
-    from dragoman.core.errors import UserError
-
     limits = {}
     for text in texts:
         name, _, fraction = text.partition("=")

@@ -28,7 +28,6 @@ def show_training(reports: Iterable[Report]) -> Report | None:
 
 
 def _show_bar(reports: Iterable[Report], out: Console) -> Report | None:
-    """Show reports in a progress bar, with messages above it; return the last."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [
@@ -74,7 +73,6 @@ def _print_lines(reports: Iterable[Report], out: Console) -> Report | None:
 
 
 def _describe(report: Report) -> str:
-    """Describe a report in a line: log values, validation results, or its message."""
     values = report.values
     if report.kind == "log":
         return (
@@ -117,7 +115,6 @@ def with_progress_bar(
         task = bar.add_task(os.path.basename(inputs.file), total=None, rate="–", left="–")
 
         def draw(done: int, seconds: float) -> None:
-            """Update the bar with the results so far and the time left."""
             total = inputs.expected
             left = math.nan if total is None else seconds * (total - done) / done
             bar.update(task, completed=done, total=total, rate=f"{done / seconds:,.0f}", left=format_duration(left))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AllowChange, Set, console, print_to_stderr, split_commas
+from dragoman.cli.options import AllowChange, Set, console, plain_table, print_text, print_to_stderr, split_commas
+from dragoman.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,12 +26,12 @@ Name = Annotated[str, typer.Argument(help="A recipe; `dragoman recipe list` show
 @app.command("list")
 def list_recipes() -> None:
     """List every recipe with its task, its data and its systems."""
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from dragoman import recipes
 
-    columns = [Column("recipe", no_wrap=True), *(Column(name, overflow="fold") for name in ("what", "data", "systems"))]
-    table = Table(*columns, box=None, pad_edge=False)
+    columns = (Column(name, overflow="fold") for name in ("what", "data", "systems"))
+    table = plain_table(Column("recipe", no_wrap=True), *columns)
     for name in recipes.recipe_names():
         recipe = recipes.load_recipe(name).recipe
         table.add_row(name, recipe.title, ", ".join(recipe.data), ", ".join(recipe.systems))
@@ -56,7 +57,6 @@ def _render_markdown(text: str) -> Markdown:
 
     class UnwrappedCode(CodeBlock):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            """Yield the lines of code, indented and unwrapped."""
             yield from (Segment(f"    {line}\n") for line in str(self.text).rstrip().split("\n"))
 
     class Page(Markdown):
@@ -89,7 +89,6 @@ def run_recipe(
 ) -> None:
     """Prepare the data, train, score and show the scores; the same command again resumes."""
     from dragoman import recipes
-    from dragoman.core.errors import UserError
 
     loaded = recipes.load_recipe(name)
     if data is not None and not loaded.recipe.data:
@@ -102,9 +101,8 @@ def run_recipe(
         raise UserError(
             f"recipe run needs --data DIR, the folder with {', '.join(loaded.recipe.data)} (or --example, without data)"
         )
-    selected = loaded.select_jobs(
-        split_commas(only), _parse_seeds(seed) or (loaded.recipe.seeds[:1] if example else ())
-    )
+    seeds = _parse_seeds(seed) or (loaded.recipe.seeds[:1] if example else ())
+    selected = loaded.select_jobs(split_commas(only), seeds)
     if data is not None:
         loaded.find_data_sets(data)
     from dragoman.recipes import parallel_jobs, runner, scoring
@@ -129,8 +127,6 @@ def run_recipe(
 
 def _parse_seeds(text: str) -> list[int]:
     """Parse a comma-separated list of seeds, without duplicates; anything but whole numbers raises UserError."""
-    from dragoman.core.errors import UserError
-
     words = split_commas(text)
     if not all(word.isdecimal() for word in words):
         raise UserError(f"--seed is '{text}'; it must be whole numbers, separated by commas")
@@ -138,7 +134,6 @@ def _parse_seeds(text: str) -> list[int]:
 
 
 def _run_job(run: RecipeRun, job: TrainingJob) -> None:
-    """Train a job with its progress shown, and score it if its scores are missing or out of date."""
     from dragoman.cli import progress
     from dragoman.recipes import runner, scoring
 
@@ -150,12 +145,12 @@ def _run_job(run: RecipeRun, job: TrainingJob) -> None:
 
 def _print_results(recipe: Recipe, results: Sequence[JobResult]) -> None:
     """Print a table with one line for each job and test and for each baseline, then the overlaps of test and train."""
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from dragoman.recipes.recipe import ENSEMBLE, TrainingJob
 
     labels = {name: spec.label or name for name, spec in recipe.scores.items()}
-    table = Table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters", box=None, pad_edge=False)
+    table = plain_table(Column("job", overflow="fold"), "test", "score", "minutes", "parameters")
     baselines: set[str] = set()
     for result in results:
         seed = 1 if result["system"].endswith(ENSEMBLE) else result["seed"]  # an ensemble has no seed of its own
@@ -170,11 +165,10 @@ def _print_results(recipe: Recipe, results: Sequence[JobResult]) -> None:
     console().print(table)
     overlaps = (f"{result['part']} {message}".strip() for result in results for message in result["overlap"].values())
     for message in dict.fromkeys(overlaps):
-        console().print(message, markup=False, soft_wrap=True)
+        print_text(message)
 
 
 def _format_scores(scores: Mapping[str, ScoreValue], labels: Mapping[str, str]) -> str:
-    """Format scores with their labels and intervals on one line."""
     return ", ".join(
         f"{labels.get(name, name)} {score['value']:.2f}"
         + (f" ({score['interval'][0]:.1f}–{score['interval'][1]:.1f})" if "interval" in score else "")
@@ -183,16 +177,14 @@ def _format_scores(scores: Mapping[str, ScoreValue], labels: Mapping[str, str]) 
 
 
 def _check_scores(recipe: Recipe, scores: Mapping[str, Mapping[str, float]]) -> None:
-    """Print pass or fail for each expected score; exit with code 4 if one is not reached."""
     from dragoman.recipes.recipe import check_expected_scores
 
     checks = check_expected_scores(recipe, scores)
     for check in checks:
         verdict = "pass" if check.passed else "FAIL"
         expected = f"expected {check.expected.value:g} with a tolerance of {check.expected.tolerance:g}"
-        line = f"{verdict}  {check.system}: {check.score} {check.value:.2f}, {expected}"
-        console().print(line, markup=False, soft_wrap=True)
+        print_text(f"{verdict}  {check.system}: {check.score} {check.value:.2f}, {expected}")
     if not checks:
-        console().print("the recipe expects no scores of these jobs, so there is nothing to check", markup=False)
+        print_text("the recipe expects no scores of these jobs, so there is nothing to check")
     if not all(check.passed for check in checks):
         raise typer.Exit(4)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import Device, ExplainEngine, Plugins, Precision, Reference, load_plugins, print_to_stderr
+from dragoman.core.errors import ConfigError, MissingExtra, ModelError, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from dragoman.serve.settings import ServerSettings
@@ -54,13 +55,15 @@ def serve(
         print(text, file=sys.stderr, flush=True)
     if explain_engine:
         _print_engines(paths, settings)
+    import asyncio
+
     from dragoman.serve import lifecycle
 
-    lifecycle.run(settings, paths, lambda address: print(f"serving {', '.join(paths)} on {address}", flush=True))
+    names = ", ".join(paths)
+    asyncio.run(lifecycle.serve(settings, paths, lambda address: print(f"serving {names} on {address}", flush=True)))
 
 
 def _print_engines(paths: Mapping[str, str], settings: ServerSettings) -> None:
-    """Print on the standard error which engine decodes each model, by its config."""
     from dragoman.checkpoint import model_folder, model_paths
     from dragoman.engines.base import report_config
     from dragoman.inference.device import select_device
@@ -79,8 +82,6 @@ def _print_engines(paths: Mapping[str, str], settings: ServerSettings) -> None:
 
 def check_extras() -> None:
     """Raise MissingExtra unless the packages of the extra `serve` are installed."""
-    from dragoman.core.errors import MissingExtra
-
     for package, name in {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}.items():
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(name, "serve", "dragoman serve")
@@ -89,7 +90,6 @@ def check_extras() -> None:
 def parse_model_arguments(models: Sequence[str]) -> dict[str, str]:
     """Map names to paths: from NAME=MODEL, or by the folder's name; missing folders and equal names raise errors."""
     from dragoman.checkpoint import model_paths
-    from dragoman.core.errors import ModelError, UserError, did_you_mean
 
     paths: dict[str, str] = {}
     for text in models:
@@ -107,8 +107,6 @@ def parse_model_arguments(models: Sequence[str]) -> dict[str, str]:
 
 def read_keys(path: Path | None) -> list[str]:
     """Return the API keys of the environment variable, then those of a file, if any; # begins a comment line."""
-    from dragoman.core.errors import UserError
-
     keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     if path is None:
         return keys
@@ -125,7 +123,6 @@ def read_keys(path: Path | None) -> list[str]:
 def parse_assignments(texts: Sequence[str]) -> dict[str, object]:
     """Parse the KEY=VALUE texts of --set; values are YAML."""
     from dragoman.core import yaml
-    from dragoman.core.errors import UserError
 
     values: dict[str, object] = {}
     for text in texts:
@@ -140,7 +137,6 @@ def validate_settings(values: Mapping[str, object]) -> ServerSettings:
     """Build the server settings, or raise ConfigError with all problems at once."""
     from pydantic import ValidationError
 
-    from dragoman.core.errors import ConfigError, did_you_mean
     from dragoman.serve.settings import ServerSettings
 
     try:

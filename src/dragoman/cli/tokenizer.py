@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import Plugins, check_choice, console, load_plugins
+from dragoman.cli.options import AsJSON, Plugins, check_choice, console, load_plugins, plain_table, print_text
+from dragoman.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 DEFAULT_MERGES = 10  # learned from a text if no limit is set
 
 app = typer.Typer(help="Inspect tokenizers.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Inspect tokenizers."""
 
 
 @app.command()
@@ -42,11 +38,10 @@ def explain(
         float | None, typer.Option(min=1.0, help="Learn until the text has this many times fewer symbols.")
     ] = None,
     side: Annotated[str | None, typer.Option(help="source or target: which tokenizer of MODEL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJSON = False,
     modules: Plugins = [],
 ) -> None:
     """Show how words are split: by the tokenizer of a model, or by byte-pair merges learned from a text file."""
-    from dragoman.core.errors import UserError
     from dragoman.data.lines import read_blocker
 
     load_plugins(modules)
@@ -67,14 +62,9 @@ def explain(
     _explain_model(path, words, check_choice(side or "source", ("source", "target"), "--side"), as_json)
 
 
-# -- a text file -------------------------------------------------------------------------------------------------------
-
-
 def _explain_learned_merges(
     file: str, words: Sequence[str], merges: int | None, size: int | None, ratio: float | None, as_json: bool
 ) -> None:
-    """Learn byte-pair merges from a text file; print them, and how they split the words, as tables or JSON."""
-    from dragoman.core.errors import DataError
     from dragoman.data.lines import read_lines
     from dragoman.text.bpe_trace import bracket_symbols, count_words, initial_symbols, learn_merges, trace_split
     from dragoman.text.normalization import normalize, replace_surrogates
@@ -102,35 +92,27 @@ def _explain_learned_merges(
         }
         print(json.dumps(value, indent=1, ensure_ascii=False))
         return
-    out = console()
-    out.print(
-        f"{counts.total():,} words, {len(counts):,} of them different; "
-        f"{len(initial_symbols(counts)):,} symbols at first"
-    )
-    out.print(_merge_table(learned) if learned else "no merge: the limit is reached already")
+    symbols = len(initial_symbols(counts))
+    print_text(f"{counts.total():,} words, {len(counts):,} of them different; {symbols:,} symbols at first")
+    console().print(_merge_table(learned) if learned else "no merge: the limit is reached already")
     for word, steps in splits.items():
-        out.print(f"\n{word} → {bracket_symbols(steps[-1].symbols)}", markup=False, soft_wrap=True)
+        print_text(f"\n{word} → {bracket_symbols(steps[-1].symbols)}")
         _print_steps(steps)
 
 
 def _merge_table(merges: Sequence[Merge]) -> Table:
-    """Build a table of the merges in order."""
-    from rich.table import Column, Table
+    from rich.table import Column
     from rich.text import Text
 
     right = [Column(name, justify="right") for name in ("times", "symbols", "ratio")]
-    table = Table(Column("merge", justify="right"), "pair", "new symbol", *right, box=None, pad_edge=False)
+    table = plain_table(Column("merge", justify="right"), "pair", "new symbol", *right)
     for number, merge in enumerate(merges, 1):
         cells = " + ".join(merge.pair), merge.symbol, f"{merge.times:,}", f"{merge.size:,}", f"{merge.ratio:.3f}"
         table.add_row(f"{number:,}", *map(Text, cells))
     return table
 
 
-# -- a model -----------------------------------------------------------------------------------------------------------
-
-
 def _explain_model(path: str, words: Sequence[str], side: str, as_json: bool) -> None:
-    """Print how a model's tokenizer of one side splits the words, as text or JSON."""
     from dragoman.checkpoint import model_folder
     from dragoman.text.bpe_trace import explain_split
     from dragoman.text.normalization import normalize, replace_surrogates
@@ -146,20 +128,17 @@ def _explain_model(path: str, words: Sequence[str], side: str, as_json: bool) ->
         value = {"model": path, "side": side, "tokenizer": part.name, "size": len(tokenizer), "splits": splits}
         print(json.dumps(value, indent=1, ensure_ascii=False))
         return
-    out = console()
-    out.print(f"{side} tokenizer: {part.name}, {len(tokenizer):,} symbols", markup=False)
+    print_text(f"{side} tokenizer: {part.name}, {len(tokenizer):,} symbols")
     for explanation in explanations:
-        out.print(f"\n{explanation.text} → {' '.join(explanation.pieces)}", markup=False, soft_wrap=True)
+        print_text(f"\n{explanation.text} → {' '.join(explanation.pieces)}")
         if explanation.steps is not None:
             _print_steps(explanation.steps)
         if explanation.scores is not None:
             for piece, score in zip(explanation.pieces, explanation.scores, strict=True):
-                text = f"  {piece}   " + ("no probability" if score is None else f"log p {score:.3f}")
-                out.print(text, markup=False, soft_wrap=True)
+                print_text(f"  {piece}   " + ("no probability" if score is None else f"log p {score:.3f}"))
 
 
 def _as_json(explanation: Explanation) -> dict[str, object]:
-    """Return how a word was split as JSON: pieces, and steps and scores where there are any."""
     value: dict[str, object] = {"word": explanation.text, "pieces": explanation.pieces}
     if explanation.steps is not None:
         value["steps"] = [step._asdict() for step in explanation.steps]
@@ -169,11 +148,9 @@ def _as_json(explanation: Explanation) -> dict[str, object]:
 
 
 def _print_steps(steps: Sequence[SplitStep]) -> None:
-    """Print the symbols of a word after each merge, and which merge it was."""
-    out = console()
     width = max(len(" ".join(step.symbols)) for step in steps)
     for step in steps:
         line = f"  {' '.join(step.symbols):<{width}}"
         if step.pair is not None:
             line += f"   merge {step.number:,}: {step.pair[0]} + {step.pair[1]}"
-        out.print(line.rstrip(), markup=False, soft_wrap=True)
+        print_text(line.rstrip())

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import (
-    AllowChange,
-    ExplainEngine,
-    Plugins,
-    Set,
-    console,
-    load_plugins,
-    print_to_stderr,
-    program_name,
-)
+from dragoman.cli import options
+from dragoman.cli.options import console, load_plugins, plain_table, print_to_stderr, program_name
+from dragoman.core.errors import TrainingDiverged, TrainingStopped, UserError
 
 if TYPE_CHECKING:
     from dragoman.config.loading import LoadedConfig
@@ -28,18 +21,16 @@ if TYPE_CHECKING:
 def train(
     config: Annotated[Path | None, typer.Argument(help="A config file (YAML).", metavar="[CONFIG]")] = None,
     preset: Annotated[str | None, typer.Option(help="A named config to build on; see `dragoman list presets`.")] = None,
-    set: Set = [],
+    set: options.Set = [],
     run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
     explain: Annotated[
         bool, typer.Option(help="Print every value of the config and where it comes from; train nothing.")
     ] = False,
-    explain_engine: ExplainEngine = False,
-    allow_change: AllowChange = [],
-    plugins: Plugins = [],
+    explain_engine: options.ExplainEngine = False,
+    allow_change: options.AllowChange = [],
+    plugins: options.Plugins = [],
 ) -> None:
     """Train a model. The same command again resumes a run that was stopped or killed."""
-    from dragoman.core.errors import TrainingDiverged, TrainingStopped, UserError
-
     if config is None and preset is None:
         raise UserError("train needs a config file or --preset NAME (see `dragoman list presets`)")
     load_plugins(plugins)
@@ -77,17 +68,17 @@ def train(
 
 
 def _print_values(loaded: LoadedConfig) -> None:
-    """Print every value of a config with its origin: as a table on a terminal, else as tab-separated lines."""
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from dragoman import config as configs
 
+    rows = [
+        (key, "null" if value is None else str(value), origin) for key, value, origin in configs.explain_origins(loaded)
+    ]
     if not console().is_terminal:
-        for key, value, origin in configs.explain_origins(loaded):
-            print(key, "null" if value is None else value, origin, sep="\t")
+        print(*("\t".join(row) for row in rows), sep="\n")
         return
-    columns = [Column(name, overflow="fold") for name in ("key", "value", "from")]
-    table = Table(*columns, box=None, pad_edge=False)
-    for key, value, origin in configs.explain_origins(loaded):
-        table.add_row(key, "null" if value is None else str(value), origin)
+    table = plain_table(*(Column(name, overflow="fold") for name in ("key", "value", "from")))
+    for row in rows:
+        table.add_row(*row)
     console().print(table)

@@ -5,7 +5,7 @@
 The public names of the package: `from dragoman import config as configs`.
 """
 
-from dragoman.config.building import build_meta_model, build_modality, build_model, build_second_source, rehearse
+from dragoman.config.building import build_codec, build_meta_model, build_model, rehearse, source_readers
 from dragoman.config.checks import validate
 from dragoman.config.loading import LoadedConfig, explain_origins, list_presets, load
 from dragoman.config.schema import Backbone, Config, TokenizerOptions, TrainingOptions
@@ -16,13 +16,13 @@ __all__ = [
     "LoadedConfig",
     "TokenizerOptions",
     "TrainingOptions",
+    "build_codec",
     "build_meta_model",
-    "build_modality",
     "build_model",
-    "build_second_source",
     "explain_origins",
     "list_presets",
     "load",
     "rehearse",
+    "source_readers",
     "validate",
 ]

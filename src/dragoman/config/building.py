@@ -1,39 +1,43 @@
 """From a config to its parts: the readers of its sources, its model, and a rehearsal of both.
 
-    build_modality(config), build_second_source(config)   what reads the sources, where they are files
-    build_model(config, sizes)                            the model, freshly initialized
-    build_meta_model(config)                              the same without memory, to ask which engines serve it
-    rehearse(config)                                      one tiny batch through that model
+    source_readers(config)       what reads the sources, where they are files
+    build_model(config, sizes)   the model, freshly initialized
+    build_meta_model(config)     the same without memory, to ask which engines serve it
+    rehearse(config)             one tiny batch through that model
 
 A width that does not fit fails in the rehearsal, before data is read.
 """
 
 from __future__ import annotations
 
+import torch
+
 from dragoman.config import compatibility
 from dragoman.config.schema import Config
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import Modality
+from dragoman.core.types import Capacity, Modality
 from dragoman.nn.frontends import frontend_class
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.text.codec import SecondSourceReader
+from dragoman.text import codec as codecs
+from dragoman.text.codec import Codec, SecondSourceReader
 
 
-def build_modality(config: Config) -> Modality | None:
-    """Build the modality that reads the sources of a config; None if they are texts."""
-    return _build_reader(config.model.frontend, config)
+def source_readers(config: Config) -> tuple[Modality | None, SecondSourceReader | None]:
+    """Build the modality of the first source (None: text), and what reads the second (None: there is none)."""
+
+    def modality(frontend: Part) -> Modality | None:
+        return frontend_class(frontend).build_modality(frontend.options, config.data.files)
+
+    second = config.model.second_source
+    return modality(config.model.frontend), None if second is None else modality(second.frontend) or "text"
 
 
-def build_second_source(config: Config) -> SecondSourceReader | None:
-    """Return the reader of second sources: a modality, or "text"; None if the config has no second source."""
-    parts = config.model.second_source
-    return None if parts is None else _build_reader(parts.frontend, config) or "text"
-
-
-def _build_reader(frontend: Part, config: Config) -> Modality | None:
-    """Build the modality of a frontend; None for texts."""
-    return frontend_class(frontend).build_modality(frontend.options, config.data.files)
+def build_codec(config: Config) -> Codec:
+    """Build the codec of a config, whose tokenizers have yet to be learned or restored."""
+    options, form = config.tokenizer, config.data.normalization
+    target = options.target or options.source
+    return codecs.build_codec(options.source, target, options.joint, form, *source_readers(config))
 
 
 def build_model(config: Config, source_size: int, target_size: int, second_source_size: int = 0) -> Seq2Seq:
@@ -42,34 +46,24 @@ def build_model(config: Config, source_size: int, target_size: int, second_sourc
     return Seq2Seq(source_size, target_size, second_source_size, **options)
 
 
-def _build_with_vocabulary_of_8(
-    config: Config, source: Modality | None, second_source: SecondSourceReader | None
-) -> Seq2Seq:
-    """Build the model of a config with a vocabulary of 8 for each text, and each modality's width."""
-    readers = source, second_source
+def _build_with_vocabulary_of_8(config: Config) -> Seq2Seq:
+    readers = source_readers(config)
     source_size, second_source_size = (8 if r is None or isinstance(r, str) else r.width for r in readers)
     return build_model(config, source_size, 8, second_source_size)
 
 
 def build_meta_model(config: Config) -> Seq2Seq:
     """Build the model of a config on torch's meta device, without memory and with a vocabulary of 8."""
-    import torch
-
     with torch.device("meta"):
-        return _build_with_vocabulary_of_8(config, build_modality(config), build_second_source(config))
+        return _build_with_vocabulary_of_8(config)
 
 
 def rehearse(config: Config) -> list[str]:
     """Build a config's model with a vocabulary of 8 and run a tiny batch through it; return what fails as problems."""
-    import torch
-
-    from dragoman.core.types import Capacity
-
     state = torch.random.get_rng_state()
     try:
-        readers = build_modality(config), build_second_source(config)
-        model = _build_with_vocabulary_of_8(config, *readers).eval()
-        batch = compatibility.rehearsal_batch(config, *readers)
+        model = _build_with_vocabulary_of_8(config).eval()
+        batch = compatibility.rehearsal_batch(config, *source_readers(config))
         with torch.no_grad():
             model.loss(batch)
             if model.decoder is not None:

@@ -38,12 +38,10 @@ def validate(value: dict[str, Any], where: str) -> Config:
 
 
 def _group_problems(groups: Mapping[str, Options]) -> Iterator[str]:
-    """Return the problems between the fields of each group, with the group's name in front."""
     return (f"{name}.{problem}" for name, group in groups.items() for problem in group.problems())
 
 
 def _valid_groups(value: dict[str, Any]) -> Iterator[tuple[str, Options]]:
-    """Yield the name and value of each group of an invalid config that is valid by itself."""
     for name, kind in GROUPS.items():
         with suppress(ValidationError):
             yield name, kind.model_validate(value.get(name, {}))

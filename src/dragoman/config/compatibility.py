@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import PAD, Batch, Modality
@@ -24,8 +27,6 @@ from dragoman.data.objectives import Objective, objectives
 from dragoman.nn.frontends import frontend_class
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dragoman.config.schema import Config, ModelOptions
 
 # How a decoder-only model reads its source, and what an objective needs each for.
@@ -129,22 +130,15 @@ def _position_problems(config: Config, objective: Objective, source: str) -> Ite
     model = config.model
     shares_positions = source in PREFIXES and not objective.continues_text  # whose text is all target
     max_target, max_source = config.data.max_target, max_source_length(config)
-    source_vectors = max_frontend_vectors(model.frontend, max_source)
-    limits = {
-        "encoder": (f"data.max_source is {max_source}", source_vectors),
-        "decoder": (f"data.max_source + data.max_target is {max_source + max_target}", source_vectors + max_target)
-        if shares_positions
-        else (f"data.max_target is {max_target}", max_target),
-    }
-    parts = {"encoder": model.encoder, "decoder": model.decoder}
-    if model.second_source is not None:
-        parts["second_source.encoder"] = model.second_source.encoder
-        limits["second_source.encoder"] = (
-            limits["encoder"][0],
-            max_frontend_vectors(model.second_source.frontend, max_source),
-        )
-    for side, (sentence, limit) in limits.items():
-        part = parts[side]
+    of_source, vectors = f"data.max_source is {max_source}", max_frontend_vectors(model.frontend, max_source)
+    of_target, tokens = f"data.max_target is {max_target}", max_target
+    if shares_positions:
+        of_target, tokens = f"data.max_source + data.max_target is {max_source + max_target}", vectors + max_target
+    sides = [("encoder", model.encoder, of_source, vectors), ("decoder", model.decoder, of_target, tokens)]
+    if (second := model.second_source) is not None:
+        vectors = max_frontend_vectors(second.frontend, max_source)
+        sides.append(("second_source.encoder", second.encoder, of_source, vectors))
+    for side, part, sentence, limit in sides:
         position = part.options.get("position") if part is not None else None
         length = position.options.get("length") if isinstance(position, Part) else None
         if length is not None and length < limit:
@@ -152,10 +146,7 @@ def _position_problems(config: Config, objective: Objective, source: str) -> Ite
 
 
 def max_source_length(config: Config) -> int:
-    """Return the most source positions in training: data.max_source, or else the default of its modality.
-
-    With 256 for all, read speech with a hundred frames per second would lose all utterances of more than 2.6 s.
-    """
+    """Return the most source positions in training: data.max_source, or else the default of its modality."""
     if config.data.max_source is not None:
         return config.data.max_source
     second = [] if config.model.second_source is None else [config.model.second_source.frontend]
@@ -172,8 +163,6 @@ def rehearsal_batch(
     config: Config, modality: Modality | None = None, second_source: Modality | str | None = None
 ) -> Batch:
     """Build a tiny batch of two rows in the form that a config trains on."""
-    import torch
-
     objective = objectives.build(config.training.objective)
     ids, lengths = torch.tensor([[4, 5, 2], [6, 2, PAD]]), torch.tensor([3, 2])
     source, source_lengths, has_labels = ids, lengths, objective.has_token_labels
@@ -191,7 +180,5 @@ def rehearsal_batch(
 
 def blank_sources(modality: Modality) -> tuple[Tensor, Tensor]:
     """Return two blank sources of a modality, stacked, and their lengths."""
-    import torch
-
     blank = torch.from_numpy(modality.blank())
     return torch.stack([blank, blank]), torch.tensor([len(blank)] * 2)

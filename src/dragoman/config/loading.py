@@ -96,15 +96,13 @@ def merge_into(
 
 def _drop_search_options(target: dict[str, Any], layer: dict[str, Any], origins: dict[str, str]) -> None:
     """If a layer changes the search, drop the merged options that the new search lacks, in place."""
-    for group, parents in {
-        "generation": (target, layer),
-        "validate_generation": _children("training", target, layer),
-    }.items():
-        old, new = _children(group, *parents)
+    for path in ("generation", "training.validate_generation"):
+        old, new = _mapping_at(target, path), _mapping_at(layer, path)
         if "search" not in new:
             continue
-        path = group if parents[0] is target else f"training.{group}"
-        parents[1][group] = lifted = lift_search_options(new)
+        lifted = dict(lift_search_options(new))
+        new.clear()
+        new.update(lifted)
         search = lifted.get("search")
         name = search.get("name") if isinstance(search, dict) else search
         for option in [option for option in old if option in fields_of("search")]:
@@ -113,14 +111,13 @@ def _drop_search_options(target: dict[str, Any], layer: dict[str, Any], origins:
                 _drop_origins(f"{path}.{option}", origins)
 
 
-def _children(key: str, *parents: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the mapping below a key of each parent; {} where there is none."""
-    children = [parent.get(key) for parent in parents]
-    return tuple(child if isinstance(child, dict) else {} for child in children)
+def _mapping_at(value: Any, path: str) -> dict[str, Any]:
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _drop_origins(path: str, origins: dict[str, str]) -> None:
-    """Remove the origins of a key and of everything below it, in place."""
     for old in [key for key in origins if key == path or key.startswith(path + ".")]:
         del origins[old]
 
@@ -129,7 +126,6 @@ def explain_origins(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
     """Yield every key of a config with its value and where that came from."""
 
     def flatten(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any, str]]:
-        """Yield (key, value, origin) of everything below a path."""
         for key, item in value.items():
             here = f"{path}{key}"
             if isinstance(item, dict):
@@ -138,11 +134,10 @@ def explain_origins(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
                 bare = here.removesuffix(".name")
                 yield here, item, loaded.origins.get(here) or loaded.origins.get(bare) or "default"
 
-    return flatten(loaded.config.to_mapping(), "")
+    return flatten(loaded.config.model_dump(), "")
 
 
 def _read_preset(name: Any, where: str) -> dict[str, Any]:
-    """Read a preset; raise ConfigError for an unknown name."""
     names = list_presets()
     if not isinstance(name, str) or name not in names:
         raise ConfigError(

@@ -43,7 +43,6 @@ class Corpus(Options):
 
 
 def _parse_corpora(value: Any) -> Any:
-    """Turn a path, or a list of paths or mappings with weights, into a list of mappings."""
     values = value if isinstance(value, list) else [value]
     return [{"path": item} if isinstance(item, str) else item for item in values]
 
@@ -68,7 +67,6 @@ class DataOptions(Options):
     cache: str | None = None  # where token stores are kept; default: beside the run folder
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each problem between these options: the standard input, repeated columns."""
         if any(path == "-" for path in (self.valid, *(corpus.path for corpus in self.train))):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
         if self.columns.count("source") != 1:
@@ -84,12 +82,11 @@ class TokenizerOptions(Options):
     target: Annotated[Part, tokenizers] | None = None
     joint: bool = False  # one vocabulary for both sides
     copy_slots: NonNegativeInt | None = (
-        None  # unknown words of a source that can be told apart; null: 16 with model.pointer, else 0
+        None  # unknown words of a source told apart; null: 16 with model.pointer, else 0
     )
     load: str | None = None  # take the tokenizers of this model instead of learning them
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence if `target` differs from `source` although `joint` is true."""
         if self.joint and self.target is not None and self.target != self.source:
             yield "target must be left out (or equal source) when joint is true: there is one tokenizer for both sides"
 
@@ -101,7 +98,6 @@ class Backbone(Options):
     map: Annotated[dict[str, str], Field(min_length=1)] = {"": "frontend.net"}  # as torchvision names a ResNet's
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each name in `map` that goes nowhere."""
         return (f"map: '{key}' goes nowhere; name a part of the model" for key, place in self.map.items() if not place)
 
 
@@ -144,7 +140,6 @@ class TrainingOptions(Options):
     rank_timeout: PositiveInt = 600  # seconds without a heartbeat after which a rank is lost and the run ends
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each problem between these options: warmup, metrics, start_parts, average …"""
         warmup = self.schedule.options.get("warmup", 0)
         if warmup > self.steps:
             yield f"schedule.warmup is {warmup}; it must not exceed steps, {self.steps}"
@@ -174,7 +169,6 @@ class RuntimeOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _from_engine_name(cls, value: Any) -> Any:
-        """Turn a bare string into {"engine": string}; other values stay as they are."""
         return {"engine": value} if isinstance(value, str) else value
 
 
@@ -197,7 +191,6 @@ else:
 
 
 def _check_folder_name(name: str) -> str:
-    """Return a name that can be a folder's; raise ValueError otherwise."""
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise ValueError("it becomes a folder's name, so it needs letters and no '/'")
     return name
@@ -216,17 +209,13 @@ class Config(Options):
     runtime: RuntimeOptions = RuntimeOptions()
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each problem between the groups of the config."""
-        needs_valid = [
-            key
-            for key, asked in {
-                "training.patience": self.training.patience is not None,
-                "training.validate_metrics": bool(self.training.validate_metrics),
-                "training.schedule: plateau": self.training.schedule.name == "plateau",
-            }.items()
-            if asked
-        ]
-        if self.data.valid is None and needs_valid:
+        asked = {
+            "training.patience": self.training.patience is not None,
+            "training.validate_metrics": bool(self.training.validate_metrics),
+            "training.schedule: plateau": self.training.schedule.name == "plateau",
+        }
+        if self.data.valid is None and any(asked.values()):
+            needs_valid = [key for key, is_asked in asked.items() if is_asked]
             yield f"data.valid is missing, but {' and '.join(needs_valid)} needs it"
         yield from self._generation_problems()
         yield from self._ctc_problems()
@@ -249,7 +238,6 @@ class Config(Options):
                 return  # the second builds on the first
 
     def _ctc_problems(self) -> Iterator[str]:
-        """Yield a sentence where CTC weights and `model.ctc` do not go together."""
         has_ctc = self.model.ctc
         weights = {"training.ctc_weight": self.training.ctc_weight, "generation.ctc_weight": self.generation.ctc_weight}
         for key, weight in weights.items():
@@ -265,13 +253,9 @@ class Config(Options):
             return list(self.data.columns)
         return [name if name == "source" else "-" for name in self.data.columns if name != "target"]
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the config as plain mappings, every default filled in."""
-        return self.model_dump()
-
     def to_yaml(self) -> str:
         """Return the text of a config file, every default filled in."""
-        return yaml.dump(self.to_mapping())
+        return yaml.dump(self.model_dump())
 
 
 GROUPS: dict[str, type[Options]] = {

@@ -1,18 +1,5 @@
 """The errors that users see, and their exit codes.
 
-    DragomanError        1   the base class; never raised itself
-      UserError          2   in the user's config, data or files
-        ConfigError          all problems of a config file at once
-        PartError            a part of a model that cannot be built, or not combined with another
-        DataError            a data file, with the line
-        ModelError           a model folder that is incomplete, changed or not ours
-          FormatError        a model or run folder of another format version
-        RunError             a run folder that cannot be used (locked, changed config, unwritable, full disk)
-        MissingExtra         a missing optional package
-      TrainingDiverged   3   the loss or gradient was not finite three times in a row
-      CheckFailed        4   a check that the user requested did not pass
-      TrainingStopped 130/143   training was stopped by a signal, after saving
-
 Messages are one or a few plain sentences: where, what was found, what is allowed. They never contain a traceback.
 """
 
@@ -24,7 +11,7 @@ from pathlib import Path
 
 
 class DragomanError(Exception):
-    """The base class of all errors; `code` is the exit code of the command line."""
+    """The base class of all errors, never raised itself; `code` is the exit code of the command line."""
 
     code = 1
 
@@ -58,7 +45,7 @@ class DataError(UserError):
 
 
 class ModelError(UserError):
-    """A model folder that is damaged or cannot be read."""
+    """A model folder that is incomplete, changed or not ours."""
 
 
 class FormatError(ModelError):
@@ -66,7 +53,7 @@ class FormatError(ModelError):
 
 
 class RunError(UserError):
-    """A run folder that cannot be used."""
+    """A run folder that cannot be used: locked, unwritable, with another config, or on a full disk."""
 
 
 class MissingExtra(UserError):
@@ -89,7 +76,7 @@ class CheckFailed(DragomanError):
 
 
 class TrainingStopped(DragomanError):
-    """A signal stopped the training; the last checkpoint is complete."""
+    """A signal stopped the training; the last checkpoint is complete. The code is 128 plus the signal's number."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

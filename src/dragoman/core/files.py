@@ -22,31 +22,24 @@ DISK_BLOCK = 4096  # bytes: a file occupies whole blocks
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file atomically, flushed to the disk; RunError explains a failure."""
-    with explain_write_errors(path, len(data)), _temporary_file(path) as temporary:
-        _write_and_flush(temporary, data)
+    with open_atomic(path, len(data)) as file:
+        file.write(data)
 
 
 @contextmanager
-def open_atomic(path: Path) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path, size: int = 0) -> Iterator[IO[bytes]]:
     """Open a file to write piece by piece; it appears under its name when the block ends without an error."""
-    with explain_write_errors(path, 0), _temporary_file(path) as temporary, temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _temporary_file(path: Path) -> Iterator[Path]:
-    """A temporary path, renamed to `path` afterwards, or removed after an error."""
     temporary = _temporary_path(path)
-    try:
-        yield temporary
-        temporary.replace(path)
-        _flush_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with explain_write_errors(path, size):
+        try:
+            with _open_flushed(temporary) as file:
+                yield file
+            temporary.replace(path)
+            _flush_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -56,7 +49,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         try:
             temporary.mkdir(parents=True)
             for name, data in files.items():
-                _write_and_flush(temporary / name, data)
+                with _open_flushed(temporary / name) as file:
+                    file.write(data)
             _flush_folder(temporary)
             temporary.rename(folder)
             _flush_folder(folder.parent)
@@ -92,40 +86,35 @@ def explain_write_errors(path: Path, size: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = f"{size:,} bytes are needed, " if size else ""
             raise RunError(
                 f"{path}: the disk is full: {needed}{_free_bytes(path):,} bytes are free. "
                 "Files saved before are unchanged; free some space and run the same command again"
             ) from None
-        hint = "choose another folder, or change its permissions"
+        reason, hint = error.strerror or str(error), "choose another folder, or change its permissions"
         raise RunError(f"{path}: cannot be written: {reason}; {hint}") from None
 
 
 def _free_bytes(path: Path) -> int:
     """The free bytes on the disk of a path, which need not exist yet."""
-    existing = path
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def _temporary_path(path: Path) -> Path:
-    """The temporary name of a path, beside it, of this process."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
 
 
-def _write_and_flush(path: Path, data: bytes) -> None:
-    """Write a file and flush it to the disk."""
+@contextmanager
+def _open_flushed(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write; it is flushed to the disk at the end."""
     with path.open("wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, where its file system can."""
     with suppress(OSError):  # some file systems cannot flush a folder; the rename is still atomic
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
 """GenerationOptions: everything that decides how a trained model turns a source into outputs.
 
-One typed object with one set of names. A config's `generation:` section, the options of the command line, the keywords
-of Python and the fields of an HTTP request are all made from it, so a new option is one field here and its use.
+A config's `generation:` section, the options of the command line, the keywords of Python and the fields of an HTTP
+request are all made from it, so a new option is one field here and its use.
 
     config.generation ─merge(per request)→ GenerationOptions ─search.build_search→ a Search
                                                              └inference/constraints.py→ SearchConstraints
@@ -16,13 +16,13 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from dragoman.core.registry import NonNegativeInt, Options, Part, PositiveFloat, PositiveInt, UnitInterval
 
+# In a field's metadata. A batch shares its search; lengths and constraints may differ by source.
 Scope = Literal["search", "length", "constraint", "output"]
 
 SCOPES: dict[Scope, str] = {
@@ -32,33 +32,9 @@ SCOPES: dict[Scope, str] = {
     "output": "Choice of the output",
 }
 
-
-class GenerationField(NamedTuple):
-    """What a field is about: searches are shared by a batch, lengths and constraints may differ by source."""
-
-    scope: Scope
-
-
-def _part(value: Any) -> Any:
-    """A name, a mapping with a name, or a Part → the Part; its options are checked later, by its registry."""
-    if isinstance(value, Part):
-        return value
-    if isinstance(value, str):
-        return Part(value)
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        return Part(value["name"], {key: item for key, item in value.items() if key != "name"})
-    found = f"{value!r}"[:60]
-    raise PydanticCustomError("part", "must be a name or a mapping with a name, not {found}", {"found": found})
-
-
-def _phrases(value: Any) -> Any:
-    """Phrases as a tuple; JSON, YAML and the command line bring lists."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 NamedPart = Annotated[
     Part,
-    BeforeValidator(_part, json_schema_input_type=str),
+    BeforeValidator(Part.parse, json_schema_input_type=str),
     PlainSerializer(lambda part: part.name if not part.options else part.to_mapping()),
     WithJsonSchema(
         {
@@ -70,132 +46,102 @@ NamedPart = Annotated[
     ),
 ]
 Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
-Phrases = Annotated[
-    tuple[Phrase, ...], BeforeValidator(_phrases, json_schema_input_type=list[Phrase]), PlainSerializer(list)
-]
+Phrases = Annotated[tuple[Phrase, ...], Field(strict=False), PlainSerializer(list)]  # JSON and YAML bring lists
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=0.0, le=1e6)]
 Ratio = Annotated[float, Field(ge=0.0, le=1000.0)]
-
-_SEARCH, _LENGTH, _CONSTRAINT, _OUTPUT = (GenerationField(scope) for scope in SCOPES)
 
 
 class GenerationOptions(Options):
     """How outputs are generated: the search, their lengths, and what they must and must not contain."""
 
-    search: Annotated[
-        NamedPart, _SEARCH, Field(description="beam, greedy, sample, diverse, exhaustive, or a registered search.")
-    ] = Part("beam")
-    beam: Annotated[
-        PositiveInt, _SEARCH, Field(description="Beam size: hypotheses kept at each step; 1 is greedy.")
-    ] = 5
-    nbest: Annotated[PositiveInt, _OUTPUT, Field(description="Outputs for each source, best first.")] = 1
-    length_rule: Annotated[
-        NamedPart, _SEARCH, Field(description="How scores of different lengths compare: none, mean, power or gnmt.")
-    ] = Part("mean")
-    length_penalty: Annotated[
-        float | None, _SEARCH, Field(description="Exponent α of the length rules power and gnmt; null: the rule's own.")
-    ] = None
+    model_config = ConfigDict(use_attribute_docstrings=True)  # the help texts of the command line and the HTTP API
+
+    search: Annotated[NamedPart, "search"] = Part("beam")
+    """beam, greedy, sample, diverse, exhaustive, or a registered search."""
+    beam: Annotated[PositiveInt, "search"] = 5
+    """Beam size: hypotheses kept at each step; 1 is greedy."""
+    nbest: Annotated[PositiveInt, "output"] = 1
+    """Outputs for each source, best first."""
+    length_rule: Annotated[NamedPart, "search"] = Part("mean")
+    """How scores of different lengths compare: none, mean, power or gnmt."""
+    length_penalty: Annotated[float | None, "search"] = None
+    """Exponent α of the length rules power and gnmt; null: the rule's own."""
     early_stopping: Annotated[
         Literal[False, True, "never"],
-        _SEARCH,
+        "search",
         Field(
             description="When a beam stops: false, once no active hypothesis currently beats the worst finished one; "
             "never, once none can any more; true, as soon as `beam` hypotheses have finished."
         ),
     ] = False
-    finished_policy: Annotated[
-        Literal["collect", "shrink"],
-        _SEARCH,
-        Field(description="collect: finished hypotheses leave the beam its size; shrink: each narrows it by one."),
-    ] = "collect"
-    coverage_penalty: Annotated[
-        Penalty, _SEARCH, Field(description="Weight β of GNMT's coverage penalty for source tokens without attention.")
-    ] = 0.0
-    num_beam_groups: Annotated[
-        PositiveInt | None, _SEARCH, Field(description="Groups of a diverse beam search; null: one per hypothesis.")
-    ] = None
-    diversity_penalty: Annotated[
-        Penalty, _SEARCH, Field(description="How strongly the groups of a diverse beam avoid each other's tokens.")
-    ] = 0.5
-    num_samples: Annotated[PositiveInt, _SEARCH, Field(description="Samples drawn for each source.")] = 1
-    temperature: Annotated[
-        PositiveFloat, _SEARCH, Field(description="Sampling temperature: below 1 sharper, above 1 flatter.")
-    ] = 1.0
-    top_k: Annotated[NonNegativeInt, _SEARCH, Field(description="Sample from the k most probable tokens; 0: all.")] = 0
-    top_p: Annotated[
-        Probability,
-        _SEARCH,
-        Field(description="Sample from the smallest set of tokens with this probability (nucleus)."),
-    ] = 1.0
-    min_p: Annotated[
-        UnitInterval, _SEARCH, Field(description="Sample from tokens with at least this share of the best probability.")
-    ] = 0.0
-    typical_p: Annotated[
-        Probability, _SEARCH, Field(description="Sample from the most typical tokens with this probability.")
-    ] = 1.0
-    epsilon_cutoff: Annotated[
-        UnitInterval, _SEARCH, Field(description="Sample from tokens with at least this probability.")
-    ] = 0.0
-    seed: Annotated[NonNegativeInt, _SEARCH, Field(description="Seed of sampling.")] = 0
-    mbr: Annotated[
-        NamedPart | None, _OUTPUT, Field(description="Minimum Bayes risk: choose the output by this metric, as chrf.")
-    ] = None
-    ctc_weight: Annotated[
-        UnitInterval, _SEARCH, Field(description="Weight of the encoder's CTC score, for models with model.ctc.")
-    ] = 0.0
+    finished_policy: Annotated[Literal["collect", "shrink"], "search"] = "collect"
+    """collect: finished hypotheses leave the beam its size; shrink: each narrows it by one."""
+    coverage_penalty: Annotated[Penalty, "search"] = 0.0
+    """Weight β of GNMT's coverage penalty for source tokens without attention."""
+    num_beam_groups: Annotated[PositiveInt | None, "search"] = None
+    """Groups of a diverse beam search; null: one per hypothesis."""
+    diversity_penalty: Annotated[Penalty, "search"] = 0.5
+    """How strongly the groups of a diverse beam avoid each other's tokens."""
+    num_samples: Annotated[PositiveInt, "search"] = 1
+    """Samples drawn for each source."""
+    temperature: Annotated[PositiveFloat, "search"] = 1.0
+    """Sampling temperature: below 1 sharper, above 1 flatter."""
+    top_k: Annotated[NonNegativeInt, "search"] = 0
+    """Sample from the k most probable tokens; 0: all."""
+    top_p: Annotated[Probability, "search"] = 1.0
+    """Sample from the smallest set of tokens with this probability (nucleus)."""
+    min_p: Annotated[UnitInterval, "search"] = 0.0
+    """Sample from tokens with at least this share of the best probability."""
+    typical_p: Annotated[Probability, "search"] = 1.0
+    """Sample from the most typical tokens with this probability."""
+    epsilon_cutoff: Annotated[UnitInterval, "search"] = 0.0
+    """Sample from tokens with at least this probability."""
+    seed: Annotated[NonNegativeInt, "search"] = 0
+    """Seed of sampling."""
+    mbr: Annotated[NamedPart | None, "output"] = None
+    """Minimum Bayes risk: choose the output by this metric, as chrf."""
+    ctc_weight: Annotated[UnitInterval, "search"] = 0.0
+    """Weight of the encoder's CTC score, for models with model.ctc."""
 
-    max_new_tokens: Annotated[
-        PositiveInt | None, _LENGTH, Field(description="Most tokens of an output; null: by max_length_ratio.")
-    ] = None
-    max_length_ratio: Annotated[
-        Ratio, _LENGTH, Field(description="Most output tokens for each source token, plus max_length_extra.")
-    ] = 2.0
-    max_length_extra: Annotated[
-        NonNegativeInt, _LENGTH, Field(description="Output tokens beyond max_length_ratio.")
-    ] = 20
-    min_new_tokens: Annotated[NonNegativeInt, _LENGTH, Field(description="Fewest tokens of an output.")] = 0
-    min_length_ratio: Annotated[Ratio, _LENGTH, Field(description="Fewest output tokens for each source token.")] = 0.0
+    max_new_tokens: Annotated[PositiveInt | None, "length"] = None
+    """Most tokens of an output; null: by max_length_ratio."""
+    max_length_ratio: Annotated[Ratio, "length"] = 2.0
+    """Most output tokens for each source token, plus max_length_extra."""
+    max_length_extra: Annotated[NonNegativeInt, "length"] = 20
+    """Output tokens beyond max_length_ratio."""
+    min_new_tokens: Annotated[NonNegativeInt, "length"] = 0
+    """Fewest tokens of an output."""
+    min_length_ratio: Annotated[Ratio, "length"] = 0.0
+    """Fewest output tokens for each source token."""
 
-    prefix: Annotated[
-        str, _CONSTRAINT, Field(max_length=1000, description="Text that every output begins with (prefix forcing).")
-    ] = ""
-    force_phrases: Annotated[
-        Phrases, _CONSTRAINT, Field(max_length=100, description="Phrases that every output contains; needs a beam.")
-    ] = ()
-    force_phrases_ordered: Annotated[
-        bool, _CONSTRAINT, Field(description="The forced phrases appear in the given order.")
-    ] = False
-    forbid_phrases: Annotated[
-        Phrases, _CONSTRAINT, Field(max_length=1000, description="Phrases that no output contains.")
-    ] = ()
-    choices: Annotated[
-        Phrases, _CONSTRAINT, Field(max_length=10_000, description="The only texts that an output may be.")
-    ] = ()
-    pattern: Annotated[
-        str, _CONSTRAINT, Field(max_length=1000, description="Regular expression that the whole output matches.")
-    ] = ""
-    no_repeat_ngram_size: Annotated[
-        NonNegativeInt, _CONSTRAINT, Field(description="No n-gram of this size twice in an output; 0: off.")
-    ] = 0
-    repetition_penalty: Annotated[
-        float,
-        _CONSTRAINT,
-        Field(ge=1.0, le=100.0, description="Factor on log p of tokens that the output already contains."),
-    ] = 1.0
-    allow_unk: Annotated[bool, _CONSTRAINT, Field(description="Whether <unk> may be generated.")] = True
-    replace_unk: Annotated[
-        bool, _OUTPUT, Field(description="Replace <unk> by the source word with the most attention.")
-    ] = False
+    prefix: Annotated[str, "constraint", Field(max_length=1000)] = ""
+    """Text that every output begins with (prefix forcing)."""
+    force_phrases: Annotated[Phrases, "constraint", Field(max_length=100)] = ()
+    """Phrases that every output contains; needs a beam."""
+    force_phrases_ordered: Annotated[bool, "constraint"] = False
+    """The forced phrases appear in the given order."""
+    forbid_phrases: Annotated[Phrases, "constraint", Field(max_length=1000)] = ()
+    """Phrases that no output contains."""
+    choices: Annotated[Phrases, "constraint", Field(max_length=10_000)] = ()
+    """The only texts that an output may be."""
+    pattern: Annotated[str, "constraint", Field(max_length=1000)] = ""
+    """Regular expression that the whole output matches."""
+    no_repeat_ngram_size: Annotated[NonNegativeInt, "constraint"] = 0
+    """No n-gram of this size twice in an output; 0: off."""
+    repetition_penalty: Annotated[float, "constraint", Field(ge=1.0, le=100.0)] = 1.0
+    """Factor on log p of tokens that the output already contains."""
+    allow_unk: Annotated[bool, "constraint"] = True
+    """Whether <unk> may be generated."""
+    replace_unk: Annotated[bool, "output"] = False
+    """Replace <unk> by the source word with the most attention."""
 
     @model_validator(mode="before")
     @classmethod
     def _lift_search_options(cls, value: Any) -> Any:
-        """Lift options of the search that are fields, before validation."""
         return lift_search_options(value) if isinstance(value, dict) else value
 
     def problems(self) -> Iterator[str]:
-        """What is wrong between the fields."""
         if self.max_new_tokens is not None and self.max_new_tokens < self.min_new_tokens:
             yield f"max_new_tokens is {self.max_new_tokens}; it must be at least min_new_tokens, {self.min_new_tokens}"
 
@@ -228,7 +174,7 @@ def lift_search_options(value: dict[str, Any]) -> dict[str, Any]:
 def scope_of(name: str) -> Scope:
     """The scope of the field `name`: search, length, constraint or output."""
     metadata = GenerationOptions.model_fields[name].metadata
-    return next(item.scope for item in metadata if isinstance(item, GenerationField))
+    return next(scope for scope in SCOPES if scope in metadata)
 
 
 @cache

@@ -1,20 +1,14 @@
 """Child processes: start them, notice how they end, pass their exceptions on, end them.
 
-    Child           a process forked from this one or started afresh, and the pipe to it
-    map_in_order    function(task) for every task, by forked workers, results in the order of the tasks:
-
     task 0, 1, 2, …  ─→  the worker with the fewest tasks  ─→  result 0, 1, 2, …
 
 A fork starts in 6 ms (a fresh process imports torch for 1.4 s), its function may be any closure, and all that it reads,
 a model's weights first, lies in memory once. Each worker computes with one thread: OpenMP's threads do not survive a
 fork, and processes do not wait for each other as threads do within every small matrix product.
 
-A worker has at most TASKS_PER_WORKER tasks, one running and one queued; finished results that wait for an earlier one
-count among them. So memory stays flat however many tasks there are, and a slow consumer of the results slows the
-workers. An error, of the tasks, of the function or of a worker that died, is raised after all results before it.
-
-The batch loader (data/loader.py) uses Child. Processes that are commands of their own, decode workers (serve/) and
-trainings side by side (recipes/), share describe_exit and handle_signal.
+A worker has at most TASKS_PER_WORKER tasks; finished results that wait for an earlier one count among them. So memory
+stays flat however many tasks there are, and a slow consumer of the results slows the workers. An error, of the tasks,
+of the function or of a worker that died, is raised after all results before it.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from dragoman.core.errors import UserError
 
@@ -43,9 +37,6 @@ Result = TypeVar("Result")
 
 TASKS_PER_WORKER = 2  # one running and one queued, so that a worker never waits for the parent
 EXIT_TIMEOUT_S = 5.0  # seconds that a process that has closed its pipe has to end
-
-
-# -- any child ---------------------------------------------------------------------------------------------------------
 
 
 class Child:
@@ -60,13 +51,10 @@ class Child:
         name: str | None = None,
         siblings: Sequence[Child] = (),
     ) -> None:
-        """Run target(pipe, *args) in a fork or a fresh interpreter; a fork closes the pipes to its `siblings`.
-
-        Were those left open, a pipe would not end with the parent. With `duplex` false the child can only send.
-        """
+        """Run target(pipe, *args) in a fork or a fresh interpreter; with `duplex` false it can only send."""
         context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
         self.pipe, child_end = context.Pipe(duplex)
-        if fork:
+        if fork:  # which closes the other pipes: left open, they would not end with the parent
             inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
             args, target = (target, inherited, *args), _run_fork
         self.process = context.Process(target=target, args=(child_end, *args), name=name, daemon=True)
@@ -134,7 +122,6 @@ def defer_interrupt() -> Iterator[None]:
 
 
 def _run_fork(pipe: Connection, target: Callable[..., None], inherited: Sequence[Connection], *args: object) -> None:
-    """In a fork: close the pipes inherited from the parent, then run target(pipe, *args)."""
     for other in inherited:
         other.close()
     target(pipe, *args)
@@ -152,52 +139,38 @@ def map_in_order(
     function: Callable[[Task], Result],
     tasks: Iterable[Task],
     workers: int,
-    describe_task: Callable[[Task], str] = repr,
+    describe_task: Callable[[Task], str] = repr,  # for the error of a worker that died
 ) -> Generator[Result, None, None]:
-    """Yield function(task) for each task, in order, computed by at most `workers` forked processes.
-
-    The error for a worker that died names its task by `describe_task`.
-    """
+    """Yield function(task) for each task, in order, computed by at most `workers` forked processes."""
     if not can_fork():
         raise UserError("worker processes need Linux and a parent that is not a worker itself; use one worker")
-    pool = TaskPool(function, workers, describe_task)
-    try:
-        yield from _results_in_order(pool, iter(tasks))
-    finally:
-        kill_children(pool.workers)
-
-
-def _results_in_order(pool: TaskPool[Task, Result], tasks: Iterator[Task]) -> Iterator[Result]:
-    """Yield the next result if it is there, else submit a task if a worker can take one, else wait for results."""
+    pool, remaining = TaskPool(function, workers, describe_task), iter(tasks)
     due, has_tasks = 0, True
     tasks_error: Exception | None = None
-    while True:
-        if due in pool.outcomes:
-            outcome = pool.outcomes.pop(due)
-            if isinstance(outcome, Exception):
-                raise outcome
-            yield outcome.result
-            due += 1
-        elif has_tasks and not pool.has_failed and pool.submitted - due < TASKS_PER_WORKER * pool.max_workers:
-            try:
-                pool.submit(next(tasks))
-            except StopIteration:
-                has_tasks = False
-            except Exception as error:  # of the iterable of tasks: results before it come first
-                tasks_error, has_tasks = error, False
-            pool.collect(wait=False)
-        elif due < pool.submitted:
-            pool.collect(wait=True)
-        elif tasks_error is not None:
-            raise tasks_error
-        else:
-            return
-
-
-class Success(NamedTuple, Generic[Result]):
-    """The result of a task, which may itself be an exception."""
-
-    result: Result
+    try:
+        while True:
+            if due in pool.outcomes:
+                outcome = pool.outcomes.pop(due)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                yield outcome[0]
+                due += 1
+            elif has_tasks and not pool.has_failed and pool.submitted - due < TASKS_PER_WORKER * workers:
+                try:
+                    pool.submit(next(remaining))
+                except StopIteration:
+                    has_tasks = False
+                except Exception as error:  # of the iterable of tasks: results before it come first
+                    tasks_error, has_tasks = error, False
+                pool.collect(wait=False)
+            elif due < pool.submitted:
+                pool.collect(wait=True)
+            elif tasks_error is not None:
+                raise tasks_error
+            else:
+                return
+    finally:
+        kill_children(list(pool.workers))
 
 
 class TaskPool(Generic[Task, Result]):
@@ -207,8 +180,8 @@ class TaskPool(Generic[Task, Result]):
         self, function: Callable[[Task], Result], max_workers: int, describe_task: Callable[[Task], str]
     ) -> None:
         self.function, self.max_workers, self.describe_task = function, max_workers, describe_task
-        self.workers: list[TaskWorker[Task, Result]] = []
-        self.outcomes: dict[int, Success[Result] | Exception] = {}  # by the task's number, until they are yielded
+        self.workers: dict[Child, deque[tuple[int, str]]] = {}  # unfinished tasks: number and description, oldest first
+        self.outcomes: dict[int, tuple[Result] | Exception] = {}  # by the task's number, until they are yielded
         self.submitted = 0
         self.has_failed = False
 
@@ -216,44 +189,30 @@ class TaskPool(Generic[Task, Result]):
         """Send the next task to a new worker, while there are fewer than allowed, else to the least busy one."""
         if len(self.workers) < self.max_workers:
             with defer_interrupt():
-                self.workers.append(TaskWorker(self.function, self.workers))
-        worker = min(self.workers, key=lambda worker: len(worker.tasks))
-        worker.tasks.append((self.submitted, self.describe_task(task)))
+                self.workers[Child(_answer_tasks, self.function, fork=True, siblings=list(self.workers))] = deque()
+        worker = min(self.workers, key=lambda worker: len(self.workers[worker]))
+        self.workers[worker].append((self.submitted, self.describe_task(task)))
         with suppress(OSError):  # the worker died; collect() notices
             worker.pipe.send(task)
         self.submitted += 1
 
     def collect(self, wait: bool) -> None:
         """Receive the results that have arrived; with `wait`, block until there is one."""
-        busy = [worker for worker in self.workers if worker.tasks]
-        ready = connection.wait([worker.pipe for worker in busy], None if wait else 0)
-        for worker in busy:
+        ready = connection.wait([worker.pipe for worker, tasks in self.workers.items() if tasks], None if wait else 0)
+        for i, (worker, tasks) in enumerate(self.workers.items()):
             if worker.pipe not in ready:
                 continue
-            number, _ = worker.tasks[0]
+            number, description = tasks[0]
             try:
                 self.outcomes[number] = worker.pipe.recv()
-                worker.tasks.popleft()
+                tasks.popleft()
             except (EOFError, OSError):
-                self.outcomes[number] = self._death(worker)
-                worker.tasks.clear()  # results after an error are never yielded
+                self.outcomes[number] = UserError(
+                    f"worker {i + 1} of {len(self.workers)} (process {worker.process.pid}) {worker.wait_for_exit()} "
+                    f"while it had {description}; if memory ran out, use fewer workers (--workers 1 is one process)"
+                )
+                tasks.clear()  # results after an error are never yielded
             self.has_failed |= isinstance(self.outcomes[number], Exception)
-
-    def _death(self, worker: TaskWorker[Task, Result]) -> UserError:
-        """The error for a worker that died: how, and the task that it had."""
-        which = f"worker {self.workers.index(worker) + 1} of {len(self.workers)} (process {worker.process.pid})"
-        return UserError(
-            f"{which} {worker.wait_for_exit()} while it had {worker.tasks[0][1]}; "
-            "if memory ran out, use fewer workers (--workers 1 is one process)"
-        )
-
-
-class TaskWorker(Child, Generic[Task, Result]):
-    """A forked worker and its unfinished tasks: number and description, oldest first."""
-
-    def __init__(self, function: Callable[[Task], Result], siblings: Sequence[Child]) -> None:
-        super().__init__(_answer_tasks, function, fork=True, siblings=siblings)
-        self.tasks: deque[tuple[int, str]] = deque()
 
 
 # -- in the worker -----------------------------------------------------------------------------------------------------
@@ -285,8 +244,7 @@ def _receive_tasks(pipe: Connection, tasks: queue.SimpleQueue[Task]) -> None:
 
 
 def _pickled_outcome(function: Callable[[Task], Result], task: Task) -> bytes:
-    """function(task) as a pickled Success, or the exception that it raised."""
     try:
-        return pickle.dumps(Success(function(task)), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((function(task),), pickle.HIGHEST_PROTOCOL)  # a result may itself be an exception
     except Exception as error:
         return pickle.dumps(picklable_exception(error))

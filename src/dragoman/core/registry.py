@@ -1,8 +1,8 @@
 """Names → parts. A part's constructor is its schema.
 
 Positional parameters are wiring (widths and the like, given by whoever builds the part); keyword-only parameters are
-options (given by the user). From the options a pydantic model is made that forbids unknown keys, so that a misspelt
-option is an error with a hint and never a silent default.
+options (given by the user). The options become a pydantic model that forbids unknown keys, so that a misspelt option is
+an error with a hint and never a silent default.
 
     encoders = Registry("encoder", __name__)        # in encoders/__init__.py: the folder is the registry
 
@@ -15,8 +15,7 @@ option is an error with a hint and never a silent default.
 
 In YAML a part is a bare name (`encoder: rnn`) or a mapping (`encoder: {name: rnn, layers: 2}`). An option that is
 itself a part is annotated with its registry, as `score` above. Others add parts through entry points
-(`dragoman.encoders`) or by importing their module first; a config or a model folder can only name parts, never bring
-code.
+(`dragoman.encoders`) or plugins (plugins.py).
 """
 
 from __future__ import annotations
@@ -29,18 +28,11 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
 from pydantic.json_schema import JsonSchemaValue, PydanticJsonSchemaWarning
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -64,6 +56,18 @@ class Part:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
+    @classmethod
+    def parse(cls, value: Any, *, kind: str = "a name") -> Part:
+        """A bare name, a mapping with a name, or a Part → the Part; its registry checks its options later."""
+        if isinstance(value, Part):
+            return value
+        if isinstance(value, str):
+            return Part(value)
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            return Part(value["name"], {key: item for key, item in value.items() if key != "name"})
+        found = {"kind": kind, "found": f"{value!r}"[:60]}
+        raise PydanticCustomError("part", "must be {kind} or a mapping with one, not {found}", found)
+
     def to_mapping(self) -> dict[str, Any]:
         """The part as a config file writes it."""
         return {"name": self.name} | {
@@ -75,10 +79,7 @@ class Part:
 
 
 class Options(BaseModel):
-    """A group of settings: unknown keys are errors, types are not converted, nothing changes after construction.
-
-    `problems` yields what is wrong between the fields, one sentence each.
-    """
+    """A group of settings: unknown keys are errors, types are not converted, nothing changes after construction."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
@@ -113,6 +114,7 @@ class Options(BaseModel):
         return iter(())
 
 
+@cache
 def options_of(part: Callable[..., Any], title: str) -> type[Options]:
     """The keyword-only parameters of a constructor or function as a group of settings."""
     call: Any = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
@@ -131,10 +133,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind, self.package = kind, package
         self._parts: dict[str, Callable[..., T]] = {}
-        self._schemas: dict[str, type[Options]] = {}
         self._discovered = False
-
-    # -- filling -------------------------------------------------------------------------------------------------
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """A decorator that adds a class or function under a name."""
@@ -159,8 +158,6 @@ class Registry(Generic[T]):
         for entry in importlib.metadata.entry_points(group=f"dragoman.{self.kind.replace(' ', '_')}s"):
             entry.load()
 
-    # -- reading -------------------------------------------------------------------------------------------------
-
     @property
     def names(self) -> list[str]:
         """The names of all registered parts, sorted."""
@@ -183,10 +180,7 @@ class Registry(Generic[T]):
 
     def schema(self, name: str) -> type[Options]:
         """The options of a part as a pydantic model."""
-        part = self[name]
-        if name not in self._schemas:
-            self._schemas[name] = options_of(part, f"{self.kind} {name}")
-        return self._schemas[name]
+        return options_of(self[name], f"{self.kind} {name}")
 
     def build(self, part: Part, *wiring: Any) -> T:
         """The part itself: called with its wiring and its options, which are not checked again."""
@@ -196,24 +190,13 @@ class Registry(Generic[T]):
 
     def parse(self, value: Any) -> Part:
         """A bare name, a mapping with a name, or a Part → the Part with every option checked and filled in."""
-        if isinstance(value, Part):
-            value = {"name": value.name, **value.options}
-        if isinstance(value, str):
-            value = {"name": value}
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            found = f"{value!r}"[:60]
-            raise PydanticCustomError(
-                "part",
-                "must be the name of {kind} or a mapping with one, not {found}",
-                {"kind": f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}", "found": found},
-            )
-        name = value["name"]
-        if name not in self.names:
-            raise PydanticCustomError("part", "{message}", {"message": self.unknown_name_message(name)})
-        options = self.schema(name).model_validate({key: item for key, item in value.items() if key != "name"})
-        return Part(name, {key: getattr(options, key) for key in type(options).model_fields})
+        part = Part.parse(value, kind=f"the name of {'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}")
+        if part.name not in self.names:
+            raise PydanticCustomError("part", "{message}", {"message": self.unknown_name_message(part.name)})
+        options = self.schema(part.name).model_validate(dict(part.options))
+        return Part(part.name, dict(options))
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self.parse, serialization=core_schema.plain_serializer_function_ser_schema(Part.to_mapping)
         )

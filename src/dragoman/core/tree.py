@@ -1,12 +1,8 @@
 """Decoding states of any shape: nested dataclasses, tuples, lists and dicts of tensors, handled leaf by leaf.
 
 Every tensor of a decoder's state starts with the dimensions (sentence, hypothesis). A second dimension of 1 is shared
-by all hypotheses of a sentence. So a search needs two operations for any decoder:
-
-    select(state, rows)       keep these sentences                      dimension 0
-    reorder(state, parents)   hypothesis k becomes parents[b, k]        dimension 1, shared leaves untouched
-
-A leaf may have its own methods `select` and `reorder`, such as a cache with an ancestry table.
+by all hypotheses of a sentence. So a search needs two operations for any decoder: `select` in dimension 0 and `reorder`
+in dimension 1. A leaf may have its own methods of these names, such as a cache with an ancestry table.
 """
 
 from __future__ import annotations

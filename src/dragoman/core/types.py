@@ -15,7 +15,7 @@ state is any nesting of dataclasses, tuples and lists whose tensors lead with (s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -60,34 +60,27 @@ class Modality(Protocol):
     @property
     def kind(self) -> str:
         """What a source is, for displays and uploads: image, audio, video, features, or a name of your own."""
-        ...
 
     @property
     def width(self) -> int:
         """F, the numbers at each position."""
-        ...
 
     @property
     def dtype(self) -> str:
         """The numpy dtype in which the token store keeps the numbers."""
-        ...
 
     @property
     def has_augmentation(self) -> bool:
         """Whether training sees a random variant of each source."""
-        ...
 
     def read(self, example: Example) -> NDArray[Any]:
         """The (S, F) numbers of an example's source; DataError if the file is missing or damaged."""
-        ...
 
     def blank(self) -> NDArray[Any]:
         """An empty source of the smallest size."""
-        ...
 
     def augment(self, x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         """A random variant of (S, F) numbers for training, with at most a few more positions."""
-        ...
 
 
 @dataclass
@@ -117,31 +110,25 @@ class Segments:
 
 @dataclass
 class PackedBatch:
-    """The pairs of a batch concatenated, (1, N) and (1, M) ids; rows of padding fill the ends.
-
-    `target` is the decoder's input and `gold` what it must predict, <pad> where nothing is.
-    """
+    """The pairs of a batch concatenated, (1, N) and (1, M) ids; rows of padding fill the ends."""
 
     source: Tensor  # (1, N)
     sources: Segments
-    target: Tensor  # (1, M)
-    gold: Tensor  # (1, M)
+    target: Tensor  # (1, M): the decoder's input
+    gold: Tensor  # (1, M): what it must predict; <pad> where nothing is
     targets: Segments
 
 
 @dataclass
 class Batch:
-    """Padded ids of some rows; `target` runs from <s> to </s>, `lines` are the rows' line numbers in the data.
-
-    `token_labels` are predicted at the source's own positions (tags, masked words).
-    """
+    """Padded ids of some rows; `target` runs from <s> to </s>, `lines` are the rows' line numbers in the data."""
 
     source: Tensor  # (B, S) ids, or (B, S, F) numbers
     source_lengths: Tensor  # (B,)
     target: Tensor  # (B, T + 1)
     target_lengths: Tensor  # (B,) including <s> and </s>
     lines: list[int] = field(default_factory=list)
-    token_labels: Tensor | None = None  # (B, S); <pad> where nothing is predicted
+    token_labels: Tensor | None = None  # (B, S) to predict at the source's own positions; <pad>: nothing
     packed: PackedBatch | None = None  # the same without padding, where it is packed already
     second_source: Tensor | None = None  # a second source, as the first
     second_source_lengths: Tensor | None = None  # (B,)
@@ -158,10 +145,8 @@ class Batch:
     @property
     def area(self) -> int:
         """The padded positions of the longest side, which memory grows with."""
-        sides = (
-            [self.source, self.target] if self.second_source is None else [self.source, self.target, self.second_source]
-        )
-        return len(self) * max(int(side.shape[1]) for side in sides)
+        sides = (self.source, self.target, self.second_source)
+        return len(self) * max(int(side.shape[1]) for side in sides if side is not None)
 
     @property
     def encoder_inputs(self) -> tuple[Tensor, ...]:
@@ -184,20 +169,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device, without its packed form; copies do not wait."""
+        import torch
 
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
-
-        return Batch(
-            move(self.source),
-            move(self.source_lengths),
-            move(self.target),
-            move(self.target_lengths),
-            self.lines,
-            None if self.token_labels is None else move(self.token_labels),
-            second_source=None if self.second_source is None else move(self.second_source),
-            second_source_lengths=None if self.second_source_lengths is None else move(self.second_source_lengths),
-        )
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        moved: dict[str, Any] = {name: x.to(device, non_blocking=True) for name, x in tensors.items()}
+        return replace(self, packed=None, **moved)
 
 
 @dataclass
@@ -252,11 +228,9 @@ class Decoder(Protocol):
 
     def start(self, memory: Memory, capacity: Capacity) -> Any:
         """The state before the first token."""
-        ...
 
     def step(self, y: Tensor, state: Any) -> tuple[Output, Any]:
         """The output for embedded tokens y (B, K, D_in), and the state after them."""
-        ...
 
     def __call__(self, y: Tensor, memory: Memory) -> Output: ...  # y (B, T, D_in)
 

@@ -26,7 +26,6 @@ class _Constructor(SafeConstructor):
     """A safe constructor: dates and a lone `=` are text, and `<<` does not merge."""
 
     def flatten_mapping(self, node: MappingNode) -> Any:
-        """Raise ConstructorError for a `<<` key, which merges mappings; else as ruamel does."""
         # Twenty lines of `<<: [*a, *a]` would merge a million pairs before anyone could count them.
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
@@ -43,7 +42,6 @@ class _Representer(SafeRepresenter):
     """Escapes unprintable characters: a lone U+0085 between single quotes would be read back as a space."""
 
     def represent_str(self, data: str) -> ScalarNode:
-        """A string as ruamel writes it; in double quotes, which escape, if it has unprintable characters."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
 
 
@@ -51,7 +49,6 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 
 def _make_yaml() -> YAML:
-    """A safe YAML reader and writer: block style, keys in their order, 120 columns."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor, yaml.Representer = _Constructor, _Representer
     yaml.default_flow_style = False

@@ -12,26 +12,21 @@ seed and Cursor(epoch, batch) to continue with exactly the same batches.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.types import BOS, PAD, Batch
-from dragoman.data.objectives import Ids, Integers, Objective, TrainingRow, copy_source, to_list, training_blocker
+from dragoman.data.objectives import Ids, Integers, Objective, Pairs, TrainingRow, training_blocker
 from dragoman.data.store.store import Array, TokenStore
+from dragoman.text.codec import Codec
 
-if TYPE_CHECKING:
-    from dragoman.text.codec import Codec
-
-BLOCK_ROWS = 1 << 20  # rows planned at once: about 100 MB while planning
+# Rows planned and sorted at once: 100 MB while planning, and 3 % of padding at 25,000 tokens a batch (2^16: 19 %).
+BLOCK_ROWS = 1 << 20
 SPANS_PER_BLOCK = 256  # spans in a block: enough to mix corpora well, few enough to read whole pages
-SORT_WINDOW = 1 << 20  # rows sorted together: 3 % of padding at 25,000 tokens a batch; 2^16 rows gave 19 %
-
-IdPair = tuple[Ids, Ids]  # source and target of a row without token labels and second source
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------
@@ -53,28 +48,23 @@ class BatchArrays(NamedTuple):
         """The same batch as tensors."""
         import torch
 
-        source, source_lengths, target, target_lengths = (torch.from_numpy(array) for array in self[:4])
-        token_labels, second, second_source_lengths = (
-            None if array is None else torch.from_numpy(array)
-            for array in (self.token_labels, self.second_source, self.second_source_lengths)
-        )
-        batch = Batch(source, source_lengths, target, target_lengths, self.lines, token_labels)
-        batch.second_source, batch.second_source_lengths = second, second_source_lengths
-        return batch
+        arrays = {name: value for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(lines=self.lines, **tensors)
 
 
-def pad(rows: Sequence[IdPair | TrainingRow], lines: Sequence[int]) -> BatchArrays:
+def pad(rows: Sequence[TrainingRow], lines: Sequence[int]) -> BatchArrays:
     """Pad rows with <pad> to one batch of arrays, labels and second sources included; targets get <s> in front."""
-    source, source_lengths = _pad_rows([row[0] for row in rows])
-    ids, lengths = _pad_rows([row[1] for row in rows])
+    source, source_lengths = _pad_rows([row.source for row in rows])
+    ids, lengths = _pad_rows([row.target for row in rows])
     target = np.concatenate([np.full((len(rows), 1), BOS), ids], axis=1)
-    labels = [row.token_labels or [] if isinstance(row, TrainingRow) else [] for row in rows]
     token_labels = None
-    if any(labels):
+    if any(row.token_labels for row in rows):
         token_labels = np.full_like(source, PAD)
-        for i, row_labels in enumerate(labels):
+        for i, row in enumerate(rows):
+            row_labels = row.token_labels or []
             token_labels[i, : len(row_labels)] = row_labels
-    seconds = [row.second_source for row in rows if isinstance(row, TrainingRow) and row.second_source is not None]
+    seconds = [row.second_source for row in rows if row.second_source is not None]
     second = _pad_rows(seconds) if seconds else (None, None)
     return BatchArrays(source, source_lengths, target, lengths + 1, list(lines), token_labels, *second)
 
@@ -91,18 +81,9 @@ def _pad_rows(rows: Sequence[Ids]) -> tuple[Array, Integers]:
     return padded, lengths
 
 
-def _with_second_source(row: IdPair | TrainingRow, second: Ids | None) -> IdPair | TrainingRow:
-    """Add a second source to a row, if there is one."""
-    if second is None:
-        return row
-    if not isinstance(row, TrainingRow):
-        row = TrainingRow(copy_source(row[0]), to_list(row[1]))
-    return row._replace(second_source=second)
-
-
-def collate(rows: Sequence[IdPair | TrainingRow], lines: Sequence[int]) -> Batch:
-    """Pad rows to one batch of tensors; `lines` are their line numbers."""
-    return pad(rows, lines).to_batch()
+def collate(rows: Sequence[tuple[Ids, Ids] | TrainingRow], lines: Sequence[int]) -> Batch:
+    """Pad rows, or pairs of source and target, to one batch of tensors; `lines` are their line numbers."""
+    return pad([TrainingRow(*row) for row in rows], lines).to_batch()
 
 
 # -- the order of an epoch ---------------------------------------------------------------------------------------------
@@ -152,7 +133,6 @@ def _sample_spans(corpus: int, size: int, weight: float, span: int, rng: np.rand
 
 
 def _sample_rows(span: Integers, rng: np.random.Generator) -> Integers:
-    """The (corpus, row) items of one span: all its rows, or a random sample of them."""
     corpus, start, stop, count = span
     if count == stop - start:
         rows = np.arange(start, stop)
@@ -165,34 +145,21 @@ def _sample_rows(span: Integers, rng: np.random.Generator) -> Integers:
 
 
 def plan_batches(
-    source_lengths: Integers,
-    target_lengths: Integers,
-    order: Integers,
-    *,
-    tokens: int,
-    sentences: int | None,
-    rng: np.random.Generator,
+    source: Integers, target: Integers, *, tokens: int, sentences: int | None, rng: np.random.Generator
 ) -> list[Integers]:
-    """Group rows of similar length into batches of at most `tokens` padded positions; the batches are shuffled.
-
-    A batch of B rows has B · max(source length, target length) positions; a row with more than `tokens` is a batch.
-    """
-    batches: list[Integers] = []
-    for start in range(0, len(order), SORT_WINDOW):
-        rows = order[start : start + SORT_WINDOW]
-        source, target = source_lengths[rows], target_lengths[rows]
-        by_length = _length_order(source, target, rng.random(len(rows)))
-        boundaries = _batch_boundaries(np.maximum(source, target)[by_length], tokens, sentences)
-        batches += np.split(rows[by_length], boundaries)
+    """Group rows of similar lengths into batches of at most `tokens` positions (B · the longer side); shuffle them."""
+    batches = _split_by_length(source, target, rng.random(len(source)), tokens, sentences)
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _length_order(source: Integers, target: Integers, ties: Integers | NDArray[np.float64]) -> Integers:
-    """Sort rows by their longer side, then by the difference of the sides, which keeps padding small on both.
-
-    Sorting by target, then source, padded 5 % where this pads 3 % (batches of 4,096 tokens of 65,536 rows).
-    """
-    return np.lexsort((ties, source - target, np.maximum(source, target)))
+def _split_by_length(
+    source: Integers, target: Integers, ties: Integers | NDArray[np.float64], tokens: int, sentences: int | None
+) -> list[Integers]:
+    """Sort rows by their longer side, then by the difference of the sides, and split them into batches."""
+    longer = np.maximum(source, target)
+    # Sorting by target, then source, padded 5 % where this pads 3 % (batches of 4,096 tokens of 65,536 rows).
+    by_length = np.lexsort((ties, source - target, longer))
+    return np.split(by_length, _batch_boundaries(longer[by_length], tokens, sentences))
 
 
 def _batch_boundaries(lengths: Integers, tokens: int, sentences: int | None) -> list[int]:
@@ -231,9 +198,7 @@ class PlannedBatch(NamedTuple):
 class BatchStream:
     """An endless stream of training batches from weighted corpora, fixed by the seed and the cursor.
 
-    `tokens` limits the area of a batch: rows × the longer padded side, <s> included. If subwords
-    are sampled, the lengths are those of the unsampled encoding, so a batch may become a little
-    larger. Ranks take turns in one stream.
+    If subwords are sampled, batches are planned by the lengths of the unsampled encoding. Ranks take turns.
     """
 
     def __init__(
@@ -244,26 +209,19 @@ class BatchStream:
         tokens: int,
         sentences: int | None = None,
         seed: int,
-        objective: Objective | None = None,
+        objective: Objective = Pairs(),
         rank: int = 0,
         ranks: int = 1,
         block: int = BLOCK_ROWS,
     ) -> None:
         self.stores = [store for store, _ in corpora]
         self.weights = [weight for _, weight in corpora]
-        if not corpora or not all(len(store) for store in self.stores):
-            raise ValueError("there must be corpora, and none of them empty")
-        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
-            raise ValueError(f"the weights of corpora must be positive, not {self.weights}")
-        if codec.is_stochastic and not all(store.keeps_text for store in self.stores):
-            raise ValueError("to sample subwords, stores must be built with keep_text=True")
         self.codec = codec if codec.is_stochastic else None  # else workers do not need it
         self.modality = codec.modality if codec.modality is not None and codec.modality.has_augmentation else None
         second = None if isinstance(codec.second_source, str) else codec.second_source
         self.second_source = second if second is not None and second.has_augmentation else None
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
-        self.objective = None if objective is None or objective.is_identity else objective
-        self.rank, self.ranks, self.block = rank, ranks, block
+        self.objective, self.rank, self.ranks, self.block = objective, rank, ranks, block
 
     def batches_from(self, cursor: Cursor) -> Generator[tuple[Batch, Cursor]]:
         """All batches from a cursor on, each with the cursor after it, without end."""
@@ -292,21 +250,20 @@ class BatchStream:
     @property
     def uses_stored_ids(self) -> bool:
         """Whether rows are used as they are stored: no sampled subwords, objective or augmentation."""
-        return self.codec is None and self.objective is None and self.modality is None and self.second_source is None
+        return (
+            self.objective.is_identity and self.codec is None and self.modality is None and self.second_source is None
+        )
 
     def _gather_stored(self, items: Integers) -> BatchArrays:
-        """The padded batch of some stored (corpus, row) items: one gather for each side, no loop over rows.
-
-        73 to 88 million tokens a second, where the loop read 18 to 22.
-        """
-        corpora, rows = items.T
-        count = 3 if self.stores[0].has_second_source else 2
+        """The padded batch of some stored (corpus, row) items: one gather for each side, no loop over rows."""
+        corpora, rows = items.T  # 73 to 88 million tokens a second, where the loop read 18 to 22
+        count = 2 if self.stores[0].second_sources is None else 3
         lengths, lines = np.empty((count, len(items)), np.int64), np.empty(len(items), np.int64)
         parts = []
         for corpus, store in enumerate(self.stores):
             mask = corpora == corpus  # the items of this corpus
-            gathers = (store.gather_sources, store.gather_targets, store.gather_second_sources)[:count]
-            gathered = [gather(rows[mask]) for gather in gathers]
+            stored = (store.sources, store.targets, store.second_sources)
+            gathered = [side.gather(rows[mask]) for side in stored if side is not None]
             for side, (_, store_lengths) in zip(lengths, gathered, strict=True):
                 side[mask] = store_lengths
             lines[mask] = store.lines[rows[mask]]
@@ -325,7 +282,6 @@ class BatchStream:
         return BatchArrays(sides[0], lengths[0], target, lengths[1] + 1, lines.tolist(), None, *second)
 
     def _plan_all_ranks(self, cursor: Cursor) -> Iterator[PlannedBatch]:
-        """The planned batches of all ranks in turn, from a cursor on, epoch after epoch, without end."""
         done = cursor.batch
         for epoch in itertools.count(cursor.epoch):
             for number, items in enumerate(self._plan_epoch(epoch)):
@@ -334,13 +290,11 @@ class BatchStream:
             done = 0
 
     def _plan_epoch(self, epoch: int) -> Iterator[Integers]:
-        """The items (B, 2) of every batch of an epoch: shuffled in blocks, then batched by length."""
         sizes = [len(store) for store in self.stores]
         for number, block in enumerate(epoch_order(sizes, self.weights, self.seed, epoch, block=self.block)):
             source, target = self._lengths(block)
             rng = _make_generator(self.seed, epoch, 2, number)
-            order = np.arange(len(block))
-            for rows in plan_batches(source, target, order, tokens=self.tokens, sentences=self.sentences, rng=rng):
+            for rows in plan_batches(source, target, tokens=self.tokens, sentences=self.sentences, rng=rng):
                 yield block[rows]
 
     def _lengths(self, block: Integers) -> tuple[Integers, Integers]:
@@ -349,26 +303,23 @@ class BatchStream:
         for corpus, store in enumerate(self.stores):
             items = np.flatnonzero(block[:, 0] == corpus)
             lengths[:, items] = store.lengths(block[items, 1])
-        source, target = (lengths[0], lengths[1]) if self.objective is None else self.objective.max_lengths(*lengths)
+        source, target = self.objective.max_lengths(*lengths)
         return source, target + 1
 
-    def _make_row(self, epoch: int, corpus: int, row: int) -> IdPair | TrainingRow:
+    def _make_row(self, epoch: int, corpus: int, row: int) -> TrainingRow:
         """One training row; its randomness depends on seed, epoch, corpus and row alone."""
         store = self.stores[corpus]
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, corpus, row)))
-        source, target = (
-            self._sample_subwords(store, row, rng) if self.codec else (store.source(row), store.target(row))
-        )
+        source, target = self._sample_subwords(store, row, rng) if self.codec else _stored_pair(store, row)
         if self.modality is not None:
             source = self.modality.augment(np.asarray(source), rng)
-        pair = (source, target) if self.objective is None else self.objective(source, target, rng)
-        return _with_second_source(pair, self._make_second_source(store, row, rng))
+        made = self.objective(source, target, rng)
+        return made._replace(second_source=self._make_second_source(store, row, rng))
 
     def _make_second_source(self, store: TokenStore, row: int, rng: np.random.Generator) -> Ids | None:
-        """The second source of a row, augmented or with sampled subwords; None: it has none."""
-        second: Ids | None = store.second_source(row)
-        if second is None:
+        if store.second_sources is None:
             return None
+        second = store.second_sources[row]
         if self.second_source is not None:
             return self.second_source.augment(np.asarray(second), rng)
         if self.codec is not None and isinstance(self.codec.second_source, str) and self.codec.source.is_stochastic:
@@ -376,40 +327,34 @@ class BatchStream:
             return sampled if len(sampled) <= store.max_source else second
         return second
 
-    def _sample_subwords(self, store: TokenStore, row: int, rng: np.random.Generator) -> IdPair:
+    def _sample_subwords(self, store: TokenStore, row: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
         """Source and target of a row with randomly split subwords; as stored where that exceeds limits."""
         assert self.codec is not None
-        example = store.example(row)
-        source: Ids = [] if not store.is_paired else store.source(row)
+        example, stored = store.example(row), _stored_pair(store, row)
+        source: Ids = stored[0] if store.is_paired else []
         if store.is_paired and self.codec.modality is None:
             source = self.codec.encode_source(example, rng)
         target: Ids = self.codec.encode_target(example.target or "", rng, example.source)
         # A sampled split may exceed the length limits, which bound the model's positions.
-        source = source if len(source) <= store.max_source else store.source(row)
-        target = target if len(target) <= store.max_target else store.target(row)
-        if training_blocker(
-            self.objective, source, target, store.max_source, store.max_target
-        ):  # e.g. another number of tags than tokens
-            return store.source(row), store.target(row)
-        return source, target
+        source = source if len(source) <= store.max_source else stored[0]
+        target = target if len(target) <= store.max_target else stored[1]
+        blocker = training_blocker(self.objective, source, target, store.max_source, store.max_target)
+        return stored if blocker else (source, target)  # e.g. another number of tags than tokens
 
 
-def validation_batches(store: TokenStore, tokens: int, objective: Objective | None = None) -> Iterator[Batch]:
+def _stored_pair(store: TokenStore, row: int) -> tuple[Ids, Ids]:
+    return store.sources[row], store.targets[row]
+
+
+def validation_batches(store: TokenStore, tokens: int, objective: Objective = Pairs()) -> Iterator[Batch]:
     """Every row once, short rows first, without sampling and with the same noise each time; `lines` are row numbers."""
-    source, target = store.source_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
-    if objective is None or objective.is_identity:
-        objective = None
-    else:
-        source, target = objective.max_lengths(source, target)
-    target = target + 1
-    by_length = _length_order(source, target, np.arange(len(store)))
-    boundaries = _batch_boundaries(np.maximum(source, target)[by_length], tokens, None)
+    source, target = objective.max_lengths(*store.lengths(np.arange(len(store))))
 
-    def make_row(row: int) -> IdPair | TrainingRow:
-        pair = store.source(row), store.target(row)
-        made = pair if objective is None else objective(*pair, np.random.default_rng(row))
-        return _with_second_source(made, store.second_source(row))
+    def make_row(row: int) -> TrainingRow:
+        pair = _stored_pair(store, row)
+        made = TrainingRow(*pair) if objective.is_identity else objective(*pair, np.random.default_rng(row))
+        return made._replace(second_source=None if store.second_sources is None else store.second_sources[row])
 
-    for rows in np.split(by_length, boundaries):
+    for rows in _split_by_length(source, target + 1, np.arange(len(store)), tokens, None):
         numbers: list[int] = rows.tolist()
         yield collate([make_row(row) for row in numbers], numbers)

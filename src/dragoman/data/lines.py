@@ -37,7 +37,6 @@ MAX_LOCATIONS = 5  # file:line of the first occurrences of an issue
 
 # Everything that str.splitlines treats as the end of a line. A line of a file has no \n, but a text in JSON may.
 SEPARATORS = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 UTF8_BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -76,9 +75,10 @@ class BadLine(ValueError):
 # -- issues of files ---------------------------------------------------------------------------------------------------
 
 
-def _format_lines(count: int) -> str:
-    """ "1 line", "2,000 lines"."""
-    return "1 line" if count == 1 else f"{count:,} lines"
+def format_count(count: int, what: str, total: int = 0) -> str:
+    """`1 pair`, `1,200 pairs`, followed by their share of a total if one is given."""
+    share = f" ({count / total:.1%})" if total else ""
+    return f"{count:,} {what}{'' if count == 1 else 's'}{share}"
 
 
 # kind → (description, what was done about it); readers may add kinds of their own without a sentence here.
@@ -95,56 +95,53 @@ ISSUE_SENTENCES = {
 
 
 @dataclass
-class ReadIssue:
-    """One kind of issue in one file: its count, its first lines, and details and remedy of the first one."""
+class Issue:
+    """One kind of issue: its count, `file:line` of the first occurrences, and details and remedy of the first one."""
 
     kind: str
-    file: str
+    file: str = ""  # "" if it may occur in several
     count: int = 0
-    lines: list[int] = field(default_factory=list)
+    first_line: int = 0
+    locations: list[str] = field(default_factory=list)
     detail: str = ""
     remedy: str = ""
+
+    def add(self, file: str, line: int) -> None:
+        """Count the issue in a line."""
+        self.count += 1
+        self.first_line = self.first_line or line
+        if len(self.locations) < MAX_LOCATIONS:
+            self.locations.append(f"{file}:{line}")
 
     @property
     def description(self) -> str:
         """The issue as a clause, such as "NUL characters in 2 lines"."""
         description, _ = ISSUE_SENTENCES.get(self.kind, (f"{self.kind} in {{lines}}", ""))
-        return description.format(lines=_format_lines(self.count))
-
-    @property
-    def locations(self) -> list[str]:
-        """`file:line` of the first occurrences."""
-        return [f"{self.file}:{line}" for line in self.lines]
+        return description.format(lines=format_count(self.count, "line"))
 
 
 class ReadReport:
     """The issues found while reading files, by file and kind: exact counts and first lines."""
 
     def __init__(self) -> None:
-        self._issues: dict[tuple[str, str], ReadIssue] = {}
+        self._issues: dict[tuple[str, str], Issue] = {}
 
     def add(self, kind: str, file: str, line: int, detail: str = "", remedy: str = "") -> None:
         """Count one issue in a line; of each file and kind the first lines, and the first detail, are kept."""
         issue = self._issues.get((file, kind))
         if issue is None:
-            issue = self._issues[file, kind] = ReadIssue(kind, file, detail=detail, remedy=remedy)
-        issue.count += 1
-        if len(issue.lines) < MAX_LOCATIONS:
-            issue.lines.append(line)
+            issue = self._issues[file, kind] = Issue(kind, file, detail=detail, remedy=remedy)
+        issue.add(file, line)
 
-    def __iter__(self) -> Iterator[ReadIssue]:
+    def __iter__(self) -> Iterator[Issue]:
         return iter(self._issues.values())
-
-    def count(self, kind: str) -> int:
-        """The number of issues of a kind, over all files."""
-        return sum(issue.count for issue in self if issue.kind == kind)
 
     def notices(self) -> list[str]:
         """One sentence for each file and kind of issue, with what was done about it."""
         sentences = []
         for issue in self:
             _, action = ISSUE_SENTENCES.get(issue.kind, ("", "skipped"))
-            first = "" if issue.kind in ("bom", "crlf") else f" (the first is line {issue.lines[0]:,})"
+            first = "" if issue.kind in ("bom", "crlf") else f" (the first is line {issue.first_line:,})"
             sentences.append(f"{issue.file}: {issue.description}{first}; {action}")
         return sentences
 
@@ -165,22 +162,17 @@ def decode_utf8(body: bytes, offset: int = 0) -> str:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _utf8_error(body, error.start, offset) from None
+        at, three = error.start, body[error.start : error.start + 3]
+        problem = f"byte 0x{body[at]:02X} at offset {offset + at} of the line is not valid UTF-8"
+        if len(three) == 3 and three[0] == 0xED and three[1] >= 0xA0:  # U+D800 to U+DFFF, encoded one by one
+            code = 0xD000 | (three[1] & 0x3F) << 6 | three[2] & 0x3F
+            problem += f": it begins the lone surrogate U+{code:04X}"
+        raise BadLine("encoding", problem, "Save the file as UTF-8") from None
     if "\0" in text:
         at = offset + body.index(b"\0")
         problem = f"byte 0x00 (NUL) at offset {at} of the line is not text"
         raise BadLine("nul", problem, "Save the file as UTF-8 text (NUL bytes often mean UTF-16, or no text at all)")
     return text
-
-
-def _utf8_error(body: bytes, at: int, offset: int) -> BadLine:
-    """The BadLine for a byte that is not UTF-8: its value, its offset in the line, and the surrogate it begins."""
-    three = body[at : at + 3]
-    problem = f"byte 0x{body[at]:02X} at offset {offset + at} of the line is not valid UTF-8"
-    if len(three) == 3 and three[0] == 0xED and three[1] >= 0xA0:  # U+D800 to U+DFFF, encoded one by one
-        code = 0xD000 | (three[1] & 0x3F) << 6 | three[2] & 0x3F
-        problem += f": it begins the lone surrogate U+{code:04X}"
-    return BadLine("encoding", problem, "Save the file as UTF-8")
 
 
 def replace_separators(text: str) -> str:
@@ -222,21 +214,11 @@ def read_blocker(path: Path) -> str:
 
 
 def _list_names(folder: Path) -> list[str]:
-    """The names in a folder, at most 10,000; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in islice(entries, 10_000)]
     except OSError:
         return []
-
-
-def _open_file(path: Path) -> io.BufferedReader:
-    """Open a file for reading bytes; DataError with the reason if that fails."""
-    try:
-        return path.open("rb")
-    except (OSError, ValueError) as error:
-        reason = read_blocker(path) or f"the file cannot be opened: {getattr(error, 'strerror', None) or error}"
-        raise DataError(reason, path) from None
 
 
 def _make_peekable(stream: IO[bytes], stack: ExitStack) -> io.BufferedReader:
@@ -249,7 +231,6 @@ def _make_peekable(stream: IO[bytes], stack: ExitStack) -> io.BufferedReader:
 
 
 def _decompress(stream: io.BufferedReader, name: str) -> io.BufferedReader:
-    """The stream, decompressed if its first bytes are those of gzip; DataError if only its name is."""
     is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
     if not is_gzip and name.endswith(".gz"):
         raise DataError(
@@ -264,7 +245,11 @@ def _open_stream(path: str | Path | IO[bytes], name: str | None, stack: ExitStac
         path = sys.stdin.buffer
     if isinstance(path, (str, Path)):
         name = name or str(path)
-        stream = stack.enter_context(_open_file(Path(path)))
+        try:
+            stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115 - the stack closes it
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(read_blocker(Path(path)) or f"the file cannot be opened: {reason}", path) from None
     else:
         name = name or "<stdin>"
         stream = _make_peekable(path, stack)
@@ -290,7 +275,6 @@ def _read_raw_line(stream: io.BufferedReader, name: str, number: int) -> bytes:
 
 
 def _bom_length(raw: bytes, name: str) -> int:
-    """The length of the byte order mark before the first line; DataError for files of another format."""
     for mark, encoding in OTHER_ENCODINGS.items():
         if raw.startswith(mark):
             raise DataError(f"the file is {encoding}, not UTF-8. Save it as UTF-8", name, 1)
@@ -312,8 +296,7 @@ def read_lines(
 ) -> Iterator[Line]:
     """The lines of a file, of the standard input ("-"), or of a binary stream that messages call `name`.
 
-    With on_error="skip" a line that cannot be decoded is yielded, too, empty and with the reason in
-    `error`: parallel files must stay aligned.
+    With on_error="skip" a bad line is yielded, too, empty and with its `error`: parallel files must stay aligned.
     """
     report = ReadReport() if report is None else report
     with ExitStack() as stack:
@@ -332,7 +315,6 @@ def read_lines(
 
 
 def _parse_line(raw: bytes, offset: int, name: str, number: int, on_error: OnError, report: ReadReport) -> Line:
-    """The Line of raw bytes: stripped, truncated, decoded, separators replaced, all counted in the report."""
     body = raw[offset:].removesuffix(b"\n")
     stripped = body.removesuffix(b"\r")
     is_truncated = len(stripped) > LINE_LIMIT

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,7 @@ from pydantic import Field
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.registry import Registry, UnitInterval
 from dragoman.core.types import EOS, PAD, SPECIALS
-
-if TYPE_CHECKING:
-    from dragoman.text.codec import Codec
+from dragoman.text.codec import Codec
 
 Ids = Sequence[int] | NDArray[Any]  # ids of a text, or the (S, F) numbers of a modality
 Integers = NDArray[np.int64]
@@ -52,7 +50,7 @@ class TrainingRow(NamedTuple):
     """The ids of one training example; token_labels has one id for each source position."""
 
     source: Ids
-    target: list[int]
+    target: Ids
     token_labels: list[int] | None = None
     second_source: Ids | None = None  # as it is stored
 
@@ -80,14 +78,11 @@ class Objective:
 
     def bind_codec(self, codec: Codec) -> None:
         """Look up the ids that the objective needs; ModelError if a symbol is missing. Afterwards it can be pickled."""
-        tokenizer = codec.target
-        self.first_token, self.vocabulary_size = (
-            len(SPECIALS) + len(tokenizer.extra_symbols),
-            len(tokenizer),
-        )  # tokens: first_token ≤ id < vocabulary_size
+        vocabulary = codec.target.vocabulary
+        self.first_token, self.vocabulary_size = vocabulary.symbol_count, len(vocabulary)
         self.symbol_ids: list[int] = []  # of the extra symbols
         for symbol in self.extra_symbols:
-            id = tokenizer.symbol_id(symbol)
+            id = vocabulary.symbol_id(symbol)
             if id is None:
                 raise ModelError(
                     f"the tokenizers were learned without the symbol {symbol}, which this objective needs; "
@@ -111,19 +106,14 @@ class Objective:
 objectives: Registry[Objective] = Registry("objective")
 
 
-def training_blocker(
-    objective: Objective | None, source: Ids, target: Ids, max_source: int, max_target: int
-) -> str | None:
-    """Why a pair of ids cannot be trained on within these length limits, in a few words; None if it can.
-
-    The limits count all ids of a side, tags and </s> included.
-    """
-    paired = objective is None or objective.is_paired
+def training_blocker(objective: Objective, source: Ids, target: Ids, max_source: int, max_target: int) -> str | None:
+    """Why a pair of ids, tags and </s> included, cannot be trained on within these length limits; None if it can."""
     if len(source) > max_source:
         return "source too long"
-    if len(target) > (max_target if paired else min(max_source, max_target)):  # a text may stand on either side
-        return "target too long" if paired else "too long"
-    if objective is None or objective.is_identity:
+    # A single text may stand on either side.
+    if len(target) > (max_target if objective.is_paired else min(max_source, max_target)):
+        return "target too long" if objective.is_paired else "too long"
+    if objective.is_identity:
         return None
     if blocker := objective.blocker(source, target):
         return blocker
@@ -146,13 +136,11 @@ class Pairs(Objective):
         self.decoder_source = "prefix" if source_loss else None  # causal: else it would see what it predicts
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: those of the pairs."""
         return source, target
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The pair itself; with source_loss, each source position is labeled with the next token; rng is ignored."""
         token_labels = [*to_list(source)[1:], PAD] if self.source_loss and len(source) else None
-        return TrainingRow(copy_source(source), to_list(target), token_labels)
+        return TrainingRow(source, target, token_labels)
 
 
 @objectives.register("labels")
@@ -163,16 +151,13 @@ class Labels(Objective):
     head = "classifier"
 
     def blocker(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored pair cannot be used: its target is not one label; None if it can."""
         return None if len(target) == 2 else "target is not one label"
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the source's, and 1."""
         return source, np.ones_like(target)
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The source, and the label alone as target, without </s>; rng is ignored."""
-        return TrainingRow(copy_source(source), to_list(target)[:1])
+        return TrainingRow(source, target[:1])
 
 
 @objectives.register("tags")
@@ -183,22 +168,18 @@ class Tags(Objective):
     head = "tagger"
 
     def bind_codec(self, codec: Codec) -> None:
-        """Look up the ids that the objective needs, and those of the source that have no tag."""
         super().bind_codec(codec)
         # <unk> is a token with a tag; </s> and language tags have none.
-        self.untagged_ids = {EOS, *range(len(SPECIALS), len(SPECIALS) + len(codec.source.extra_symbols))}
+        self.untagged_ids = {EOS, *range(len(SPECIALS), codec.source.vocabulary.symbol_count)}
 
     def blocker(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored pair cannot be used: tags and tokens differ in number; None if it can."""
         tokens = sum(id not in self.untagged_ids for id in to_list(source))
         return None if tokens == len(target) - 1 else "tags and tokens differ in number"
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the source's, and 0."""
         return source, np.zeros_like(target)
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The source, no target, and the tags as labels of its tokens, <pad> elsewhere; rng is ignored."""
         x = to_list(source)
         token_labels = [PAD] * len(x)
         tokens = [i for i, id in enumerate(x) if id not in self.untagged_ids]
@@ -218,11 +199,9 @@ class LanguageModel(Objective):
     decoder_source = "prefix"
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: 0, and the text's."""
         return np.zeros_like(source), target
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """No source, and the text as target; source and rng are ignored."""
         return TrainingRow([], to_list(target))
 
 
@@ -243,15 +222,12 @@ class MaskedLM(Objective):
         self.share, self.mask, self.random = share, mask, random
 
     def blocker(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored text (the target) cannot be used: no token to mask; None if it can."""
         return None if any(id >= self.first_token for id in target) else "text has no token to mask"
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the text's (the target's), and 0."""
         return target, np.zeros_like(target)
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The text with some tokens masked, no target, and those tokens as labels; source is ignored."""
         x = to_list(target)
         token_labels = [PAD] * len(x)
         tokens = [i for i, id in enumerate(x) if id >= self.first_token]
@@ -261,7 +237,6 @@ class MaskedLM(Objective):
         return TrainingRow(x, [], token_labels)
 
     def _corrupt_token(self, id: int, rng: np.random.Generator) -> int:
-        """<mask>, a random token, or the token itself, with the probabilities of the options."""
         draw = rng.random()
         if draw < self.mask:
             return self.symbol_ids[0]
@@ -297,17 +272,14 @@ class Denoising(Objective):
         self.permute, self.rotate = permute, rotate
 
     def bind_codec(self, codec: Codec) -> None:
-        """Look up the ids that the objective needs, and those that end a sentence."""
         super().bind_codec(codec)
         pieces = codec.target.pieces(range(self.first_token, self.vocabulary_size))
         self.sentence_end_ids = {i for i, piece in enumerate(pieces, self.first_token) if piece.endswith(SENTENCE_ENDS)}
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the text's (the target's) for both sides."""
         return target, target
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """A noisy copy of the text as source, and the text as target; source is ignored."""
         y = to_list(target)
         x = y[:-1]
         if self.permute:
@@ -328,7 +300,6 @@ class Denoising(Objective):
         return [id for i in rng.permutation(len(sentences)) for id in sentences[i]]
 
     def _delete_tokens(self, x: list[int], rng: np.random.Generator) -> list[int]:
-        """The ids without a share `delete` of the tokens, chosen at random; symbols stay."""
         tokens = [i for i, id in enumerate(x) if id >= self.first_token]
         deleted = set(rng.permutation(tokens)[: round_randomly(self.delete, len(tokens), rng)].tolist())
         return [id for i, id in enumerate(x) if i not in deleted]
@@ -383,17 +354,14 @@ class SpanCorruption(Objective):
         self.extra_symbols = tuple(f"<extra_{i}>" for i in range(sentinels))
 
     def blocker(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored text (the target) cannot be used: all its ids are special symbols; None if it can."""
         return None if any(id >= self.first_token for id in target) else "text has no token to predict"
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the text's (the target's), and the removed tokens with sentinels."""
         # The removed tokens, one sentinel before each span, one after the last, and </s>, for every length.
         longest = np.array([sum(self._count_noise(n - 1)) + 2 for n in range(int(target.max(initial=0)) + 1)])
         return target, longest[target]
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The text with sentinels for spans as source, the sentinels with their spans as target; source is ignored."""
         text = to_list(target)[:-1]
         tokens = np.array(text) >= self.first_token
         noise = np.zeros(len(text), bool)
@@ -422,11 +390,8 @@ class SpanCorruption(Objective):
         if not tokens:
             return np.zeros(0, bool)
         removed, spans = self._count_noise(tokens)
-        kept_lengths, removed_lengths = (
-            sample_segments(tokens - removed, spans, rng),
-            sample_segments(removed, spans, rng),
-        )
-        lengths = np.stack([kept_lengths, removed_lengths], axis=1).ravel()
+        kept_lengths = sample_segments(tokens - removed, spans, rng)
+        lengths = np.stack([kept_lengths, sample_segments(removed, spans, rng)], axis=1).ravel()
         return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
 
 
@@ -438,11 +403,9 @@ class PrefixLM(Objective):
     has_source_eos = False
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the text's (the target's) less 2, and the text's."""
         return np.maximum(target - 2, 0), target
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The text cut at a random position: its beginning as source, the rest as target; source is ignored."""
         y = to_list(target)
         cut = int(rng.integers(1, len(y) - 1)) if len(y) > 2 else 0  # a token on each side, if there are two
         return TrainingRow(y[:cut], y[cut:])
@@ -468,27 +431,22 @@ class UniLM(Objective):
         self.tasks: list[Objective] = [LanguageModel(), MaskedLM(share=share), PrefixLM()]
 
     def bind_codec(self, codec: Codec) -> None:
-        """Look up the ids that the three tasks need."""
         super().bind_codec(codec)
         for task in self.tasks:
             task.bind_codec(codec)
 
     def blocker(self, source: Ids, target: Ids) -> str | None:
-        """Why a stored text cannot be used by one of the tasks with a weight; None if it can."""
         return next((blocker for task in self._active_tasks() if (blocker := task.blocker(source, target))), None)
 
     def max_lengths(self, source: Integers, target: Integers) -> tuple[Integers, Integers]:
-        """Upper bounds on the lengths of rows: the largest of the tasks with a weight."""
         each = [task.max_lengths(source, target) for task in self._active_tasks()]
         return np.max([x for x, _ in each], axis=0), np.max([y for _, y in each], axis=0)
 
     def __call__(self, source: Ids, target: Ids, rng: np.random.Generator) -> TrainingRow:
-        """The row of one of the three tasks, chosen at random by weight."""
         task = self.tasks[rng.choice(len(self.tasks), p=self.weights / self.weights.sum())]
         return task(source, target, rng)
 
     def _active_tasks(self) -> list[Objective]:
-        """The tasks whose weight is not 0."""
         return [task for task, weight in zip(self.tasks, self.weights, strict=True) if weight]
 
 
@@ -498,11 +456,6 @@ class UniLM(Objective):
 def to_list(ids: Ids) -> list[int]:
     """The ids of a text as a new list of ints."""
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-
-
-def copy_source(ids: Ids) -> Ids:
-    """The ids of a source as a new list of ints; the (S, F) numbers of a modality unchanged."""
-    return ids if isinstance(ids, np.ndarray) and ids.ndim > 1 else to_list(ids)
 
 
 def round_randomly(share: float, count: int, rng: np.random.Generator) -> int:

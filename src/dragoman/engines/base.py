@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -27,44 +26,40 @@ from dragoman.config import Config, TrainingOptions, build_meta_model
 from dragoman.core.generation import GenerationOptions, fields_of
 from dragoman.core.types import Hypothesis
 from dragoman.data.objectives import objectives
-from dragoman.engines.length_batches import GPU_BATCH_TOKENS, batch_by_length, pad_ids
+from dragoman.engines.cpu import ctranslate2
+from dragoman.engines.cpu import engine as cpu
+from dragoman.engines.cpu.packed_linear import precision_blocker
+from dragoman.engines.cpu.transformer_step import encoder_blocker
+from dragoman.engines.cuda import engine as cuda
+from dragoman.engines.cuda.encode import packed_encoder_blocker
+from dragoman.engines.cuda.step import transformer_step_blocker
+from dragoman.engines.training.fused_transformer import fused_transformer_blocker
+from dragoman.engines.training.graph_step import GraphStep, graph_step_blocker
+from dragoman.engines.training.rnn_graph import CapturedLoop, captured_loop_blocker
 from dragoman.nn.frontends.tokens import TokenEmbedding
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints, build_search
-from dragoman.search.greedy import Greedy
 from dragoman.search.logits_processors import NoUnkProcessor
 
-if TYPE_CHECKING:
-    from dragoman.engines.training.graph_step import GraphStep
-
-REFERENCE = "reference"
 NOT_ALLOWED = "runtime.engine is 'reference'"
 
 
 class Engine(Protocol):
-    """A faster way to the results of a search, for the models and requests that it serves."""
+    """A faster way to the n-best lists of a search, in the order of the sources, for the requests that it serves."""
 
     name: str
 
-    def serves(self, search: Search, limits: SearchConstraints) -> bool:
-        """Whether it decodes such a request."""
-        ...
+    def serves(self, search: Search, limits: SearchConstraints) -> bool: ...
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
-    ) -> Sequence[Sequence[Hypothesis]]:
-        """The n-best lists of any number of sources, in their order."""
-        ...
+    ) -> Sequence[Sequence[Hypothesis]]: ...
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
-class EngineChoice(NamedTuple):
-    """An engine, and why it is not used; None: it is."""
-
-    name: str
-    blocker: str | None
+EngineChoices = dict[str, str | None]  # engine → why it is not used, None for the one that is; the preferred first
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class DecodingRequest:
     """What is asked of decoding, as far as it decides the engine."""
 
     search: Search
-    constraints: SearchConstraints | None = None  # None: nothing but a maximum length
+    constraints: SearchConstraints
     sentences: int | None = None  # decoded together; None: many
     record_attention: bool = False
     ctc_weight: float = 0.0
@@ -101,47 +96,37 @@ class DecodingRequest:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The engines in the order in which they are preferred; of each list exactly one has no blocker."""
+    """Which engines are used for a model on a device."""
 
     device: str
-    training: list[EngineChoice]  # empty: the report is about decoding alone
-    decoding: list[EngineChoice]
+    training: EngineChoices  # empty: the report is about decoding alone
+    decoding: EngineChoices
     notes: list[str]  # what else a user may wonder about
-
-    @property
-    def training_engine(self) -> str:
-        """The engine that trains the model."""
-        return chosen_engine(self.training)
-
-    @property
-    def decoding_engine(self) -> str:
-        """The engine that decodes the request."""
-        return chosen_engine(self.decoding)
 
     def lines(self) -> Iterator[str]:
         """The report as lines of text: the chosen engines, the blockers of the others, and the notes."""
         for purpose, choices in {"training": self.training, "decoding": self.decoding}.items():
             if choices:
                 yield f"{purpose} on {self.device}: {chosen_engine(choices)}"
-                yield from (f"  not {name}: {blocker}" for name, blocker in choices if blocker is not None)
+                yield from (f"  not {name}: {blocker}" for name, blocker in choices.items() if blocker is not None)
         yield from (f"  note: {note}" for note in self.notes)
 
 
-def chosen_engine(choices: Iterable[EngineChoice]) -> str:
+def chosen_engine(choices: EngineChoices) -> str:
     """The name of the one engine without a blocker."""
-    return next(name for name, blocker in choices if blocker is None)
+    return next(name for name, blocker in choices.items() if blocker is None)
 
 
-def choose_first(candidates: Iterable[tuple[str, str | None]]) -> list[EngineChoice]:
+def choose_first(candidates: Iterable[tuple[str, str | None]]) -> EngineChoices:
     """All engines with blockers: the first without one is chosen, later ones yield to it; the reference comes last."""
-    choices: list[EngineChoice] = []
+    choices: EngineChoices = {}
     chosen: str | None = None
-    for name, blocker in (*candidates, (REFERENCE, None)):
+    for name, blocker in (*candidates, ("reference", None)):
         if blocker is None and chosen is not None:
             blocker = f"{chosen} is preferred"
         elif blocker is None:
             chosen = name
-        choices.append(EngineChoice(name, blocker))
+        choices[name] = blocker
     return choices
 
 
@@ -150,20 +135,18 @@ def report_engines(
     device: torch.device,
     precision: str = "float32",
     *,
+    decoding: DecodingRequest,
     training: TrainingOptions | None = None,
-    decoding: DecodingRequest | None = None,
     reference_only: bool = False,
     on_this_machine: bool = True,
 ) -> EngineReport:
     """Say which engine trains a model and which one decodes a request, and why the others do not.
 
-    The model may be on the meta device. `precision` is that of decoding; without a request, greedy search of many
-    sentences is meant. With `on_this_machine` false, a machine is assumed that has what the engines need.
+    With `on_this_machine` false, a machine is assumed that has what the engines need.
     """
-    decoding = decoding or DecodingRequest(Greedy())
     return EngineReport(
         device.type,
-        [] if training is None else choose_training_engine(model, device, training, reference_only, on_this_machine),
+        {} if training is None else choose_training_engine(model, device, training, reference_only, on_this_machine),
         choose_decoding_engine(model, device, precision, decoding, reference_only, on_this_machine),
         list(_notes(model, device, precision, on_this_machine)),
     )
@@ -178,10 +161,7 @@ def report_config(
     reference_only: bool = False,
     on_this_machine: bool = True,
 ) -> EngineReport:
-    """The report for the model, training and generation options of a config; the model takes no memory.
-
-    `precision` and `reference_only` override the config's `runtime:`.
-    """
+    """The report for a config; `precision` and `reference_only` override its `runtime:`. The model takes no memory."""
     continues_text = objectives.build(config.training.objective).continues_text
     return report_engines(
         build_meta_model(config),
@@ -196,13 +176,6 @@ def report_config(
 
 def _notes(model: object, device: torch.device, precision: str, on_this_machine: bool) -> Iterator[str]:
     """What the device's engine leaves to the model's own modules, and in which precision it decodes."""
-    from dragoman.engines.cpu import engine as cpu
-    from dragoman.engines.cpu.packed_linear import precision_blocker
-    from dragoman.engines.cpu.transformer_step import encoder_blocker
-    from dragoman.engines.cuda import engine as cuda
-    from dragoman.engines.cuda.encode import packed_encoder_blocker
-    from dragoman.engines.cuda.step import transformer_step_blocker
-
     if not on_this_machine:
         yield "this machine may lack what these engines need, such as a GPU of compute capability 8.0 with Triton"
     if not isinstance(model, Seq2Seq) or source_blocker(model) is not None:
@@ -229,20 +202,14 @@ def choose_training_engine(
     options: TrainingOptions,
     reference_only: bool = False,
     on_this_machine: bool = True,
-) -> list[EngineChoice]:
-    """The training engines in order of preference with their blockers; the chosen one has none."""
-    from dragoman.engines.cuda.engine import machine_blocker
-    from dragoman.engines.training.fused_transformer import fused_transformer_blocker
-    from dragoman.engines.training.graph_step import graph_step_blocker
-    from dragoman.engines.training.rnn_graph import captured_loop_blocker
-
+) -> EngineChoices:
     blocker = NOT_ALLOWED if reference_only else None
     if not isinstance(model, Seq2Seq):
         blocker = blocker or f"{type(model).__name__} is not a single model"
         return choose_first((name, blocker) for name in ("fused_transformer", "compiled", "rnn_graph"))
     graph_blocker = blocker or graph_step_blocker(model, device, options)
     if graph_blocker is None and on_this_machine:
-        graph_blocker = machine_blocker()
+        graph_blocker = cuda.machine_blocker()
     return choose_first(
         [
             ("fused_transformer", graph_blocker or fused_transformer_blocker(model)),
@@ -254,18 +221,12 @@ def choose_training_engine(
 
 def open_training_engine(
     model: Seq2Seq, device: torch.device, options: TrainingOptions, reference_only: bool = False
-) -> tuple[GraphStep | None, list[EngineChoice]]:
-    """Set up the engine that trains a model: its graph step, None where the model computes its gradients itself.
-
-    A captured loop is set up inside the model. The second value says which engine was chosen, and why.
-    """
-    from dragoman.engines.training.graph_step import GraphStep
-    from dragoman.engines.training.rnn_graph import use_captured_loop
-
+) -> tuple[GraphStep | None, EngineChoices]:
+    """Set up the engine that trains a model: return its graph step, if it is one, and the choice."""
     choices = choose_training_engine(model, device, options, reference_only)
     chosen = chosen_engine(choices)
     if chosen == "rnn_graph":
-        use_captured_loop(model.decoder)
+        model.decoder.step_loop = CapturedLoop(model.decoder)
     if chosen not in ("fused_transformer", "compiled"):
         return None, choices
     step = GraphStep(model, options.label_smoothing, options.precision, options.batch_tokens, options.r_drop)
@@ -282,13 +243,7 @@ def choose_decoding_engine(
     request: DecodingRequest,
     reference_only: bool = False,
     on_this_machine: bool = True,
-) -> list[EngineChoice]:
-    """The decoding engines in order of preference with their blockers; the chosen one has none."""
-    from dragoman.engines.cpu import ctranslate2
-    from dragoman.engines.cpu import engine as cpu
-    from dragoman.engines.cpu.packed_linear import precision_blocker
-    from dragoman.engines.cuda import engine as cuda
-
+) -> EngineChoices:
     search, constraints = request.search, request.constraints
     blocker = NOT_ALLOWED if reference_only else source_blocker(model, request.continues_text)
     blocker = blocker or request_blocker(request.record_attention, request.ctc_weight)
@@ -333,48 +288,14 @@ def request_blocker(record_attention: bool, ctc_weight: float) -> str | None:
     return None
 
 
-def constraints_blocker(constraints: SearchConstraints | None) -> str | None:
-    """Why no engine decodes under such constraints (processors, traces, streaming); None: it may, or there are none."""
-    if constraints is None:
-        return None
-    if constraints.processors:
-        return "constraints on the output need logits processors"
-    if constraints.traces is not None:
-        return "a trace of the beam is asked for"
-    if constraints.on_token is not None:
-        return "tokens are streamed"
-    return None
-
-
 def open_engine(model: object, device: torch.device, precision: str, continues_text: bool = False) -> Engine | None:
     """Open the decoding engine for a model on a device; None where only the reference decodes it."""
-    from dragoman.engines.cpu import engine as cpu
-    from dragoman.engines.cuda import engine as cuda
-
     if source_blocker(model, continues_text) is not None or not isinstance(model, Seq2Seq):
         return None
     if cuda.model_blocker(model, device, precision) is None and cuda.machine_blocker() is None:
-        return cuda.open_engine(model, precision)
+        from dragoman.engines.cuda.kernels import search
+
+        return cuda.CUDAEngine(model, cuda.DTYPES[precision], search)
     if cpu.model_blocker(model, device) is None:
         return cpu.CPUEngine(model, precision)
     return None
-
-
-def decode_with_reference(
-    model: Seq2Seq, sources: Sequence[Sequence[int]], search: Search, constraints: SearchConstraints
-) -> list[list[Hypothesis]]:
-    """Run the search itself on the model itself, in batches of similar length; of constraints, only lengths count."""
-    results: list[list[Hypothesis]] = [[] for _ in sources]
-    device = model.output.weight.device
-    for rows in batch_by_length([*map(len, sources)], GPU_BATCH_TOKENS // search.num_hypotheses):
-        ids, lengths = pad_ids([sources[i] for i in rows])
-        memory = model.encode(ids.to(device), lengths.to(device))
-        at, max_lengths, min_lengths = torch.tensor(rows), constraints.max_lengths, constraints.min_lengths
-        batch_constraints = SearchConstraints(
-            max_lengths[at.to(max_lengths.device)].to(device),
-            min_lengths if isinstance(min_lengths, int) else min_lengths[at.to(min_lengths.device)].to(device),
-        )
-        nbest_lists = search(model.step, partial(model.start, memory), batch_constraints)
-        for i, nbest in zip(rows, nbest_lists, strict=True):
-            results[i] = nbest
-    return results

@@ -17,6 +17,12 @@ def pad_ids(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return pad_sequence(rows, batch_first=True), torch.tensor([len(ids) for ids in sources])
 
 
+def round_up(n: int, multiple: int, parts: int) -> int:
+    """n rounded up to a multiple of `multiple`, or if larger of the power of two below n divided by `parts`."""
+    unit = max(multiple, (1 << max(n - 1, 1).bit_length() - 1) // parts)
+    return n + -n % unit
+
+
 def batch_by_length(lengths: Sequence[int], max_tokens: int, max_size: int | None = None) -> Iterator[list[int]]:
     """The indices of the sources of each batch, longest first: at most so many padded tokens, and so many sources."""
     ordered = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)

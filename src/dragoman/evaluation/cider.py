@@ -4,9 +4,8 @@
     sim_n(c, r) = exp(−(|c| − |r|)² / 2σ²) · Σ_w min(g(c)_w, g(r)_w) g(r)_w / (‖g(c)‖ ‖g(r)‖)
     CIDEr-D(c) = 10 · mean over n and references r of sim_n(c, r)
 
-An n-gram in the references of every image has weight ln 1 = 0, so a set of one item always scores
-0. The minimum of the counts and the length penalty prevent a caption from scoring by repeating
-words.
+An n-gram in the references of every image has weight ln 1 = 0, so a set of one item always scores 0. The minimum of the
+counts and the length penalty prevent a caption from scoring by repeating words.
 
 c candidate, r reference, N items, σ = 6. Counts are not divided by the length of a text, as in the authors' program.
 """

@@ -3,12 +3,11 @@
     statistics(hypotheses, references) → (N, F)      of each item, such as its edits and its reference's length
     score(Σ_n statistics) → the score of the corpus
 
-Every metric here is a function of a sum over items. So the score of a resampled or partial corpus
-needs one sum and no text; the bootstrap and scores by length build on that.
+Every metric here is a function of a sum over items. So the score of a resampled or partial corpus needs one sum and no
+text; the bootstrap and scores by length build on that.
 
-`references[n]` are the accepted references of item n, one or more. With several, BLEU, chrF and TER
-follow sacreBLEU; CIDEr is a mean over them; all others take the reference that is best for the
-hypothesis.
+`references[n]` are the accepted references of item n, one or more. With several, BLEU, chrF and TER follow sacreBLEU;
+CIDEr is a mean over them; all others take the reference that is best for the hypothesis.
 
 N items, F statistics for each.
 """
@@ -16,8 +15,8 @@ N items, F statistics for each.
 from __future__ import annotations
 
 import unicodedata
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Literal, Protocol
@@ -37,17 +36,10 @@ Array = npt.NDArray[np.float64]
 
 
 class Metric(Protocol):
-    """The interface of all metrics; the options are the keyword-only parameters of the constructor."""
+    """The interface of all metrics; the options are the keyword-only parameters of what is registered."""
 
-    @property
-    def label(self) -> str:
-        """The name to print, such as "BLEU"."""
-        ...
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a higher score is better."""
-        ...
+    label: str  # the name to print, such as "BLEU"
+    higher_is_better: bool
 
     @property
     def signature(self) -> str | None:
@@ -97,7 +89,6 @@ class SacreBLEUMetric:
 
     @property
     def signature(self) -> str | None:
-        """sacreBLEU's signature, after the first scoring; None before."""
         is_known = hasattr(self._scorer, "num_refs")  # set when references are first seen
         return str(self._scorer.get_signature()) if is_known else None
 
@@ -121,174 +112,127 @@ Tokenization = Literal["13a", "intl", "zh", "char", "none"]
 Smoothing = Literal["exp", "floor", "add-k", "none"]
 
 
-def bleu_scorer(order: int, tokenize: Tokenization, lowercase: bool, smooth: Smoothing) -> sacrebleu.BLEU:
-    """sacreBLEU's BLEU scorer with n-grams up to `order` words."""
-    # `force` only suppresses a warning about tokenized text, which every validation would repeat.
-    return sacrebleu.BLEU(
-        tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=order
-    )
+def register_bleu(name: str, label: str, order: int, summary: str) -> None:
+    """Register BLEU of n-grams up to `order` words."""
+
+    def build(*, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> SacreBLEUMetric:
+        # `force` only suppresses a warning about tokenized text, which every validation would repeat.
+        scorer = sacrebleu.BLEU(
+            tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=order
+        )
+        return SacreBLEUMetric(scorer, label, True)
+
+    build.__doc__ = summary
+    metrics.register(name)(build)
 
 
-@metrics.register("bleu")
-class BLEU(SacreBLEUMetric):
-    """Precision of n-grams up to 4 words, with a brevity penalty (Papineni et al. 2002), by sacreBLEU."""
-
-    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
-        super().__init__(bleu_scorer(4, tokenize, lowercase, smooth), "BLEU", True)
-
-
-@metrics.register("bleu1")
-class BLEU1(SacreBLEUMetric):
-    """BLEU of single words, as reported for captions."""
-
-    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
-        super().__init__(bleu_scorer(1, tokenize, lowercase, smooth), "BLEU-1", True)
-
-
-@metrics.register("bleu2")
-class BLEU2(SacreBLEUMetric):
-    """BLEU of n-grams up to 2 words."""
-
-    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
-        super().__init__(bleu_scorer(2, tokenize, lowercase, smooth), "BLEU-2", True)
-
-
-@metrics.register("bleu3")
-class BLEU3(SacreBLEUMetric):
-    """BLEU of n-grams up to 3 words."""
-
-    def __init__(self, *, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> None:
-        super().__init__(bleu_scorer(3, tokenize, lowercase, smooth), "BLEU-3", True)
+BLEU = "Precision of n-grams up to 4 words, with a brevity penalty (Papineni et al. 2002), by sacreBLEU."
+register_bleu("bleu", "BLEU", 4, BLEU)
+register_bleu("bleu1", "BLEU-1", 1, "BLEU of single words, as reported for captions.")
+register_bleu("bleu2", "BLEU-2", 2, "BLEU of n-grams up to 2 words.")
+register_bleu("bleu3", "BLEU-3", 3, "BLEU of n-grams up to 3 words.")
 
 
 @metrics.register("chrf")
-class CHRF(SacreBLEUMetric):
+def chrf(*, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> SacreBLEUMetric:
     """F2 of character n-grams up to 6 (Popović 2015), by sacreBLEU; word_order 2 is chrF++."""
-
-    def __init__(self, *, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> None:
-        super().__init__(sacrebleu.CHRF(word_order=word_order, lowercase=lowercase), "chrF" + "+" * word_order, True)
+    scorer = sacrebleu.CHRF(word_order=word_order, lowercase=lowercase)
+    return SacreBLEUMetric(scorer, "chrF" + "+" * word_order, True)
 
 
 @metrics.register("ter")
-class TER(SacreBLEUMetric):
+def ter(*, normalized: bool = False, case_sensitive: bool = False) -> SacreBLEUMetric:
     """Translation edit rate: word edits and block shifts per reference word (Snover et al. 2006), by sacreBLEU."""
-
-    def __init__(self, *, normalized: bool = False, case_sensitive: bool = False) -> None:
-        super().__init__(sacrebleu.TER(normalized=normalized, case_sensitive=case_sensitive), "TER", False)
+    return SacreBLEUMetric(sacrebleu.TER(normalized=normalized, case_sensitive=case_sensitive), "TER", False)
 
 
 # -- percentages -------------------------------------------------------------------------------------------------------
 
 
-def percentage(totals: Array) -> Array:
-    """100 · Σ part / Σ whole; for a whole of 0, 100 if the part is positive, else 0 (as in TER)."""
-    part, whole = totals[..., 0], totals[..., 1]
-    share = np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), part > 0)
-    return np.asarray(100.0 * share, dtype=np.float64)
-
-
-class PercentageMetric(ABC):
-    """A percentage: 100 · part / whole, both summed over the items."""
+@dataclass
+class PercentageMetric:
+    """A percentage: 100 · Σ part / Σ whole; for a whole of 0, 100 if the part is positive, else 0 (as in TER)."""
 
     label: str
     higher_is_better: bool
+    measure: Callable[[Sequence[str], Sequence[Sequence[str]]], Iterable[tuple[float, float]]]
     signature: str | None = None
-
-    @abstractmethod
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """(part, whole) of one item."""
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
         """(N, 2): part and whole of each item."""
         check_inputs(hypotheses, references)
-        pairs = zip(hypotheses, references, strict=True)
-        return np.array([self.part_and_whole(hypothesis, accepted) for hypothesis, accepted in pairs], dtype=np.float64)
+        return np.array(list(self.measure(hypotheses, references)), dtype=np.float64)
 
     def score(self, totals: Array) -> Array:
         """Summed part and whole (…, 2) → percentages (…)."""
-        return percentage(totals)
+        part, whole = totals[..., 0], totals[..., 1]
+        share = np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), part > 0)
+        return np.asarray(100.0 * share, dtype=np.float64)
+
+
+ItemMeasure = Callable[[str, Sequence[str]], tuple[float, float]]
+
+
+def register_percentage(name: str, label: str, *, higher_is_better: bool) -> Callable[[ItemMeasure], ItemMeasure]:
+    """Register the decorated function, (hypothesis, references) → (part, whole) of one item, as a percentage."""
+
+    def add(measure_item: ItemMeasure) -> ItemMeasure:
+        def build() -> PercentageMetric:
+            return PercentageMetric(label, higher_is_better, partial(map, measure_item))
+
+        build.__doc__ = measure_item.__doc__
+        metrics.register(name)(build)
+        return measure_item
+
+    return add
 
 
 def min_edit_counts(
     units: Callable[[str], Sequence[str]], hypothesis: str, references: Sequence[str]
 ) -> tuple[float, float]:
-    """The Levenshtein distance in units (words, characters), and the number of units of the reference.
-
-    Of several references the one with the fewest edits per unit counts; an empty one counts as one unit long.
-    """
+    """The edits (Levenshtein distance) in units (words, characters) to the nearest reference, and its units."""
     output = units(hypothesis)
     candidates = [(Levenshtein.distance(reference, output), len(reference)) for reference in map(units, references)]
     return min(candidates, key=lambda candidate: candidate[0] / max(candidate[1], 1))
 
 
-@metrics.register("wer")
-class WER(PercentageMetric):
+@register_percentage("wer", "WER", higher_is_better=False)
+def word_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """Word error rate: edits per reference word; words are separated by whitespace."""
-
-    label = "WER"
-    higher_is_better = False
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The word edits, and the words of the best reference."""
-        return min_edit_counts(str.split, hypothesis, references)
+    return min_edit_counts(str.split, hypothesis, references)
 
 
-@metrics.register("cer")
-class CER(PercentageMetric):
+@register_percentage("cer", "CER", higher_is_better=False)
+def character_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """Character error rate: edits per reference character; spaces count, except around the text (as jiwer does)."""
-
-    label = "CER"
-    higher_is_better = False
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The character edits, and the characters of the best reference, both stripped."""
-        return min_edit_counts(str.strip, hypothesis, references)
+    return min_edit_counts(str.strip, hypothesis, references)
 
 
-@metrics.register("per")
-class PER(PercentageMetric):
+@register_percentage("per", "PER", higher_is_better=False)
+def phoneme_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """Phoneme error rate: edits per reference phoneme; phonemes are separated by whitespace."""
-
-    label = "PER"
-    higher_is_better = False
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The phoneme edits, and the phonemes of the best reference."""
-        return min_edit_counts(str.split, hypothesis, references)
+    return min_edit_counts(str.split, hypothesis, references)
 
 
-@metrics.register("exact")
-class ExactMatch(PercentageMetric):
+@register_percentage("exact", "exact match", higher_is_better=True)
+def exact_match(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """The share of items that are equal to one of their references, character for character."""
-
-    label = "exact match"
-    higher_is_better = True
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """1 if the hypothesis equals a reference, and 1."""
-        return float(hypothesis in references), 1.0
+    return float(hypothesis in references), 1.0
 
 
-@metrics.register("accuracy")
-class Accuracy(PercentageMetric):
+@register_percentage("accuracy", "accuracy", higher_is_better=True)
+def token_accuracy(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """Token accuracy: the share of reference positions that hold the same token in the hypothesis.
 
-    Tokens are separated by whitespace. Nothing is aligned: an extra token at the front makes all
-    that follow wrong, and tokens after the end of the reference are ignored. An empty reference
-    counts as one position, which is right if the hypothesis is empty, too.
+    Tokens are separated by whitespace. Nothing is aligned: an extra token at the front makes all that follow wrong. An
+    empty reference counts as one position, which is right if the hypothesis is empty, too.
     """
-
-    label = "accuracy"
-    higher_is_better = True
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The correct positions, and the positions of the best reference."""
-        output = hypothesis.split()
-        candidates = []
-        for reference in map(str.split, references):
-            correct = sum(x == y for x, y in zip(reference, output, strict=False)) if reference else int(not output)
-            candidates.append((correct, max(len(reference), 1)))
-        return max(candidates, key=lambda candidate: candidate[0] / candidate[1])
+    output = hypothesis.split()
+    candidates = []
+    for reference in map(str.split, references):
+        correct = sum(x == y for x, y in zip(reference, output, strict=False)) if reference else int(not output)
+        candidates.append((correct, max(len(reference), 1)))
+    return max(candidates, key=lambda candidate: candidate[0] / candidate[1])
 
 
 # -- ROUGE -------------------------------------------------------------------------------------------------------------
@@ -297,9 +241,7 @@ class Accuracy(PercentageMetric):
 def rouge_words(text: str) -> list[str]:
     """The words of a text for ROUGE: lower-cased runs of letters and digits, not stemmed.
 
-    The rouge_score package keeps only a–z and 0–9. Here the letters and digits of every script
-    count, with their combining marks (accents, vowel signs). A script without spaces must be
-    segmented first.
+    The rouge_score package keeps only a–z and 0–9. Here those of every script count, with their combining marks.
     """
     kept = (c if c.isalnum() or unicodedata.category(c).startswith("M") else " " for c in text.lower())
     return "".join(kept).split()
@@ -308,14 +250,14 @@ def rouge_words(text: str) -> list[str]:
 Overlap = Callable[[list[str], list[str]], tuple[int, int, int]]  # shared, in the hypothesis, in the reference
 
 
-def best_f1(overlap: Overlap, hypothesis: str, references: Sequence[str]) -> float:
-    """The F1 of the overlap of hypothesis and reference (Lin 2004), for the best of several references."""
+def best_f1(overlap: Overlap, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+    """The F1 of the overlap of hypothesis and reference (Lin 2004), for the best of several references, and 1."""
 
     def f1(shared: int, in_hypothesis: int, in_reference: int) -> float:
         return 2.0 * shared / (in_hypothesis + in_reference) if shared else 0.0  # = 2PR / (P + R)
 
     words = rouge_words(hypothesis)
-    return max(f1(*overlap(words, rouge_words(reference))) for reference in references)
+    return max(f1(*overlap(words, rouge_words(reference))) for reference in references), 1.0
 
 
 def count_shared_ngrams(n: int, hypothesis: list[str], reference: list[str]) -> tuple[int, int, int]:
@@ -324,69 +266,41 @@ def count_shared_ngrams(n: int, hypothesis: list[str], reference: list[str]) -> 
     return (counts[0] & counts[1]).total(), counts[0].total(), counts[1].total()
 
 
-def longest_common_subsequence(hypothesis: list[str], reference: list[str]) -> tuple[int, int, int]:
-    """The lengths of the longest common subsequence, of the hypothesis, and of the reference."""
-    return LCSseq.similarity(hypothesis, reference), len(hypothesis), len(reference)
-
-
-@metrics.register("rouge1")
-class Rouge1(PercentageMetric):
+@register_percentage("rouge1", "ROUGE-1", higher_is_better=True)
+def rouge1(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """ROUGE-1: F1 of single words, averaged over items."""
-
-    label = "ROUGE-1"
-    higher_is_better = True
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The F1 of words with the best reference, and 1."""
-        return best_f1(partial(count_shared_ngrams, 1), hypothesis, references), 1.0
+    return best_f1(partial(count_shared_ngrams, 1), hypothesis, references)
 
 
-@metrics.register("rouge2")
-class Rouge2(PercentageMetric):
+@register_percentage("rouge2", "ROUGE-2", higher_is_better=True)
+def rouge2(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """ROUGE-2: F1 of pairs of neighboring words, averaged over items."""
-
-    label = "ROUGE-2"
-    higher_is_better = True
-
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The F1 of word pairs with the best reference, and 1."""
-        return best_f1(partial(count_shared_ngrams, 2), hypothesis, references), 1.0
+    return best_f1(partial(count_shared_ngrams, 2), hypothesis, references)
 
 
-@metrics.register("rougel")
-class RougeL(PercentageMetric):
+@register_percentage("rougel", "ROUGE-L", higher_is_better=True)
+def rouge_l(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
     """ROUGE-L: F1 of the longest common subsequence of words, averaged over items."""
 
-    label = "ROUGE-L"
-    higher_is_better = True
+    def common_subsequence(output: list[str], reference: list[str]) -> tuple[int, int, int]:
+        return LCSseq.similarity(output, reference), len(output), len(reference)
 
-    def part_and_whole(self, hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-        """The F1 of the longest common subsequence of words with the best reference, and 1."""
-        return best_f1(longest_common_subsequence, hypothesis, references), 1.0
+    return best_f1(common_subsequence, hypothesis, references)
 
 
 # -- captions ----------------------------------------------------------------------------------------------------------
 
 
 @metrics.register("cider")
-class CIDEr:
+def cider() -> PercentageMetric:
     """CIDEr-D (Vedantam et al. 2015), averaged over items and times 100, as in papers: 1000 is the best.
 
     Words are those of ROUGE. The weight of an n-gram depends on all references that are scored together.
     """
 
-    label = "CIDEr-D"
-    higher_is_better = True
-    signature = None
+    def measure(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Iterable[tuple[float, float]]:
+        candidates = list(map(rouge_words, hypotheses))
+        scores = cider_d(candidates, [list(map(rouge_words, several)) for several in references])
+        return [(score, 1.0) for score in scores]
 
-    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-        """(N, 2): the CIDEr-D score of each item, 0 to 10, and 1."""
-        check_inputs(hypotheses, references)
-        scores = cider_d(
-            [rouge_words(text) for text in hypotheses], [[rouge_words(text) for text in some] for some in references]
-        )
-        return np.array([(score, 1.0) for score in scores], dtype=np.float64)
-
-    def score(self, totals: Array) -> Array:
-        """Summed statistics (…, 2) → 100 · mean score (…)."""
-        return percentage(totals)
+    return PercentageMetric("CIDEr-D", True, measure)

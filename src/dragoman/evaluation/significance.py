@@ -1,21 +1,14 @@
-"""Confidence intervals and paired significance tests by the bootstrap over items.
+"""Confidence intervals and paired significance tests by the bootstrap over items (Efron 1979; Koehn 2004).
 
-A test set is one sample of N items. The bootstrap samples N items from the test set, with
-replacement, many times, and measures how much the corpus score varies (Efron 1979; for translation
-Koehn 2004).
-
-    interval   the middle 95 % of the resampled scores (percentile bootstrap)
+    interval   the middle 95 % of the scores of M corpora of N items, sampled with replacement (percentile bootstrap)
     paired     d = score(a) − score(b); both systems are resampled with the same items, which gives d*_1 … d*_M, and
 
                    p = (1 + #{m : |d*_m − mean d*| ≥ |d|}) / (1 + M)
 
-p is the probability of a difference at least as large as d, of either sign, if there is no true
-difference: subtracting the mean centers the d* at 0. It is the test of sacreBLEU's `PairedTest`
-(type "bs", which follows Moses' bootstrap-hypothesis-difference-significance.pl), the +1 included,
-with two differences:
-
-    sacreBLEU centers |d*| and so counts one tail; for clear differences its p is about half of ours
-    sacreBLEU counts ">", so that two identical systems get the smallest p, 1 / (1 + M); "≥" gives them 1
+p is the probability of a difference at least as large as d, of either sign, if there is no true difference: subtracting
+the mean centers the d* at 0. sacreBLEU's `PairedTest` (type "bs") differs in two ways: it centers |d*| and so counts
+one tail (for clear differences its p is about half of ours), and it counts ">", so that two identical systems get the
+smallest p, 1 / (1 + M), where "≥" gives them 1.
 
 N items, F statistics for each, M resamples.
 """

@@ -9,10 +9,11 @@ word problem; Jean et al. 2015), before subwords, and without a pointer that lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dragoman.core.errors import UserError
 from dragoman.core.types import EOS, UNK, Batch
@@ -25,31 +26,31 @@ Weights = np.ndarray | None  # (T, S); None: no attention to the source
 
 
 @torch.inference_mode()
-def attention_to_source(inputs: InputProcessor, batch: Batch, targets: Sequence[Sequence[int]]) -> Iterator[Weights]:
-    """Yield the decoder's attention to the source, (T + 1, S), for each target and </s>; None if it has none."""
+def attention_to_source(inputs: InputProcessor, batch: Batch, targets: Sequence[Sequence[int]]) -> list[Weights]:
+    """Return the decoder's attention to the source, (T + 1, S), for each target and </s>; None if it has none."""
     forced = collate([([], [*target, EOS]) for target in targets], list(range(len(targets)))).to(batch.target.device)
     with record_attention():
         memory = inputs.model.encode(*batch.encoder_inputs)
         output = inputs.model.decode(forced.target[:, :-1], memory)
-    if output.attention is None:
-        yield from (None for _ in targets)
-        return
-    weights = output.attention.float().cpu().numpy()
-    for i, (target, length) in enumerate(zip(targets, inputs.count_states(batch), strict=True)):
-        yield weights[i, : len(target) + 1, :length]
+    return _split_rows(inputs, batch, output.attention, [len(target) + 1 for target in targets])
 
 
 @torch.inference_mode()
 def pooling_attention(inputs: InputProcessor, batch: Batch) -> list[Weights]:
     """Return the attention of a classification or tagging head to each source of a batch; None if it has none."""
     output = inputs.model.head(inputs.model.encode(*batch.encoder_inputs))
-    if output.attention is None:
+    return _split_rows(inputs, batch, output.attention, [None] * len(batch))
+
+
+def _split_rows(
+    inputs: InputProcessor, batch: Batch, attention: Tensor | None, lengths: Sequence[int | None]
+) -> list[Weights]:
+    """Split the weights of a batch, (B, T, S), by row, without padding; all T rows where no length is given."""
+    if attention is None:
         return [None] * len(batch)
-    weights = output.attention.float().cpu().numpy()
-    return [weights[i, :, :n] for i, n in enumerate(inputs.count_states(batch))]
-
-
-# -- replacing <unk> ---------------------------------------------------------------------------------------------------
+    weights = attention.float().cpu().numpy()
+    sizes = zip(lengths, inputs.count_states(batch), strict=True)
+    return [weights[i, :length, :states] for i, (length, states) in enumerate(sizes)]
 
 
 def check_replace_unk(inputs: InputProcessor) -> None:

@@ -10,38 +10,32 @@ decoder's maximum length overrides both. Phrases are split by the target tokeniz
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
-from dragoman.core.types import SPECIALS, UNK
+from dragoman.core.types import UNK
 from dragoman.inference.inputs import InputProcessor
-from dragoman.search import LogitsProcessor, SearchConstraints
+from dragoman.search import LogitsProcessor, SearchConstraints, logits_processors
 from dragoman.search.force_phrases import ForcePhrasesProcessor
-from dragoman.search.logits_processors import (
-    ForbidPhrasesProcessor,
-    NoRepeatNgramProcessor,
-    NoUnkProcessor,
-    PrefixProcessor,
-    RepetitionPenaltyProcessor,
-)
 from dragoman.search.output_forms import ChoicesProcessor, PatternProcessor
 from dragoman.text.codec import Codec
+
+OnToken = Callable[[int, int], None]  # (the index of a source in the whole input, a token of its output)
 
 
 class SentenceSubsetProcessor:
     """Applies a processor to some sentences of a request; the others stay as they are."""
 
     def __init__(self, processor: LogitsProcessor, sentences: Sequence[int], count: int) -> None:
-        """Hold a processor for `sentences`, indices among the `count` of a request."""
         self.processor = processor
         self.index = torch.full((count,), -1)  # of each sentence among those of the processor
         self.index[list(sentences)] = torch.arange(len(sentences))
 
     def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
-        """Apply the processor to the rows of its sentences, with their indices in it; others stay."""
         self.index = self.index.to(rows.device)  # once
         index = self.index[rows]
         selected = (index >= 0).nonzero()[:, 0]
@@ -58,11 +52,18 @@ def build_constraints(
     options: Sequence[GenerationOptions],
     sources: Sequence[str],
     trace: bool = False,
+    on_token: OnToken | None = None,
 ) -> SearchConstraints:
     """Build the search constraints of sources with these lengths (in positions) and these options, one for each."""
     max_lengths, min_lengths = length_bounds(inputs, source_lengths, options, sources)
     processors = build_processors(options, sources, inputs.codec)
-    return SearchConstraints(max_lengths, min_lengths, input_indices, processors, {} if trace else None)
+    report = None if on_token is None else partial(_report_tokens, on_token, input_indices)
+    return SearchConstraints(max_lengths, min_lengths, input_indices, processors, {} if trace else None, report)
+
+
+def _report_tokens(on_token: OnToken, indices: Sequence[int], rows: Tensor, tokens: Tensor) -> None:
+    for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+        on_token(indices[row], token)
 
 
 def length_bounds(
@@ -74,7 +75,6 @@ def length_bounds(
         lengths = torch.tensor([inputs.count_length_units(n) for n in lengths.tolist()], device=device)
 
     def column(values: list[float] | list[int]) -> Tensor:
-        """Return values, one for each source, as a tensor."""
         return torch.tensor(values, device=device)
 
     max_lengths = (lengths * column([one.max_length_ratio for one in options])).long()
@@ -101,7 +101,6 @@ def build_processors(
     processors: list[LogitsProcessor] = []
 
     def encode_each(texts: Callable[[GenerationOptions], Sequence[str]]) -> list[list[list[int]]]:
-        """Encode the selected texts of each sentence as token ids."""
         pairs = zip(options, sources, strict=True)
         return [[encode_phrase(codec, text, source) for text in texts(one)] for one, source in pairs]
 
@@ -119,25 +118,29 @@ def build_processors(
                 processors.append(built if whole else SentenceSubsetProcessor(built, sentences, len(options)))
 
     if any(one.prefix for one in options):
-        processors.append(PrefixProcessor([ids[0] for ids in encode_each(lambda one: [one.prefix])]))
+        processors.append(logits_processors.PrefixProcessor([ids[0] for ids in encode_each(lambda one: [one.prefix])]))
     if any(one.forbid_phrases for one in options):
         pairs = zip(options, sources, strict=True)  # what the vocabulary lacks cannot be generated anyway
         ids = [[codec.encode_target(text, source=source)[:-1] for text in one.forbid_phrases] for one, source in pairs]
-        processors.append(ForbidPhrasesProcessor([[phrase for phrase in each if UNK not in phrase] for each in ids]))
-    if any(one.choices for one in options):
-        sentences = [i for i, one in enumerate(options) if one.choices]
+        processors.append(
+            logits_processors.ForbidPhrasesProcessor([[phrase for phrase in each if UNK not in phrase] for each in ids])
+        )
+    if sentences := [i for i, one in enumerate(options) if one.choices]:
         every = encode_each(lambda one: one.choices)
         choices = ChoicesProcessor([every[i] for i in sentences])
         processors.append(SentenceSubsetProcessor(choices, sentences, len(options)))
     if any(one.pattern for one in options):
         pieces, drop_space = token_texts(codec)
         add_by_value(lambda one: one.pattern, lambda one: PatternProcessor(one.pattern, pieces, drop_space=drop_space))
-    add_by_value(lambda one: one.no_repeat_ngram_size, lambda one: NoRepeatNgramProcessor(one.no_repeat_ngram_size))
+    add_by_value(
+        lambda one: one.no_repeat_ngram_size,
+        lambda one: logits_processors.NoRepeatNgramProcessor(one.no_repeat_ngram_size),
+    )
     add_by_value(
         lambda one: one.repetition_penalty if one.repetition_penalty != 1.0 else None,
-        lambda one: RepetitionPenaltyProcessor(one.repetition_penalty),
+        lambda one: logits_processors.RepetitionPenaltyProcessor(one.repetition_penalty),
     )
-    add_by_value(lambda one: not one.allow_unk, lambda one: NoUnkProcessor())
+    add_by_value(lambda one: not one.allow_unk, lambda one: logits_processors.NoUnkProcessor())
     if any(one.force_phrases for one in options):  # last: what is forbidden otherwise cannot be forced
         phrases = encode_each(lambda one: one.force_phrases)
         processors.append(ForcePhrasesProcessor(phrases, [one.force_phrases_ordered for one in options]))
@@ -164,11 +167,8 @@ def encode_phrase(codec: Codec, text: str, source: str) -> list[int]:
 
 
 def token_texts(codec: Codec) -> tuple[list[str | None], bool]:
-    """Return the text that each token adds to an output (None: special), and whether a leading space is dropped.
-
-    And whether a first token adds less, since decoding drops its leading space.
-    """
-    first = len(SPECIALS) + len(codec.target.extra_symbols)
+    """Return the text that each token adds to an output (None: special), and whether decoding drops a first space."""
+    first = codec.target.vocabulary.symbol_count
     anchor = codec.target.decode([first])
     texts: list[str | None] = [None] * len(codec.target)
     drops_space = False

@@ -45,16 +45,11 @@ def start_decoding(
     if continues_text and not model.has_bidirectional_prefix:
         return _prefill(model, batch)
     memory = model.encode(*batch.encoder_inputs)
-    processors = _ctc_processors(model, memory, ctc_weight)
+    processors: list[LogitsProcessor] = []
+    if ctc_weight:
+        log_p, lengths = model.ctc_log_probs(memory)
+        processors.append(CTCPrefixScorer(log_p, lengths, ctc_weight))
     return DecodeStart(model.step, lambda capacity: model.start(memory, capacity, with_attention), processors)
-
-
-def _ctc_processors(model: Any, memory: Any, ctc_weight: float) -> list[LogitsProcessor]:
-    """Return the CTC prefix scorer of an encoded batch as a list; [] with weight 0."""
-    if not ctc_weight:
-        return []
-    log_p, lengths = model.ctc_log_probs(memory)
-    return [CTCPrefixScorer(log_p, lengths, ctc_weight)]
 
 
 def _prefill(model: Any, batch: Batch) -> DecodeStart:
@@ -64,12 +59,10 @@ def _prefill(model: Any, batch: Batch) -> DecodeStart:
     last = tokens.gather(1, lengths[:, None])
 
     def start(capacity: Capacity) -> PrefilledState:
-        """Read all but the last token of each source, and allocate the state."""
         memory = model.encode(tokens[:, :-1], lengths)
         return PrefilledState(model.start(memory, capacity), last, torch.ones_like(last, dtype=torch.bool))
 
     def step(tokens: Tensor, state: PrefilledState) -> tuple[Tensor, PrefilledState]:
-        """Step with the source's last token at first, then with the tokens given."""
         tokens = torch.where(state.is_first, state.last, tokens)
         log_p, after = model.step(tokens, state.state)
         return log_p, PrefilledState(after, state.last, torch.zeros_like(state.is_first))

@@ -8,10 +8,7 @@ from dragoman.core.errors import UserError
 
 
 def select_device(name: str) -> torch.device:
-    """Return the torch device of a name; `auto` is CUDA if there is one, else the CPU. UserError if it is missing.
-
-    Apple's GPU is used only by name: scores are summed in float64, which it lacks, and it is untested.
-    """
+    """Return the torch device of a name; `auto` is CUDA if there is one, else the CPU. UserError if it is missing."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":

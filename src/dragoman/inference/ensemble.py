@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dragoman.checkpoint import model_folder, model_paths
 from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ModelError, UserError
-from dragoman.core.types import Batch, Capacity, Hypothesis, Memory, Output
+from dragoman.core.types import Batch, Capacity, Memory, Output
 from dragoman.data.objectives import objectives
 from dragoman.nn.seq2seq import Seq2Seq, Seq2SeqOutput, TracedState
 from dragoman.search.combination import States, average_steps, fuse_steps, log_mean, normalize_weights
@@ -32,10 +32,13 @@ from dragoman.search.combination import States, average_steps, fuse_steps, log_m
 class Ensemble(nn.Module):
     """Averages the probabilities of several models, token by token."""
 
+    second_source = max_second_source_positions = None  # an ensemble reads one source
+
     def __init__(self, members: Sequence[Seq2Seq], weights: Sequence[float] | None = None) -> None:
         """Hold the models, and their weights normalized to sum to 1; equal by default."""
         super().__init__()
         self.members: Any = nn.ModuleList(members)
+        self.stride, self.position_labels = self.members[0].stride, self.members[0].position_labels
         self.weights = normalize_weights(weights, len(members))
 
     # -- positions ---------------------------------------------------------------------------------------------------
@@ -71,16 +74,6 @@ class Ensemble(nn.Module):
         """Encode a source with each member; return their memories."""
         return tuple(member.encode(source, lengths) for member in self.members)
 
-    @property
-    def stride(self) -> int:
-        """How many source vectors make one encoder state, in the first member."""
-        return int(self.members[0].stride)
-
-    def position_labels(self, length: int) -> list[str]:
-        """Return labels of the encoder states of a source that is not text, by the first member."""
-        labels: list[str] = self.members[0].position_labels(length)
-        return labels
-
     def ctc_log_probs(self, memory: tuple[Memory, ...]) -> tuple[Tensor, Tensor]:
         """Return the log of the members' mean CTC probabilities, and lengths; UserError if their shapes differ."""
         outputs = [member.ctc_log_probs(h) for member, h in zip(self.members, memory, strict=True)]
@@ -101,10 +94,9 @@ class Ensemble(nn.Module):
 
     def forward(self, batch: Batch) -> Seq2SeqOutput:
         """Run each member on a batch; return the averaged log p as logits, and the concatenated outputs."""
-        found = [member(batch) for member in self.members]
-        return Seq2SeqOutput(
-            self.mean([f.logits for f in found]), found[0].gold, self.concatenate([f.output for f in found])
-        )
+        outputs = [member(batch) for member in self.members]
+        logits = self.mean([one.logits for one in outputs])
+        return Seq2SeqOutput(logits, outputs[0].gold, self.concatenate([one.output for one in outputs]))
 
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Return the log of the weighted mean of the members' probabilities, from their logits."""
@@ -146,25 +138,24 @@ class EnsembleHead:
     """The heads of an ensemble as one head, by the mean of their probabilities."""
 
     def __init__(self, ensemble: Ensemble) -> None:
-        """Hold the ensemble."""
         self.ensemble = ensemble
+        self.predict_labels = ensemble.members[0].head.predict_labels  # from averaged log p
 
     def __call__(self, memory: tuple[Memory, ...]) -> Output:
         """Apply each member's head to its memory; return the outputs concatenated."""
         members = self.ensemble.members
         return self.ensemble.concatenate([member.head(h) for member, h in zip(members, memory, strict=True)])
 
-    def predict_labels(self, log_p: Tensor, lengths: Tensor, count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best labels of each row, by the first member's head, from averaged log p."""
-        found: list[list[Hypothesis]] = self.ensemble.members[0].head.predict_labels(log_p, lengths, count)
-        return found
-
 
 class ShallowFusion(nn.Module):
     """A model with a language model added to its search, with weight λ; targets are scored by the model alone."""
 
+    OF_THE_MODEL = (
+        *("has_bidirectional_prefix", "max_source_positions", "second_source", "max_second_source_positions"),
+        *("stride", "position_labels"),
+    )
+
     def __init__(self, model: Seq2Seq | Ensemble, language_model: Seq2Seq | Ensemble, weight: float) -> None:
-        """Hold both models and the weight λ ≥ 0 of the language model; a wrong weight raises UserError."""
         super().__init__()
         if not 0 <= weight < math.inf:
             raise UserError(f"the language model's weight is {weight}; it must be 0 or more")
@@ -173,27 +164,18 @@ class ShallowFusion(nn.Module):
         self.weight = weight
         self.head = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name) if name in self.OF_THE_MODEL else super().__getattr__(name)
+
     @property
     def is_decoder_only(self) -> bool:
         """Whether the model is decoder-only with limited positions, which source and target share."""
         return bool(self.model.is_decoder_only and self.model.max_target_positions is not None)
 
     @property
-    def has_bidirectional_prefix(self) -> bool:
-        """Whether the model reads the source as a prefix in both directions."""
-        return bool(self.model.has_bidirectional_prefix)
-
-    @property
-    def max_source_positions(self) -> int | None:
-        """The model's limit on source positions; None: unlimited."""
-        return smallest_limit([self.model.max_source_positions])
-
-    @property
     def max_target_positions(self) -> int | None:
         """The smaller limit of both models on target positions; None: unlimited."""
         return smallest_limit([self.model.max_target_positions, self.language_model.max_target_positions])
-
-    # -- all at once -------------------------------------------------------------------------------------------------
 
     def encode(self, source: Tensor, lengths: Tensor, *second_source: Tensor) -> tuple[Any, Any]:
         """Encode one or two sources with the model, and an empty source with the language model."""
@@ -201,43 +183,17 @@ class ShallowFusion(nn.Module):
         memory = self.model.encode(source, lengths, *second_source)
         return memory, self.language_model.encode(nothing, torch.zeros_like(lengths))
 
-    @property
-    def second_source(self) -> Any:
-        """The model's part for second sources; None if it has none."""
-        return getattr(self.model, "second_source", None)
-
-    @property
-    def max_second_source_positions(self) -> int | None:
-        """The model's limit on positions of a second source; None: unlimited."""
-        reach: int | None = self.model.max_second_source_positions
-        return reach
-
-    @property
-    def stride(self) -> int:
-        """How many source vectors make one encoder state of the model."""
-        return int(self.model.stride)
-
-    def position_labels(self, length: int) -> list[str]:
-        """Return the model's labels of the encoder states of a source that is not text."""
-        labels: list[str] = self.model.position_labels(length)
-        return labels
-
-    def ctc_log_probs(self, memory: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+    def ctc_log_probs(self, memory: tuple[Any, Any]) -> Any:
         """Return the model's CTC log-probabilities and lengths, without the language model."""
-        log_p, lengths = self.model.ctc_log_probs(memory[0])
-        return log_p, lengths
+        return self.model.ctc_log_probs(memory[0])
 
-    def decode(self, target: Tensor, memory: tuple[Any, Any]) -> Output:
+    def decode(self, target: Tensor, memory: tuple[Any, Any]) -> Any:
         """Decode given target tokens by teacher forcing with the model alone."""
-        output: Output = self.model.decode(target, memory[0])
-        return output
+        return self.model.decode(target, memory[0])
 
-    def forward(self, batch: Batch) -> Seq2SeqOutput:
+    def forward(self, batch: Batch) -> Any:
         """Run the model alone on a batch."""
-        found: Seq2SeqOutput = self.model(batch)
-        return found
-
-    # -- step by step ------------------------------------------------------------------------------------------------
+        return self.model(batch)
 
     def start(self, memory: tuple[Any, Any], capacity: Capacity, trace_attention: bool = False) -> States | TracedState:
         """Return both models' states before the first token; `trace_attention` keeps the model's attention in them."""

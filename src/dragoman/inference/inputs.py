@@ -76,12 +76,8 @@ class InputProcessor:
             return example
         first, _, second = example.source.partition("\t")
         if not second.strip():
-            raise DataError(
-                "the model reads two sources, and found one; put both on one line, with a tab between them: "
-                + self.source_order,
-                example.file or None,
-                example.line or None,
-            )
+            text = "the model reads two sources, and found one; put both on one line, with a tab between them: "
+            raise _data_error(text + self.source_order, example)
         return replace(example, source=first, second_source=second)
 
     @property
@@ -97,9 +93,10 @@ class InputProcessor:
         """Encode the sources of an example, truncated to the model's maximum lengths, and note whether they were."""
         nothing = is_blank(example)  # which names no file
         source = [] if nothing and self.codec.modality is not None else self.encode_source(example)
-        second = None if nothing or self.codec.second_source is None else self.codec.encode_second_source(example)
         is_truncated = example.source_truncated or len(source) > self.max_source_length
-        if second is not None:
+        second = None
+        if self.codec.second_source is not None and not nothing:
+            second = self.codec.encode_second_source(example)
             is_truncated = is_truncated or len(second) > self.max_second_source_length
             second = truncate(second, self.max_second_source_length)
         return ModelInput(truncate(source, self.max_source_length), second, is_truncated)
@@ -127,9 +124,9 @@ class InputProcessor:
     @cached_property
     def max_second_source_length(self) -> int:
         """The most positions that are read of a second source."""
-        return self._max_length(
-            self.model.second_source, self.model.max_second_source_positions, self.codec.second_source == "text"
-        )
+        model = self.model
+        is_text = self.codec.second_source == "text"
+        return self._max_length(model.second_source, model.max_second_source_positions, is_text)
 
     def _max_length(self, part: Any, reach: int | None, text: bool) -> int:
         """Return how many positions of a source are read, where the encoder `part` has `reach` states."""
@@ -150,26 +147,22 @@ class InputProcessor:
     def source_labels(self, model_input: ModelInput) -> list[str]:
         """Return a label for each encoder state of both sources, as attention maps show them."""
         first = self._labels(model_input.source, self.model, self.codec.modality is None)
-        if model_input.second_source is None:
+        second = model_input.second_source
+        if second is None:
             return first
-        return [
-            *first,
-            *self._labels(model_input.second_source, self.model.second_source, self.codec.second_source == "text"),
-        ]
+        return first + self._labels(second, self.model.second_source, self.codec.second_source == "text")
 
     def _labels(self, source: Source, part: Any, text: bool) -> list[str]:
-        """Return the labels of one source: pieces, joined by the part's stride, or position labels for media."""
         if not text:
             labels: list[str] = part.position_labels(len(source)) if len(source) else []
             return labels
-        pieces = self.codec.target_pieces(source) if self.objective.continues_text else self.codec.source_pieces(source)
+        pieces = self.codec.target.pieces(source) if self.objective.continues_text else self.codec.source.pieces(source)
         return pieces if part.stride == 1 else join_pieces(pieces, part.stride)
 
     def count_states(self, batch: Batch) -> list[int]:
         """Return the number of encoder states of each row of a batch, both sources together."""
 
         def count(part: Any, text: bool, n: int) -> int:
-            """Count the states of a source of n positions."""
             return -(-n // part.stride) if text else len(part.position_labels(n))
 
         first = [count(self.model, self.codec.modality is None, n) for n in batch.source_lengths.tolist()]
@@ -196,35 +189,33 @@ class InputProcessor:
             target = self.codec.encode_target(example.target or "", source=example.source)
             row = TrainingRow(self.encode_source(example), target)
         if self.model.head is not None:
-            problem = self.objective.blocker(row.source, row.target)
-            if problem:
-                raise DataError(
-                    f"{problem}; see `dragoman list objectives`", example.file or None, example.line or None
-                )
+            if problem := self.objective.blocker(row.source, row.target):
+                raise _data_error(f"{problem}; see `dragoman list objectives`", example)
             row = self.objective(row.source, row.target, np.random.default_rng(0))
         if self.codec.second_source is not None:
             row = row._replace(second_source=self.codec.encode_second_source(example))
-            self._check_length(
-                "second source",
-                row.second_source,
-                self.model.max_second_source_positions,
-                self.max_second_source_length,
-                example,
-            )
-        self._check_length("source", row.source, self.model.max_source_positions, self.max_source_length, example)
+            limit = self._pair_limit(self.model.max_second_source_positions, self.max_second_source_length)
+            _check_length("second source", row.second_source, limit, example)
+        limit = self._pair_limit(self.model.max_source_positions, self.max_source_length)
+        _check_length("source", row.source, limit, example)
         states = self.count_length_units(len(row.source)) if self.model.is_decoder_only else 0
-        max_target = self.max_target_length(states)
-        self._check_length("target", row.target, max_target, max_target, example)
+        _check_length("target", row.target, self.max_target_length(states), example)
         return row
 
-    def _check_length(self, side: str, read: Source, end: int | None, longest: int | None, example: Example) -> None:
-        """Raise DataError if `read` exceeds `longest`, provided that the model has a limit `end` or is `bounded`."""
-        if longest is not None and len(read) > longest and (end is not None or self.bounded):
-            what = "tokens" if isinstance(read, list) else "positions"
-            text = (
-                f"the {side} has {len(read):,} {what}, and the model reads at most {longest:,} here; shorten the pair"
-            )
-            raise DataError(text, example.file or None, example.line or None)
+    def _pair_limit(self, positions: int | None, longest: int) -> int | None:
+        """What is read of a source is the limit in a pair only if the encoder's positions are limited, or `bounded`."""
+        return None if positions is None and not self.bounded else longest
+
+
+def _check_length(side: str, read: Source, longest: int | None, example: Example) -> None:
+    if longest is not None and len(read) > longest:
+        what = "tokens" if isinstance(read, list) else "positions"
+        text = f"the {side} has {len(read):,} {what}, and the model reads at most {longest:,} here; shorten the pair"
+        raise _data_error(text, example)
+
+
+def _data_error(message: str, example: Example) -> DataError:
+    return DataError(message, example.file or None, example.line or None)
 
 
 def is_blank(example: Example) -> bool:
@@ -248,7 +239,6 @@ def with_media_roots(codec: Codec, roots: Sequence[str]) -> Codec:
     """Return a codec that searches these folders and archives first for media files; UserError for texts."""
 
     def with_roots(modality: Any) -> Any:
-        """Return a modality with the roots before its own search paths; texts stay as they are."""
         if modality is None or isinstance(modality, str):  # a text's
             return modality
         return replace(modality, search_paths=(*roots, *modality.search_paths))

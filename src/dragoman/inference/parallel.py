@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -38,25 +39,16 @@ def predict_stream(
 ) -> Generator[Prediction, None, None]:
     """Yield predictions in order, computed in `workers` processes; 1 is this process, None as many as pay."""
     request = pipeline.request(options, attention=attention, trace=trace)
-
-    def predict(window: Window[str | Example]) -> Iterator[Prediction]:
-        """Predict for one window of sources."""
-        return pipeline.predict_window(
-            Window([(source, None) for source in window.inputs], window.first_index), request
-        )
-
-    return map_windows(pipeline, predict, sources, count_workers(pipeline, workers))
+    predict = partial(pipeline.predict_window, request=request)
+    inputs = zip(sources, itertools.repeat(request.options), strict=False)
+    return map_windows(pipeline, predict, inputs, count_workers(pipeline, workers))
 
 
 def score_stream(
     pipeline: Pipeline, pairs: Iterable[PairLike], *, workers: int | None = None, skip: bool = False
 ) -> Generator[list[float], None, None]:
-    """Yield the token scores of each pair in order, computed in `workers` processes; `skip` as in stream_scores."""
-
-    def score(window: Window[PairLike]) -> Iterator[list[float]]:
-        """Score one window of pairs."""
-        return pipeline.score_window(window, skip)
-
+    """Yield the token scores of each pair in order, computed in `workers` processes; `skip` as in score_window."""
+    score = partial(pipeline.score_window, skip=skip)
     return map_windows(pipeline, score, pairs, count_workers(pipeline, workers))
 
 
@@ -84,7 +76,6 @@ def map_windows(
     """Yield the results of a function of each window of inputs, in order; without forking for one worker or window."""
 
     def collect(window: Window[Input]) -> tuple[list[Result], DataError | None]:
-        """Return the results of a window, and the DataError that ended it, if any."""
         results: list[Result] = []
         try:
             for result in function(window):

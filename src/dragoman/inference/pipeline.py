@@ -5,8 +5,7 @@
     model.score([("dragoman", "D R AE G AH M AH N")])
 
 Inputs are sorted by length and batched inside; neither changes a result, and results come back in the order of the
-inputs. A blank input has a blank result. To a language model an input is the beginning of a text, which it continues; a
-model with a head answers with labels. To a model with two sources an input is both, with a tab between them.
+inputs. A blank input has a blank result. A language model continues its input; a model with a head answers with labels.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
-from torch import Tensor
+from torch import Tensor, nn
 
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config
@@ -39,7 +39,7 @@ from dragoman.engines.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, 
 from dragoman.evaluation.metrics import Metric, metrics
 from dragoman.inference import attention as attention_maps
 from dragoman.inference import ensemble
-from dragoman.inference.constraints import build_constraints
+from dragoman.inference.constraints import OnToken, build_constraints
 from dragoman.inference.decode_start import DecodeStart, start_decoding
 from dragoman.inference.device import select_device
 from dragoman.inference.inputs import InputProcessor, ModelInput, is_blank, with_media_roots
@@ -51,8 +51,7 @@ from dragoman.text.codec import Codec
 logger = logging.getLogger("dragoman")
 
 PairLike = tuple[str, str] | Example | str  # a pair to score; to a language model, a text
-OnToken = Callable[[int, int], None]  # (the index of a source, a token of its output)
-SourceOptions = tuple[str | Example, GenerationOptions | None]  # a source and its own options, if it has any
+SourceOptions = tuple[str | Example, GenerationOptions]
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 
@@ -82,9 +81,20 @@ class GenerationRequest:
 
     options: GenerationOptions
     search: Search
+    mbr_metric: Metric | None = None  # ranks the outputs by minimum Bayes risk
     attention: bool = False
     trace: bool = False
     on_token: OnToken | None = None
+
+
+@dataclass
+class EncodedSource:
+    """A source as the model reads it, with its options and its index in the whole input."""
+
+    index: int
+    example: Example
+    input: ModelInput
+    options: GenerationOptions
 
 
 @dataclass
@@ -110,11 +120,6 @@ class Pipeline:
     def continues_text(self) -> bool:
         """Whether this is a language model, whose input is the beginning of a text."""
         return self.input_processor.objective.continues_text
-
-    @cached_property
-    def _requests(self) -> dict[tuple[int | None, int | None, bool], GenerationRequest]:
-        """Requests without options that were checked already, by (beam, nbest, trace)."""
-        return {}
 
     @cached_property
     def engine(self) -> Engine | None:
@@ -155,8 +160,6 @@ class Pipeline:
         Options that are set override the config's `generation:`. They are one for all sources, or one for each, which
         may then differ in lengths and constraints. A trace needs a beam search.
         """
-        if isinstance(options, Sequence) and len(options) != len(sources):
-            raise UserError(f"there are {len(sources)} sources and {len(options)} options; give one for each, or one")
         return list(self.stream(sources, options, beam=beam, nbest=nbest, attention=attention, trace=trace))
 
     def stream(
@@ -178,14 +181,15 @@ class Pipeline:
         """
         if isinstance(sources, str):
             raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
-        shared, own = (options[0] if options else None, options) if isinstance(options, Sequence) else (options, None)
-        request = self.request(shared, beam=beam, nbest=nbest, attention=attention, trace=trace, on_token=on_token)
-        pairs: Iterable[SourceOptions] = (
-            ((source, None) for source in sources)
-            if own is None
-            else pair_options(sources, self._resolve(own, request, beam, nbest))
-        )
-        for window in cut_windows(pairs, size=self.window_size, first_index=first_index):
+        own: list[GenerationOptions] | None = None
+        if isinstance(options, Sequence):
+            sources, own = list(sources), list(options)
+            if len(own) != len(sources):
+                raise UserError(f"there are {len(sources)} sources and {len(own)} options; give one for each, or one")
+            options = own[0] if own else None
+        request = self.request(options, beam=beam, nbest=nbest, attention=attention, trace=trace, on_token=on_token)
+        resolved = repeat(request.options) if own is None else self._resolve(own, request, beam, nbest)
+        for window in cut_windows(zip(sources, resolved, strict=False), size=self.window_size, first_index=first_index):
             yield from self.predict_window(window, request)
 
     def request(
@@ -199,24 +203,12 @@ class Pipeline:
         on_token: OnToken | None = None,
     ) -> GenerationRequest:
         """Resolve options against the config; raise UserError if this model or its search cannot serve them."""
-        if options is not None:
-            return replace(self._check_request(options, beam, nbest, trace), attention=attention, on_token=on_token)
-        key = beam, nbest, trace  # the same few again and again: resolving takes 0.1 ms
-        if key not in self._requests:
-            self._requests[key] = self._check_request(options, beam, nbest, trace)
-        return replace(self._requests[key], attention=attention, on_token=on_token)
-
-    def _check_request(
-        self, options: GenerationOptions | None, beam: int | None, nbest: int | None, trace: bool
-    ) -> GenerationRequest:
-        """Resolve and check a request, without `attention` and `on_token`."""
         resolved = self.resolve_options(options, beam=beam, nbest=nbest)
         search = build_search(resolved)
         name = resolved.search.name
         if trace and not search.supports_trace:
             raise UserError(f"trace needs a beam search, and the search is '{name}'; set search to beam")
-        if resolved.mbr is not None:
-            build_mbr_metric(resolved.mbr)
+        metric = None if resolved.mbr is None else build_mbr_metric(resolved.mbr)
         if resolved.replace_unk:
             attention_maps.check_replace_unk(self.input_processor)
         if resolved.force_phrases and not search.supports_force_phrases:
@@ -224,20 +216,19 @@ class Pipeline:
         if resolved.nbest > search.num_hypotheses and self.model.head is None:
             needs = "as many num_samples" if search.is_sampling else f"a beam of at least {resolved.nbest}"
             raise UserError(f"nbest {resolved.nbest} needs {needs}, not {search.num_hypotheses}")
-        return GenerationRequest(resolved, search, trace=trace)
+        return GenerationRequest(
+            resolved, search, metric if self.model.head is None else None, attention, trace, on_token
+        )
 
     def resolve_options(
         self, options: GenerationOptions | None = None, *, beam: int | None = None, nbest: int | None = None
     ) -> GenerationOptions:
         """Return the config's generation options, overridden by those set; `beam` and `nbest` override both."""
-        overrides = options or GenerationOptions()
-        for name, value in {"beam": beam, "nbest": nbest}.items():
-            if value is not None and value < 1:
+        given = {name: value for name, value in {"beam": beam, "nbest": nbest}.items() if value is not None}
+        for name, value in given.items():
+            if value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
-        if beam is not None:
-            overrides = overrides.merge(GenerationOptions(beam=beam))
-        if nbest is not None:
-            overrides = overrides.merge(GenerationOptions(nbest=nbest))
+        overrides = (options or GenerationOptions()).merge(GenerationOptions.model_validate(given))
         for problem in overrides.problems():
             raise UserError(problem)
         return apply_overrides(self.config.generation, overrides)
@@ -256,14 +247,17 @@ class Pipeline:
         return resolved
 
     @property
+    def reads_media(self) -> bool:
+        """Whether the first or the second source is a media file."""
+        return self.codec.modality is not None or self.codec.second_source not in (None, "text")
+
+    @property
     def window_size(self) -> int:
         """How many inputs are read and sorted together: fewer for media."""
-        is_text = self.codec.modality is None and self.codec.second_source in (None, "text")
-        return WINDOW if is_text else MEDIA_WINDOW
+        return MEDIA_WINDOW if self.reads_media else WINDOW
 
     @property
     def _max_tokens(self) -> int:
-        """How many tokens are computed in one batch on this device."""
         return GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
 
     def with_media_roots(self, roots: Sequence[str]) -> Pipeline:
@@ -277,121 +271,94 @@ class Pipeline:
 
     def predict_window(self, window: Window[SourceOptions], request: GenerationRequest) -> Iterator[Prediction]:
         """Predict for a window of sources. An input that cannot be read raises after the results of those before it."""
-        examples: list[Example] = []
-        inputs: list[ModelInput] = []
+        encoded: list[EncodedSource] = []
         error: Exception | None = None
         try:
-            for source, _ in window.inputs:
+            for index, (source, options) in enumerate(window.inputs, window.first_index):
                 example = self.input_processor.to_example(source)
-                inputs.append(self.input_processor.encode_input(example))
-                examples.append(example)
+                encoded.append(EncodedSource(index, example, self.input_processor.encode_input(example), options))
         except Exception as raised:
             error = raised
-        options = [own or request.options for _, own in window.inputs[: len(examples)]]
-        yield from self._predict(examples, inputs, options, window.first_index, request)
+        yield from self._predict(encoded, request)
         if error is not None:
             raise error
 
-    def _predict(
-        self,
-        examples: list[Example],
-        inputs: list[ModelInput],
-        options: list[GenerationOptions],
-        first_index: int,
-        request: GenerationRequest,
-    ) -> Iterator[Prediction]:
-        """Yield the predictions of a window's encoded inputs in order; a blank source has an empty one."""
-        results: list[Prediction | None] = [None] * len(examples)
-        for i, example in enumerate(examples):
-            if is_blank(example) and not self.continues_text:
-                labels = self.input_processor.source_labels(inputs[i])
-                results[i] = Prediction("", 0.0, 0.0, [], [], "empty_source", labels)
-        pending = [i for i in range(len(examples)) if results[i] is None]
+    def _predict(self, sources: list[EncodedSource], request: GenerationRequest) -> Iterator[Prediction]:
+        """Yield the predictions of a window in order; a blank source has an empty one."""
+        results: dict[int, Prediction] = {}
+        pending: list[EncodedSource] = []
+        for source in sources:
+            if is_blank(source.example) and not self.continues_text:
+                labels = self.input_processor.source_labels(source.input)
+                results[source.index] = Prediction("", 0.0, 0.0, [], [], "empty_source", labels)
+            else:
+                pending.append(source)
         nbest = request.options.nbest
-        for rows, batch, nbest_lists, traces in self._search_all(
-            examples, inputs, options, pending, first_index, request
-        ):
-            if not self._uses_mbr(request):  # only the outputs that are returned are decoded to text
+        for rows, batch, nbest_lists, traces in self._search_all(pending, request):
+            if request.mbr_metric is None:  # only the outputs that are returned are decoded to text
                 nbest_lists = [hypotheses[:nbest] for hypotheses in nbest_lists]
             predictions = [
-                [self._to_prediction(hypothesis, examples[i], inputs[i]) for hypothesis in hypotheses]
-                for i, hypotheses in zip(rows, nbest_lists, strict=True)
+                [self._to_prediction(hypothesis, row) for hypothesis in hypotheses]
+                for row, hypotheses in zip(rows, nbest_lists, strict=True)
             ]
             if request.options.replace_unk:
-                self._replace_unk(predictions, [examples[i] for i in rows], [inputs[i] for i in rows])
-            for n, (i, candidates) in enumerate(zip(rows, predictions, strict=True)):
-                best = self._rank_by_mbr(candidates, request)[:nbest]
+                self._replace_unk(predictions, rows)
+            for n, (row, candidates) in enumerate(zip(rows, predictions, strict=True)):
+                best = rank_by_mbr(candidates, request)[:nbest]
                 if not best:  # no output satisfies the constraints
-                    labels, truncated = self.input_processor.source_labels(inputs[i]), inputs[i].source_truncated
+                    labels, truncated = self.input_processor.source_labels(row.input), row.input.source_truncated
                     best = [Prediction("", -math.inf, -math.inf, [], [], "no_valid_token", labels, truncated)]
-                trace = self._with_pieces(traces.get(n)) if request.trace else None
-                results[i] = replace(best[0], alternatives=best[1:], trace=trace)
+                trace = traces.get(n)
+                if trace is not None:
+                    trace = [node | {"piece": self.codec.target.pieces([node["token"]])[0]} for node in trace]
+                results[row.index] = replace(best[0], alternatives=best[1:], trace=trace)
             if request.attention and batch is not None:
-                self._add_attention(batch, results, rows, inputs)
-        yield from (result for result in results if result is not None)
+                self._add_attention(batch, results, rows)
+        yield from (results[source.index] for source in sources)
 
     def _search_all(
-        self,
-        examples: list[Example],
-        inputs: list[ModelInput],
-        options: list[GenerationOptions],
-        pending: list[int],
-        first_index: int,
-        request: GenerationRequest,
-    ) -> Iterator[tuple[list[int], Batch | None, Sequence[Sequence[Hypothesis]], dict[int, Trace]]]:
-        """Yield rows of the window with their batch, n-best lists and traces, by the engine or batch by batch."""
-
-        def constraints(rows: list[int], lengths: Tensor) -> SearchConstraints:
-            """Build the search constraints of some rows of the window."""
-            indices = [first_index + i for i in rows]
-            built = build_constraints(
-                self.input_processor,
-                lengths,
-                indices,
-                [options[i] for i in rows],
-                [examples[i].source for i in rows],
-                request.trace,
-            )
-            if request.on_token is None:
-                return built
-            return replace(built, on_token=by_input_index(request.on_token, indices))
-
+        self, pending: list[EncodedSource], request: GenerationRequest
+    ) -> Iterator[tuple[list[EncodedSource], Batch | None, Sequence[Sequence[Hypothesis]], dict[int, Trace]]]:
+        """Yield sources with their batch, n-best lists and traces, by the engine or batch by batch."""
         blocker = engines.request_blocker(request.attention, request.options.ctc_weight)
         if self.engine is not None and pending and blocker is None:
-            all_constraints = constraints(pending, torch.tensor([len(inputs[i].source) for i in pending]))
-            if self.engine.serves(request.search, all_constraints):
+            sources = [row.input.source for row in pending]
+            constraints = self._constraints(pending, torch.tensor([len(source) for source in sources]), request)
+            if self.engine.serves(request.search, constraints):
                 with torch.inference_mode():
-                    sources = [inputs[i].source for i in pending]
-                    yield pending, None, self.engine(sources, request.search, all_constraints), {}
+                    nbest_lists = self.engine(sources, request.search, constraints)
+                yield pending, None, nbest_lists, {}
                 return
-        lengths = [len(inputs[i].longer_source) for i in pending]
+        lengths = [len(row.input.longer_source) for row in pending]
         for indices in batch_by_length(lengths, self._max_tokens // request.search.num_hypotheses):
             rows = [pending[index] for index in indices]
-            batch = collate([inputs[i].row for i in rows], [first_index + i for i in rows]).to(self.device)
-            nbest_lists, traces = self._search_batch(batch, request, partial(constraints, rows))
-            yield rows, batch, nbest_lists, traces
+            batch = collate([row.input.row for row in rows], [row.index for row in rows]).to(self.device)
+            yield rows, batch, *self._search_batch(batch, rows, request)
+
+    def _constraints(self, rows: list[EncodedSource], lengths: Tensor, request: GenerationRequest) -> SearchConstraints:
+        indices, options = [row.index for row in rows], [row.options for row in rows]
+        texts = [row.example.source for row in rows]
+        reports = request.trace, request.on_token
+        return build_constraints(self.input_processor, lengths, indices, options, texts, *reports)
 
     @torch.inference_mode()
     def _search_batch(
-        self, batch: Batch, request: GenerationRequest, constraints: Callable[[Tensor], SearchConstraints]
+        self, batch: Batch, rows: list[EncodedSource], request: GenerationRequest
     ) -> tuple[list[list[Hypothesis]], dict[int, Trace]]:
         """Return the n-best lists of a batch, by search or by the label head, and their traces where requested."""
         self.model.eval()
         if self.model.head is not None:
-            return self._predict_labels(batch, request.options.nbest), {}
-        built = constraints(batch.source_lengths)
+            output = self.model.head(self.model.encode(*batch.encoder_inputs))
+            log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
+            return self.model.head.predict_labels(log_p, batch.source_lengths, request.options.nbest), {}
+        constraints = self._constraints(rows, batch.source_lengths, request)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             step, start, ctc_processors = self.start_decoding(
                 batch, request.search.needs_attention, request.options.ctc_weight
             )
-            nbest_lists = request.search(step, start, replace(built, processors=[*ctc_processors, *built.processors]))
-        return nbest_lists, built.traces or {}
-
-    def _predict_labels(self, batch: Batch, count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best labels of a classification or tagging head for each row."""
-        output = self.model.head(self.model.encode(*batch.encoder_inputs))
-        log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
-        return self.model.head.predict_labels(log_p, batch.source_lengths, count)  # type: ignore[no-any-return]
+            processors = [*ctc_processors, *constraints.processors]
+            nbest_lists = request.search(step, start, replace(constraints, processors=processors))
+        return nbest_lists, constraints.traces or {}
 
     def start_decoding(
         self, batch: Batch, with_attention: bool = False, ctc_weight: float | None = None
@@ -400,80 +367,47 @@ class Pipeline:
         weight = self.config.generation.ctc_weight if ctc_weight is None else ctc_weight
         return start_decoding(self.model.eval(), batch, self.continues_text, weight, with_attention)
 
-    def _uses_mbr(self, request: GenerationRequest) -> bool:
-        """Whether a request ranks by minimum Bayes risk; a model with a label head never does."""
-        return request.options.mbr is not None and self.model.head is None
-
-    def _rank_by_mbr(self, candidates: list[Prediction], request: GenerationRequest) -> list[Prediction]:
-        """Return the candidates ranked by minimum Bayes risk if the request asks for it, else unchanged."""
-        part = request.options.mbr
-        if part is None or not self._uses_mbr(request) or len(candidates) < 2:
-            return candidates
-        metric = build_mbr_metric(part)
-        sign = 1.0 if metric.higher_is_better else -1.0
-
-        def utility(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-            """Score each hypothesis against its reference, higher being better."""
-            statistics = metric.statistics(hypotheses, [[reference] for reference in references])
-            return (sign * metric.score(statistics)).tolist()  # type: ignore[no-any-return]
-
-        log_probs = [candidate.log_prob for candidate in candidates]
-        weights = None if request.search.is_sampling else mbr.posterior_weights(log_probs)
-        texts = [candidate.text for candidate in candidates]
-        return [candidates[i] for i in mbr.rank_by_utility(texts, utility, weights)]
-
-    def _with_pieces(self, trace: Trace | None) -> Trace | None:
-        """Return a trace with the text piece of each token added; None stays None."""
-        if trace is None:
-            return None
-        return [node | {"piece": self.codec.target_pieces([node["token"]])[0]} for node in trace]
-
-    def _to_prediction(self, hypothesis: Hypothesis, example: Example, model_input: ModelInput) -> Prediction:
-        """Turn a hypothesis into a Prediction; a language model's text includes the source."""
-        ids = [*model_input.source, *hypothesis.tokens] if self.continues_text else hypothesis.tokens
+    def _to_prediction(self, hypothesis: Hypothesis, row: EncodedSource) -> Prediction:
+        # A language model's text includes the source.
+        ids = [*row.input.source, *hypothesis.tokens] if self.continues_text else hypothesis.tokens
         return Prediction(
-            self.codec.decode(ids, example.source),
+            self.codec.decode(ids, row.example.source),
             hypothesis.score,
             hypothesis.total,
-            self.codec.target_pieces(hypothesis.tokens),
+            self.codec.target.pieces(hypothesis.tokens),
             hypothesis.log_probs,
             hypothesis.finish_reason,
-            self.input_processor.source_labels(model_input),
-            model_input.source_truncated,
+            self.input_processor.source_labels(row.input),
+            row.input.source_truncated,
             ids=hypothesis.tokens,
         )
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
-    def _replace_unk(
-        self, predictions: list[list[Prediction]], examples: list[Example], inputs: list[ModelInput]
-    ) -> None:
+    def _replace_unk(self, predictions: list[list[Prediction]], rows: list[EncodedSource]) -> None:
         """Replace <unk> in the texts of predictions by the most attended source words, in place."""
         with_unk = [(n, k) for n, each in enumerate(predictions) for k, one in enumerate(each) if UNK in one.ids]
         targets = [predictions[n][k].ids for n, k in with_unk]
-        texts = [examples[n].source for n, _ in with_unk]
+        texts = [rows[n].example.source for n, _ in with_unk]
+        inputs = [rows[n].input for n, _ in with_unk]
         words = attention_maps.most_attended_words(
-            self.input_processor, [inputs[n] for n, _ in with_unk], texts, targets, self._max_tokens, self.device
+            self.input_processor, inputs, texts, targets, self._max_tokens, self.device
         )
         for (n, k), text, ids, replacements in zip(with_unk, texts, targets, words, strict=True):
             predictions[n][k] = replace(predictions[n][k], text=self.codec.decode(ids, text, replacements))
 
-    def _add_attention(
-        self, batch: Batch, results: list[Prediction | None], rows: Sequence[int], inputs: list[ModelInput]
-    ) -> None:
+    def _add_attention(self, batch: Batch, results: dict[int, Prediction], rows: list[EncodedSource]) -> None:
         """Add attention weights and media preview to the results of a batch, in place; not for language models."""
         if self.model.head is not None:
-            maps: Iterable[attention_maps.Weights] = attention_maps.pooling_attention(self.input_processor, batch)
+            maps = attention_maps.pooling_attention(self.input_processor, batch)
         elif self.continues_text:
             return
         else:
-            targets = [result.ids for i in rows if (result := results[i]) is not None]
+            targets = [results[row.index].ids for row in rows]
             maps = attention_maps.attention_to_source(self.input_processor, batch, targets)
-        for i, weights in zip(rows, maps, strict=True):
-            result = results[i]
-            assert result is not None
-            preview = None if self.preview_media is None else self.preview_media(inputs[i])
-            results[i] = replace(result, attention=weights, media_preview=preview)
+        for row, weights in zip(rows, maps, strict=True):
+            preview = None if self.preview_media is None else self.preview_media(row.input)
+            results[row.index] = replace(results[row.index], attention=weights, media_preview=preview)
 
     # -- pairs → scores ----------------------------------------------------------------------------------------------
 
@@ -483,16 +417,8 @@ class Pipeline:
 
     def token_scores(self, pairs: Iterable[PairLike]) -> list[list[float]]:
         """Return log p of every target token, </s> included, for each pair."""
-        return list(self.stream_scores(pairs))
-
-    def stream_scores(self, pairs: Iterable[PairLike], skip: bool = False) -> Iterator[list[float]]:
-        """Yield token scores for any number of pairs: reads and scores one window of them at a time, in order.
-
-        A pair that cannot be scored (longer than the model's positions, or an unreadable file) raises an error, or with
-        `skip` gets an empty list.
-        """
-        for window in cut_windows(pairs, size=self.window_size):
-            yield from self.score_window(window, skip)
+        windows = cut_windows(pairs, size=self.window_size)
+        return [scores for window in windows for scores in self.score_window(window)]
 
     def score_window(self, window: Window[PairLike], skip: bool = False) -> Iterator[list[float]]:
         """Yield token scores of a window; a bad pair raises after those before it, or with `skip` yields []."""
@@ -502,14 +428,11 @@ class Pipeline:
             try:
                 example = self.input_processor.to_example(Example(*pair) if isinstance(pair, tuple) else pair)
                 rows.append(self.input_processor.encode_pair(example))
-            except DataError as raised:
-                if not skip:
+            except Exception as raised:
+                if not (skip and isinstance(raised, DataError)):
                     error = raised
                     break
                 rows.append(None)
-            except Exception as raised:
-                error = raised
-                break
         scores = iter(self._score_rows([row for row in rows if row is not None]))
         yield from ([] if row is None else next(scores) for row in rows)
         if error is not None:
@@ -541,62 +464,46 @@ def build_mbr_metric(part: Part) -> Metric:
         raise UserError(f"mbr: {'.'.join(map(str, first['loc']))}: {first['msg']}, found {first['input']!r}") from None
 
 
-def pair_options(
-    sources: Iterable[str | Example], options: Sequence[GenerationOptions]
-) -> Iterator[tuple[str | Example, GenerationOptions]]:
-    """Yield each source with its own options; raise UserError if there are too few options."""
-    remaining = iter(options)
-    for source in sources:
-        own = next(remaining, None)
-        if own is None:
-            raise UserError(f"there are more sources than options, {len(options)}; give one for each, or one")
-        yield source, own
+def rank_by_mbr(candidates: list[Prediction], request: GenerationRequest) -> list[Prediction]:
+    """Return the candidates ranked by minimum Bayes risk if the request asks for it, else unchanged."""
+    metric = request.mbr_metric
+    if metric is None or len(candidates) < 2:
+        return candidates
+    sign = 1.0 if metric.higher_is_better else -1.0
+
+    def utility(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+        statistics = metric.statistics(hypotheses, [[reference] for reference in references])
+        return (sign * metric.score(statistics)).tolist()  # type: ignore[no-any-return]
+
+    log_probs = [candidate.log_prob for candidate in candidates]
+    weights = None if request.search.is_sampling else mbr.posterior_weights(log_probs)
+    texts = [candidate.text for candidate in candidates]
+    return [candidates[i] for i in mbr.rank_by_utility(texts, utility, weights)]
 
 
-def by_input_index(on_token: OnToken, indices: Sequence[int]) -> Callable[[Tensor, Tensor], None]:
-    """Wrap a token callback for a search: rows of the batch become indices in the whole input."""
-
-    def call(rows: Tensor, tokens: Tensor) -> None:
-        """Call `on_token` with the input index and token of each row."""
-        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-            on_token(indices[row], token)
-
-    return call
-
-
-def load(path: str | Path, device: str = "auto", *, precision: str | None = None, reference: bool = False) -> Pipeline:
-    """Load a trained model from its model folder or run folder; `a+b` is an ensemble of two.
-
-    `precision` is that of decoding: float32, bfloat16 or int8 (None: the config's); `reference` turns the engines off.
-    """
-    selected = select_device(device)
-    models = ensemble.load_models(path)
-    return _build(ensemble.combine(models), models[0], selected, precision, reference)
-
-
-def load_with_language_model(
+def load(
     path: str | Path,
-    lm: str | Path,
-    weight: float,
     device: str = "auto",
     *,
     precision: str | None = None,
     reference: bool = False,
+    lm: str | Path | None = None,
+    lm_weight: float = 0.3,
 ) -> Pipeline:
-    """Load a model with a language model for shallow fusion, log p + weight · log p_LM."""
-    selected, models, language_model = select_device(device), ensemble.load_models(path), model_folder.load(lm)
-    ensemble.check_language_model(models[0], language_model)
-    fused = ensemble.ShallowFusion(ensemble.combine(models), language_model.model, weight)
-    return _build(fused, models[0], selected, precision, reference)
+    """Load a trained model from its model folder or run folder; `a+b` is an ensemble of two.
 
-
-def _build(
-    model: Any, first: model_folder.LoadedModel, device: torch.device, precision: str | None, reference: bool
-) -> Pipeline:
-    """Move a model to the device and wrap it as a Pipeline, with codec and config of `first`; checks the precision."""
-    options = first.config.runtime
-    precision = precision or options.precision
+    `precision` is that of decoding: float32, bfloat16 or int8 (None: the config's); `reference` turns the engines off.
+    `lm` is a language model for shallow fusion, log p + lm_weight · log p_LM.
+    """
+    selected, models = select_device(device), ensemble.load_models(path)
+    first = models[0]
+    model: nn.Module = ensemble.combine(models)
+    if lm is not None:
+        language_model = model_folder.load(lm)
+        ensemble.check_language_model(first, language_model)
+        model = ensemble.ShallowFusion(ensemble.combine(models), language_model.model, lm_weight)
+    precision = precision or first.config.runtime.precision
     if precision not in PRECISIONS:
         raise UserError(f"precision is '{precision}'; it must be one of {', '.join(PRECISIONS)}")
-    fast = options.engine == "auto" and not reference
-    return Pipeline(model.to(device), first.codec, first.config, device, first.path, precision, fast)
+    fast = first.config.runtime.engine == "auto" and not reference
+    return Pipeline(model.to(selected), first.codec, first.config, selected, first.path, precision, fast)

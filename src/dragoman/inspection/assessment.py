@@ -25,7 +25,6 @@ from dragoman.inspection.length_units import TOKENS, length_pieces, length_unit
 class MetricScore:
     """The value of a metric on a set of pairs, its 95 % interval, and the statistics it was computed from."""
 
-    name: str
     metric: Metric
     stats: np.ndarray
     value: float
@@ -33,7 +32,6 @@ class MetricScore:
     high: float
 
     def __str__(self) -> str:
-        """The metric's label, value and interval as one line."""
         return format_score(self.metric.label, self.value, self.low, self.high)
 
 
@@ -106,7 +104,7 @@ def score_metric(part: Part, texts: Sequence[str], references: Sequence[Sequence
     """Compute a metric of texts with its bootstrap interval; each text may have several references."""
     metric = metrics.build(part)
     stats = metric.statistics(texts, references)
-    return MetricScore(part.name, metric, stats, float(metric.score(stats.sum(0))), *bootstrap_interval(metric, stats))
+    return MetricScore(metric, stats, float(metric.score(stats.sum(0))), *bootstrap_interval(metric, stats))
 
 
 def compute_perplexity(pipeline: Pipeline, examples: Sequence[Example], workers: int | None = 1) -> tuple[float, int]:

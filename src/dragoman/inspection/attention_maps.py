@@ -6,7 +6,7 @@
 A head is named kind.layer.number: cross.1.2 attends from target to source, encoder.1.2 from source to source,
 decoder.1.2 from target to earlier target tokens, second_source.1.2 within a second source. In a decoder-only model one
 head does all three, and each of its names ablates it; its decoder map has S + T columns, since the target also attends
-to the source. No model file knows of this: weights are recorded, contexts are changed by hooks.
+to the source.
 
 T target tokens with </s>, S source tokens with </s>, or states of another source, H heads.
 """
@@ -21,16 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import UserError
-from dragoman.core.types import SPECIALS, UNK
+from dragoman.core.types import UNK
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.teacher_forcing import ForcedPair, run_teacher_forced
-from dragoman.nn.attention import (
-    Attention,
-    AttentionOutput,
-    MultiHeadAttention,
-    RecordedAttention,
-    record_attention,
-)
+from dragoman.nn.attention import Attention, AttentionOutput, MultiHeadAttention, RecordedAttention, record_attention
 from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Seq2Seq, Seq2SeqOutput
 from dragoman.nn.token_mixers import ParameterFreeAttention
@@ -38,7 +32,7 @@ from dragoman.text.tokenizers import Tokenizer
 from dragoman.text.vocabulary import SPACE_MARKER
 
 DIGITS = 4  # of a weight: 6 × 8 heads of 60 × 60 are 4 MB of JSON with these and 11 MB with all of them
-KINDS = ("cross", "decoder", "second_source", "encoder")
+KINDS = ("cross", "decoder", "second_source", "encoder")  # where not all fit into a view, the last go first
 SIDES = ("encoder", "second_source", "decoder")
 WORD_TOKENIZERS = ("words", "symbols")  # tokenizers whose tokens are words already
 
@@ -46,10 +40,10 @@ WORD_TOKENIZERS = ("words", "symbols")  # tokenizers whose tokens are words alre
 
 
 class AttentionHead(NamedTuple):
-    """One head of an attention module."""
+    """One head of an attention module; numbers count from 0, and from 1 in names."""
 
     module: nn.Module
-    number: int  # from 0
+    number: int
 
 
 class LayerAttention(NamedTuple):
@@ -61,7 +55,6 @@ class LayerAttention(NamedTuple):
     weights: Tensor
 
     def head_name(self, number: int) -> str:
-        """Return the name kind.layer.head of head `number`, which counts from 0; the name counts from 1."""
         return f"{self.kind}.{self.layer}.{number + 1}"
 
 
@@ -179,7 +172,6 @@ def _zero_head(number: int, count: int) -> Callable[[nn.Module, tuple[Tensor]], 
     """Build a hook that sets head `number` of `count` in W_O's input, (…, T, H · D), to zero."""
 
     def hook(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Return the input with that head's part set to zero."""
         contexts = args[0].clone().view(*args[0].shape[:-1], count, -1)
         contexts[..., number, :] = 0.0
         return (contexts.flatten(-2),)
@@ -188,7 +180,6 @@ def _zero_head(number: int, count: int) -> Callable[[nn.Module, tuple[Tensor]], 
 
 
 def _zero_context(_: nn.Module, __: object, result: AttentionOutput | Tensor) -> AttentionOutput | Tensor:
-    """A forward hook: replace an attention's context by zeros."""
     if isinstance(result, AttentionOutput):
         return result._replace(c=torch.zeros_like(result.c))
     return torch.zeros_like(result)
@@ -210,10 +201,7 @@ def round_weights(a: Tensor) -> list[list[float]]:
 
 
 def merge_words(pipeline: Pipeline, pair: ForcedPair, soft: Tensor) -> dict[str, list[str] | list[list[float]]] | None:
-    """Merge the weights (T, S) of subwords to words, summed over source and averaged over target pieces.
-
-    None where all pieces are words already. States that are no pieces of text stay as they are.
-    """
+    """Merge weights (T, S) to words: summed over source, averaged over target pieces; None if all are words already."""
     codec, options = pipeline.codec, pipeline.config.tokenizer
     has_pieces = codec.modality is None and codec.second_source is None and pipeline.model.stride == 1
     is_word = [part.name in WORD_TOKENIZERS for part in (options.source, options.target or options.source)]
@@ -233,10 +221,7 @@ def merge_words(pipeline: Pipeline, pair: ForcedPair, soft: Tensor) -> dict[str,
 
 
 def word_spans(tokenizer: Tokenizer, ids: Sequence[int], tokens_are_words: bool) -> list[tuple[int, int]]:
-    """Return (start, end) of each word; a word starts at a space marker, and special tokens are words of their own.
-
-    <unk> belongs to the word that surrounds it.
-    """
+    """Return (start, end) of each word, which starts at a space marker; special tokens but <unk> are words, too."""
     separate = [tokens_are_words or is_symbol(tokenizer, id) for id in ids]
     spaces = [piece.startswith((SPACE_MARKER, "␣")) for piece in tokenizer.pieces(ids)]
     starts = [i for i in range(len(ids)) if i == 0 or spaces[i] or separate[i] or separate[i - 1]]
@@ -245,7 +230,7 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int], tokens_are_words: bool)
 
 def is_symbol(tokenizer: Tokenizer, id: int) -> bool:
     """Whether an id is a special token or a tag; <unk> is not one."""
-    return id < len(SPECIALS) + len(tokenizer.extra_symbols) and id != UNK
+    return id < tokenizer.vocabulary.symbol_count and id != UNK
 
 
 def spell_word(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -17,11 +17,16 @@ def single_model_blocker(pipeline: Pipeline) -> str | None:
     return "several models are loaded as one; load one of them alone"
 
 
+def decoder_blocker(pipeline: Pipeline) -> str | None:
+    """Return why a pipeline does not generate a target, or None."""
+    if pipeline.model.head is not None:
+        return "this model answers with labels and writes no target; use a model with a decoder"
+    return None
+
+
 def encoder_decoder_blocker(pipeline: Pipeline) -> str | None:
     """Return why a pipeline is not one model that generates a target from a source, or None."""
-    reason = single_model_blocker(pipeline)
-    if reason is None and pipeline.model.head is not None:
-        return "this model answers with labels and writes no target; use a model with a decoder"
+    reason = single_model_blocker(pipeline) or decoder_blocker(pipeline)
     if reason is None and pipeline.continues_text:
         return "a language model continues a text and has no source beside it; use --view steps instead"
     return reason

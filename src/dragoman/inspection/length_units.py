@@ -36,11 +36,10 @@ def length_pieces(pipeline: Pipeline, example: Example, prediction: Prediction) 
         example = pipeline.input_processor.to_example(example)
         first = codec.encode_source(example) if codec.modality is None else []
         second = codec.encode_second_source(example) if codec.second_source == "text" else []
-        return [*strip_eos(codec.source_pieces(list(first))), *strip_eos(codec.source_pieces(list(second)))]
+        return [*strip_eos(codec.source.pieces(list(first))), *strip_eos(codec.source.pieces(list(second)))]
     if length_unit(pipeline) == FRAMES:
-        return tokens[
-            :: len(first_member(pipeline.model).frontend.position_labels(1))
-        ]  # a frame may have several cells
+        cells = len(first_member(pipeline.model).frontend.position_labels(1))  # of each frame
+        return tokens[::cells]
     return strip_eos(tokens)
 
 

@@ -3,11 +3,9 @@
     image, video   weights (S,) → a grid over each picture, (n, rows, columns)
     audio          weights (S,) → the span of time around the largest weight in which weights are at least half of it
 
-Weights are drawn relative to the word's largest weight: spread over 64 cells, the absolute ones would all be faint.
-
-A gray veil covers the picture, thickest where the weight is 0, and the cell of the largest weight has a bright edge.
-The gray is between dark and light and has no color: a white veil hid nothing of a light picture, a black one would hide
-nothing of a dark one, and colorful things stood out whatever their weight.
+Weights are drawn relative to the word's largest weight: spread over 64 cells, the absolute ones would all be faint. A
+gray veil covers the picture, thickest where the weight is 0 (a white one hid nothing of a light picture, a black one
+would hide nothing of a dark one), and the cell of the largest weight has a bright edge.
 """
 
 from __future__ import annotations
@@ -53,11 +51,16 @@ def other_states(preview: MediaPreview, count: int) -> list[int]:
 
 def grid_weights(preview: MediaPreview, weights: ArrayLike) -> Array:
     """Arrange a word's weights as grids (n, rows, columns) over an image or a video's frames, the largest being 1."""
-    a = scale_to_peak(np.asarray(weights, dtype=float)[state_range(preview)])
+    a = scaled_weights(preview, weights)
     if preview["kind"] == "image":
         return a.reshape(1, preview["rows"], preview["columns"])
     side = math.isqrt(preview["per_frame"])
     return a.reshape(len(preview["frames"]), side, side)
+
+
+def scaled_weights(preview: MediaPreview, weights: ArrayLike) -> Array:
+    """Return a word's weights on the states of the preview, the largest being 1."""
+    return scale_to_peak(np.asarray(weights, dtype=float)[state_range(preview)])
 
 
 def scale_to_peak(weights: ArrayLike) -> Array:
@@ -89,8 +92,6 @@ def describe_peak(preview: MediaPreview, weights: ArrayLike) -> str:
     """Say in words where a word's largest weight lies: row and column, frame, or time."""
     if preview["kind"] == "audio":
         start, end = peak_span(preview, weights)
-        if preview["seconds"] is None:
-            return f"looks mostly from {start:.0%} to {end:.0%}"
         return f"looks mostly from {start * preview['seconds']:.2f} s to {end * preview['seconds']:.2f} s"
     a = grid_weights(preview, weights)
     frame, row, column = (int(i) + 1 for i in np.unravel_index(int(a.argmax()), a.shape))
@@ -102,7 +103,7 @@ def describe_peak(preview: MediaPreview, weights: ArrayLike) -> str:
 
 def peak_span(preview: MediaPreview, weights: ArrayLike) -> tuple[float, float]:
     """Return start and end of the span around the largest weight of an audio source, as fractions of its length."""
-    a = scale_to_peak(np.asarray(weights, dtype=float)[state_range(preview)])
+    a = scaled_weights(preview, weights)
     low = high = int(a.argmax())
     while low > 0 and a[low - 1] >= SPAN_THRESHOLD:
         low -= 1

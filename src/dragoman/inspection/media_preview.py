@@ -6,8 +6,7 @@
     video   the pixels of its frames              per_frame states of each frame, one after the other
 
 The preview is JSON: pictures are data URLs. Of two sources the first that is no text is previewed; states outside of
-its range belong to the other source. PNG is encoded here with zlib, so that audio has a preview where Pillow is not
-installed, and the pixels are exactly those that the model read. media_layout.py lays weights out over a preview.
+its range belong to the other source. PNG is encoded here with zlib: audio has a preview where Pillow is not installed.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ MediaPreview = dict[str, Any]
 
 
 def build_media_preview(pipeline: Pipeline, model_input: ModelInput, *, encoded: bool = True) -> MediaPreview | None:
-    """Build the preview of the first source that has a picture; None for texts and unknown modalities.
-
-    `encoded`: positions are the encoder's states; otherwise, the vectors that the encoder reads.
-    """
+    """Build the preview of the first source with a picture, by encoder states or (not `encoded`) by encoder inputs."""
     first = 0
     for modality, x, part in _model_sources(pipeline, model_input):
         stride = part.stride if encoded else 1
@@ -60,7 +56,7 @@ def source_labels(pipeline: Pipeline, model_input: ModelInput) -> list[str]:
     """Return a label for each vector that the encoders read, of both sources."""
     labels: list[str] = []
     for modality, x, part in _model_sources(pipeline, model_input):
-        labels += pipeline.codec.source_pieces(x) if modality is None else part.frontend.position_labels(len(x))
+        labels += pipeline.codec.source.pieces(x) if modality is None else part.frontend.position_labels(len(x))
     return labels
 
 

@@ -10,15 +10,15 @@ The tokenizers' fingerprint seeds the sampling: the same model is always probed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.types import SPECIALS, UNK, Example
+from dragoman.core.types import UNK, Example
 from dragoman.data.lines import Line, read_lines
 from dragoman.text.codec import Codec
 from dragoman.text.tokenizers import Tokenizer
@@ -34,6 +34,7 @@ PUNCTUATION = (
     ("............", "(((((())))))"),
 )
 SLOT = "{}"
+Row = TypeVar("Row", "MinimalPair", "NeutralSource")
 PRONOUNS = "he/him/his/himself,she/her/hers/herself,~they/them/their/theirs/themselves"
 
 
@@ -58,7 +59,7 @@ class NeutralSource(NamedTuple):
 
 def find_whole_pieces(source: Tokenizer) -> list[int]:
     """Return the ids of alphanumeric pieces that encode to themselves, else of others, else of printable ones."""
-    texts = {id: source.decode([id]) for id in range(len(SPECIALS) + len(source.extra_symbols), len(source))}
+    texts = {id: source.decode([id]) for id in range(source.vocabulary.symbol_count, len(source))}
     printable = [id for id, text in texts.items() if text.strip() and text.isprintable() and "\ufffd" not in text]
     whole = [id for id in printable if source.encode(texts[id]) == [id]]
     return [id for id in whole if texts[id].isalnum()] or whole or printable or [UNK]
@@ -91,12 +92,10 @@ def repeat_word(source: Tokenizer, word: str) -> str:
 
 
 def _sample_text(source: Tokenizer, ids: Sequence[int], count: int, rng: np.random.Generator) -> str:
-    """Return the text of `count` random ids."""
     return source.decode(rng.choice(ids, count).tolist()).strip()
 
 
 def _generator(codec: Codec) -> np.random.Generator:
-    """Return a random generator seeded by the codec's fingerprint."""
     return np.random.default_rng(int(codec.fingerprint[:16], 16))
 
 
@@ -107,7 +106,9 @@ def parse_minimal_pairs(rows: Sequence[Sequence[str]]) -> list[MinimalPair]:
     """Turn rows (a, b) or (a, b, part of a's output, of b's) into minimal pairs; others raise UserError."""
     for row in rows:
         if len(row) not in (2, 4) or not (row[0].strip() and row[1].strip()) or row[0] == row[1]:
-            raise UserError(f"a pair is two different sources, and optionally a part of each output, not {list(row)}")
+            raise UserError(
+                f"found {str(list(row))[:100]}; a pair is two different sources, and optionally a part of each output"
+            )
     return [MinimalPair(*row) for row in rows]
 
 
@@ -115,7 +116,7 @@ def parse_neutral_sources(rows: Sequence[Sequence[str]]) -> list[NeutralSource]:
     """Turn rows (source, item) into neutral sources; anything else raises UserError."""
     for row in rows:
         if len(row) != 2 or not all(text.strip() for text in row):
-            raise UserError(f"a neutral source is a source and the item it is about, not {list(row)}")
+            raise UserError(f"found {str(list(row))[:100]}; a neutral source is a source and the item it is about")
     return [NeutralSource(*row) for row in rows]
 
 
@@ -171,45 +172,32 @@ def parse_pronouns(text: str) -> list[Pronoun]:
 
 def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
     """Read minimal pairs: `a TAB b`, or `a TAB b TAB part of a's output TAB part of b's output`."""
-    pairs = []
-    for line in _read_filled_lines(path):
-        fields = [field.strip() for field in line.text.split("\t")]
-        if len(fields) not in (2, 4) or not (fields[0] and fields[1]):
-            text = f"found {len(fields)} columns{_blank(fields[:2])}; write two sources with a tab between them, and"
-            raise DataError(f"{text} where outputs are known a part of each in two more columns", path, line.number)
-        if fields[0] == fields[1]:
-            raise DataError("both sources are the same; the two of a pair differ in one word", path, line.number)
-        pairs.append(MinimalPair(*fields))
-    return pairs
+    return list(_parse_lines(path, parse_minimal_pairs, "write them in two or four columns, with tabs between them"))
 
 
 def read_neutral_sources(path: str | Path, items: str | Path | None = None) -> list[NeutralSource]:
     """Read neutral sources: `source TAB item`; with a file of items, templates with {} in place of an item."""
-    if items is not None:
-        names = [line.text.strip() for line in _read_filled_lines(items)]
-        return [NeutralSource(t.replace(SLOT, name), name) for t in _read_templates(path) for name in names]
-    sources = []
-    for line in _read_filled_lines(path):
-        fields = [field.strip() for field in line.text.split("\t")]
-        if len(fields) != 2 or not all(fields):
-            text = f"found {len(fields)} columns{_blank(fields)}; write a source, a tab and the item it is about, or"
-            raise DataError(f"{text} templates with {SLOT} and the items in a file of their own", path, line.number)
-        sources.append(NeutralSource(fields[0].replace(SLOT, fields[1]), fields[1]))
-    return sources
-
-
-def _read_templates(path: str | Path) -> list[str]:
-    """Read the lines of a file, each of which must contain {}; blank lines are skipped."""
-    templates = []
-    for line in _read_filled_lines(path):
+    if items is None:
+        remedy = f"write a tab between them, or templates with {SLOT} and the items in a file of their own"
+        rows = _parse_lines(path, parse_neutral_sources, remedy)
+        return [NeutralSource(source.replace(SLOT, item), item) for source, item in rows]
+    names = [line.text.strip() for line in _read_filled_lines(items)]
+    templates = list(_read_filled_lines(path))
+    for line in templates:
         if SLOT not in line.text:
             raise DataError(f"found no {SLOT} to put the items in; write it where the item belongs", path, line.number)
-        templates.append(line.text.strip())
-    return templates
+    return [NeutralSource(line.text.strip().replace(SLOT, name), name) for line in templates for name in names]
+
+
+def _parse_lines(path: str | Path, parse: Callable[[Sequence[Sequence[str]]], list[Row]], remedy: str) -> Iterator[Row]:
+    for line in _read_filled_lines(path):
+        try:
+            yield from parse([[field.strip() for field in line.text.split("\t")]])
+        except UserError as error:
+            raise DataError(f"{error}; {remedy}", path, line.number) from None
 
 
 def _read_filled_lines(path: str | Path) -> Iterator[Line]:
-    """Yield the lines that are not blank; a file without any raises DataError."""
     empty = True
     for line in read_lines(path):
         if line.text.strip():
@@ -217,8 +205,3 @@ def _read_filled_lines(path: str | Path) -> Iterator[Line]:
             yield line
     if empty:
         raise DataError("all lines are blank; write one source or pair on each line", path)
-
-
-def _blank(fields: Sequence[str]) -> str:
-    """Return a phrase for an error message if a field is blank, else ''."""
-    return "" if all(fields) else ", one of them blank"

@@ -1,8 +1,6 @@
 """A source with a target, and one teacher-forced pass of the model over both.
 
-    source, target or predict(source) ─→ ForcedPair ─one teacher-forced pass→ Seq2SeqOutput
-
-A source may be a text, a file, or two of these. `pieces` labels the encoder states that the decoder attends to.
+source, target or predict(source) ─→ ForcedPair ─one teacher-forced pass→ Seq2SeqOutput
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import torch
 from dragoman.core.errors import UserError
 from dragoman.core.types import EOS, Batch, Example
 from dragoman.data.batching import collate
+from dragoman.data.objectives import TrainingRow
 from dragoman.inference.inputs import ModelInput
 from dragoman.inference.pipeline import Pipeline
 from dragoman.nn.seq2seq import Seq2SeqOutput
@@ -31,18 +30,17 @@ class ForcedPair:
     target_text: str
     has_user_target: bool
 
-    def batch(self, pipeline: Pipeline) -> Batch:
-        """Collate the pair as a batch of one on the pipeline's device."""
-        return collate([self.model_input.row._replace(target=self.target)], [0]).to(pipeline.device)
+    @property
+    def row(self) -> TrainingRow:
+        """The pair as in training."""
+        return self.model_input.row._replace(target=self.target)
 
 
 def prepare_pair(
     pipeline: Pipeline, source: str | Example, target: str | None = None, *, beam: int | None = None
 ) -> ForcedPair:
     """Encode a source and a target, by default the model's own output with `beam`; too long ones raise UserError."""
-    example = pipeline.input_processor.to_example(source)
-    if not example.source.strip():
-        raise UserError("the source is blank; give a text")
+    example = read_example(pipeline, source)
     model_input = read_source(pipeline, example)
     pieces = pipeline.input_processor.source_labels(model_input)
     if target is None:
@@ -52,6 +50,14 @@ def prepare_pair(
         ids, text = pipeline.codec.encode_target(target, source=example.source), target
     check_length("target", ids, pipeline.input_processor.max_target_length(len(pieces)))
     return ForcedPair(example, model_input, pieces, ids, text, target is not None)
+
+
+def read_example(pipeline: Pipeline, source: str | Example) -> Example:
+    """Return a source as an Example; a blank one raises UserError unless the model continues a text."""
+    example = pipeline.input_processor.to_example(source)
+    if not example.source.strip() and not pipeline.continues_text:
+        raise UserError("the source is blank; give a text")
+    return example
 
 
 def read_source(pipeline: Pipeline, example: Example) -> ModelInput:
@@ -77,8 +83,13 @@ def check_length(side: str, positions: Sized, max_positions: int | None) -> None
         raise UserError(f"the {side} has {len(positions):,} {unit}, and the model reads {max_positions:,}; shorten it")
 
 
+def batch_of_one(pipeline: Pipeline, row: TrainingRow) -> Batch:
+    """Collate one row as a batch on the pipeline's device."""
+    return collate([row], [0]).to(pipeline.device)
+
+
 @torch.inference_mode()
 def run_teacher_forced(pipeline: Pipeline, pair: ForcedPair) -> Seq2SeqOutput:
     """Run the model in evaluation mode over the pair once, each target token predicted from those before it."""
-    output: Seq2SeqOutput = pipeline.model.eval()(pair.batch(pipeline))
+    output: Seq2SeqOutput = pipeline.model.eval()(batch_of_one(pipeline, pair.row))
     return output

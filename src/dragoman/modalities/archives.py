@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-from collections.abc import Collection, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
@@ -27,59 +27,61 @@ ARCHIVE_SUFFIXES = (".zip", ".npz", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz
 MAX_SOURCE_BYTES = 1 << 30  # a larger file is neither an image nor a clip
 
 
-class Archive(Protocol):
-    """An open archive: the names of its members, and their bytes."""
+class Archive:
+    """An open archive: the sizes of its members by name, and their bytes."""
 
-    @property
-    def members(self) -> Collection[str]:
-        """The names of all files in the archive."""
-        ...
+    sizes: dict[str, int]
+
+    def extract(self, name: str) -> bytes:
+        """The bytes of a member, whatever its size."""
+        raise NotImplementedError
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a member, or None if there is no such member."""
-        ...
+        """The bytes of a member, whose .npy suffix may be left out; None if there is none, ValueError if too large."""
+        name = name if name in self.sizes else f"{name}.npy"
+        if name not in self.sizes:
+            return None
+        if self.sizes[name] > MAX_SOURCE_BYTES:
+            raise ValueError(f"'{name}' has {self.sizes[name]:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
+        return self.extract(name)
 
-    def __hash__(self) -> int: ...
+    @cached_property
+    def folders(self) -> dict[str, list[str]]:
+        """Folder → names of its files."""
+        folders: dict[str, list[str]] = {}
+        for member in self.sizes:
+            folder, _, name = member.rpartition("/")
+            folders.setdefault(folder, []).append(name)
+        return folders
 
 
-class ZipArchive:
+class ZipArchive(Archive):
     """A .zip archive, or an .npz, which is one."""
 
     def __init__(self, path: Path | IO[bytes]) -> None:
         self.file = zipfile.ZipFile(path)
-        self.members = {info.filename: info for info in self.file.infolist() if not info.is_dir()}
+        self.sizes = {info.filename: info.file_size for info in self.file.infolist() if not info.is_dir()}
 
-    def read(self, name: str) -> bytes | None:
-        """The bytes of a member, whose .npy suffix may be left out; None if there is none, ValueError if too large."""
-        info = self.members.get(name) or self.members.get(f"{name}.npy")
-        if info is None:
-            return None
-        if info.file_size > MAX_SOURCE_BYTES:
-            raise ValueError(f"'{name}' has {info.file_size:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
-        return self.file.read(info)
+    def extract(self, name: str) -> bytes:
+        return self.file.read(name)
 
 
-class TarArchive:
+class TarArchive(Archive):
     """A .tar archive. Use an uncompressed one: a compressed one is read from its start for every step backwards."""
 
     def __init__(self, path: Path) -> None:
         self.file = tarfile.open(path)  # noqa: SIM115 - open as long as the process
         self.members = {info.name.removeprefix("./"): info for info in self.file if info.isfile()}
+        self.sizes = {name: info.size for name, info in self.members.items()}
 
-    def read(self, name: str) -> bytes | None:
-        """The bytes of a member; None if there is none, ValueError if it is too large."""
-        info = self.members.get(name)
-        if info is None:
-            return None
-        if info.size > MAX_SOURCE_BYTES:
-            raise ValueError(f"'{name}' has {info.size:,} bytes; the limit is {MAX_SOURCE_BYTES:,}")
-        content = self.file.extractfile(info)
-        return content.read() if content is not None else None
+    def extract(self, name: str) -> bytes:
+        content = self.file.extractfile(self.members[name])
+        assert content is not None  # a file
+        return content.read()
 
 
 @lru_cache(maxsize=64)
 def _open_cached(path: Path, process: int, modified: int) -> Archive:
-    """Open an archive, cached by path, process and modification time."""
     return ZipArchive(path) if path.suffix.lower() in (".zip", ".npz") else TarArchive(path)
 
 
@@ -127,21 +129,25 @@ def read_content(example: Example, search_paths: Sequence[str] = ()) -> bytes:
             if content is not None:
                 return content
         if any((root / name).is_dir() for root in roots if name):
-            raise DataError(
-                f"'{name}' is a folder, not a file; name the files in it, on the command line as {name.rstrip('/')}/*",
-                example.file or None,
-                example.line or None,
+            files = f"{name.rstrip('/')}/*"
+            raise source_error(
+                example, f"is a folder, not a file; name the files in it, on the command line as {files}"
             )
     except DataError:
         raise
     except Exception as error:  # damaged archives raise all kinds of errors
-        raise DataError(f"'{name}' cannot be read ({error})", example.file or None, example.line or None) from None
+        raise source_error(example, f"cannot be read ({error})") from None
     searched = ", ".join(f"'{root}'" for root in roots)
     raise DataError(
         f"there is no file '{name}' (searched in {searched}); add folders or archives with data.files or --files",
         example.file or None,
         example.line or None,
     )
+
+
+def source_error(example: Example, problem: str) -> DataError:
+    """A DataError about the file that an example names: `file:line: 'name' problem`."""
+    return DataError(f"'{example.source.strip()}' {problem}", example.file or None, example.line or None)
 
 
 def candidate_roots(example: Example, search_paths: Sequence[str]) -> list[Path]:
@@ -190,7 +196,6 @@ def source_files(example: Example, search_paths: Sequence[str] = ()) -> list[str
 
 
 def _read_from(name: str, root: Path) -> bytes | None:
-    """The bytes of a named file below a folder or archive; None if it is not there, ValueError if too large."""
     path = root / name
     if path.is_file() and not is_archive(root):
         if path.stat().st_size > MAX_SOURCE_BYTES:

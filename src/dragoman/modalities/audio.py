@@ -16,28 +16,21 @@ import io
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache, partial
+from types import ModuleType
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dragoman.core.errors import DataError, MissingExtra
+from dragoman.core.errors import MissingExtra
 from dragoman.core.types import Example
-from dragoman.modalities.archives import read_content
-from dragoman.modalities.frame_transforms import (
-    FrameAugmentation,
-    change_speed,
-    interpolate_rows,
-    normalize_utterance,
-)
+from dragoman.modalities.archives import read_content, source_error
+from dragoman.modalities.frame_transforms import FrameAugmentation, normalize_utterance
+from dragoman.modalities.log_mel import hertz_to_mel, log_mel, mel_band_edges, mel_to_hertz
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from numpy.typing import NDArray
-
-    Samples = NDArray[np.float32]  # (N,) from −1 to 1
-    Frames = NDArray[np.float16]  # (S, F)
+Samples = NDArray[np.float32]  # (N,) from −1 to 1
+Frames = NDArray[np.float16]  # (S, F)
 
 MAX_SECONDS = 3600  # that are decoded: a small file may claim to be a long one
 MAX_AMPLITUDE = 2.0**32  # samples should be from −1 to 1: the energies of 1e30 are not finite
@@ -61,40 +54,27 @@ class AudioModality:
 
     @property
     def width(self) -> int:
-        """F, the number of mel bins."""
         return self.bins
 
     def read(self, example: Example) -> Frames:
-        """The (S, F) log-mel frames of the audio file that an example names; DataError if it cannot be read."""
         try:
             samples = decode_waveform(read_content(example, self.search_paths), self.rate)
         except ValueError as error:
-            raise DataError(
-                f"'{example.source}' is not audio that can be read ({error})",
-                example.file or None,
-                example.line or None,
-            ) from None
+            raise source_error(example, f"is not audio that can be read ({error})") from None
         return self.compute_frames(samples)
 
     def compute_frames(self, samples: Samples) -> Frames:
         """Samples from −1 to 1 → (S, F) log-mel frames, normalized; less than one frame is padded with silence."""
         samples = np.pad(samples, (0, max(0, self.rate * 25 // 1000 - len(samples))))
-        log_mel = _kaldi_log_mel if self.features == "kaldi" else _torch_log_mel
-        x = log_mel(samples, self.rate, self.bins)
+        compute = _kaldi_log_mel if self.features == "kaldi" else _torch_log_mel
+        x = compute(samples, self.rate, self.bins)
         return (normalize_utterance(x) if self.normalize else x).astype(np.float16)
 
     def blank(self) -> Frames:
-        """One frame of zeros, (1, F)."""
         return np.zeros((1, self.bins), np.float16)
 
     def augment(self, x: Frames, rng: np.random.Generator) -> Frames:
-        """A random variant of (S, F) frames: other speed, masked bands and spans."""
-        frames: NDArray[np.floating] = x
-        speed = self.augmentation.sample_speed(rng)
-        if speed != 1.0:
-            frames = change_speed(x.astype(np.float32), speed)
-            frames = interpolate_rows(frames.T, _warped_band_positions(self.rate, self.bins, speed)).T
-        return self.augmentation.apply_masks(frames, rng).astype(np.float16)
+        return self.augmentation.apply(x, rng, partial(_warped_band_positions, self.rate, self.bins))
 
 
 def decode_waveform(data: bytes, rate: int) -> Samples:
@@ -117,22 +97,17 @@ def decode_waveform(data: bytes, rate: int) -> Samples:
         raise ValueError("it contains no samples")
     if not np.abs(samples).max() <= MAX_AMPLITUDE:  # false for NaN, too
         raise ValueError("it contains samples that are not numbers, or far too large")
-    return samples if source_rate == rate else _resample(samples, source_rate, rate)
-
-
-def _resample(samples: Samples, source_rate: int, rate: int) -> Samples:
-    """The samples at another rate, by soxr; MissingExtra if it is not installed."""
-    try:
-        import soxr
-    except ImportError:
-        purpose = f"resampling audio from {source_rate:,} to {rate:,} samples a second"
-        raise MissingExtra("soxr", "audio", purpose) from None
-    resampled: Samples = soxr.resample(samples, source_rate, rate)
-    return resampled
+    if source_rate != rate:
+        try:
+            import soxr
+        except ImportError:
+            purpose = f"resampling audio from {source_rate:,} to {rate:,} samples a second"
+            raise MissingExtra("soxr", "audio", purpose) from None
+        samples = soxr.resample(samples, source_rate, rate)
+    return samples
 
 
 def _kaldi_log_mel(samples: Samples, rate: int, bins: int) -> NDArray[np.float32]:
-    """Samples → (S, F) log-mel energies by kaldi-native-fbank; MissingExtra if it is not installed."""
     try:
         import kaldi_native_fbank as kaldi
     except ImportError:
@@ -147,10 +122,7 @@ def _kaldi_log_mel(samples: Samples, rate: int, bins: int) -> NDArray[np.float32
 
 
 def _torch_log_mel(samples: Samples, rate: int, bins: int) -> NDArray[np.float32]:
-    """Samples → (S, F) log-mel energies by torch, on a GPU if there is one and this is the main process."""
     import torch
-
-    from dragoman.modalities.log_mel import log_mel
 
     forked = multiprocessing.parent_process() is not None  # a child process must not initialize CUDA
     device = "cuda" if torch.cuda.is_available() and not forked else "cpu"
@@ -171,8 +143,6 @@ def import_soundfile() -> ModuleType:
 @lru_cache(maxsize=32)
 def _warped_band_positions(rate: int, bins: int, speed: float) -> NDArray[np.float64]:
     """(F,): the fractional band from which each band takes its energy at another speed."""
-    from dragoman.modalities.log_mel import hertz_to_mel, mel_band_edges, mel_to_hertz
-
     edges = mel_band_edges(rate, bins)
     before = hertz_to_mel(mel_to_hertz(edges[1:-1]) / speed)
     return np.asarray(np.clip((before - edges[1]) / (edges[1] - edges[0]), 0, bins - 1))

@@ -16,21 +16,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dragoman.core.errors import DataError
 from dragoman.core.types import Example
-from dragoman.modalities.archives import Archive, candidate_roots, locate_member, read_content
-from dragoman.modalities.frame_transforms import FrameAugmentation, append_deltas, change_speed, normalize_utterance
+from dragoman.modalities.archives import Archive, candidate_roots, locate_member, read_content, source_error
+from dragoman.modalities.frame_transforms import FrameAugmentation, append_deltas, normalize_utterance
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Frames = NDArray[np.float16]  # (S, F)
-    AnyArray = NDArray[Any]  # as a file has it, before its shape and type are checked
-    Table = tuple[AnyArray, NDArray[np.integer]]  # all frames end to end, and the offsets of the rows
+Frames = NDArray[np.float16]  # (S, F)
+AnyArray = NDArray[Any]  # as a file has it, before its shape and type are checked
+Table = tuple[AnyArray, NDArray[np.integer]]  # all frames end to end, and the offsets of the rows
 
 FRAMES_MEMBER, OFFSETS_MEMBER = "feats", "offsets"  # the members of an .npz with all frames end to end
 
@@ -50,11 +47,9 @@ class FeatureModality:
 
     @property
     def width(self) -> int:
-        """F: the numbers of a frame and their deltas."""
         return self.numbers * (1 + self.deltas)
 
     def read(self, example: Example) -> Frames:
-        """The (S, F) frames of the array that an example names, with deltas, normalized; DataError if unfit."""
         x = self._load_array(example)
         if x.ndim != 2 or not len(x) or x.dtype.kind not in "fiu" or not np.isfinite(x).all():
             raise source_error(example, f"is {x.dtype} of shape {x.shape}, not one or more frames of finite numbers")
@@ -71,32 +66,20 @@ class FeatureModality:
         return (normalize_utterance(frames) if self.normalize else frames).astype(np.float16)
 
     def _load_array(self, example: Example) -> AnyArray:
-        """The array that an example names: a row of an .npz with all frames, else a member or file of its own."""
         table_name, _, row = example.source.strip().rpartition("/")
         if row.isdecimal() and example.content is None:
             for root in candidate_roots(example, self.search_paths):
                 member = locate_member(f"{table_name}/{FRAMES_MEMBER}" if table_name else FRAMES_MEMBER, root)
-                table = None if member is None else _read_table(*member, example)
-                if table is not None:
-                    return _table_row(table, int(row), example)
+                array = None if member is None else _read_row(*member, int(row), example)
+                if array is not None:
+                    return array
         return parse_array(read_content(example, self.search_paths), example)
 
     def blank(self) -> Frames:
-        """One frame of zeros, (1, F)."""
         return np.zeros((1, self.width), np.float16)
 
     def augment(self, x: Frames, rng: np.random.Generator) -> Frames:
-        """A random variant of (S, F) frames: other speed, masked spans and bands."""
-        frames: NDArray[np.floating] = x
-        speed = self.augmentation.sample_speed(rng)
-        if speed != 1.0:
-            frames = change_speed(x.astype(np.float32), speed)
-        return self.augmentation.apply_masks(frames, rng).astype(np.float16)
-
-
-def source_error(example: Example, problem: str) -> DataError:
-    """A DataError about the file that an example names: `file:line: 'name' problem`."""
-    return DataError(f"'{example.source}' {problem}", example.file or None, example.line or None)
+        return self.augmentation.apply(x, rng)
 
 
 def parse_array(data: bytes, example: Example) -> AnyArray:
@@ -113,12 +96,17 @@ def load_npy(data: bytes) -> AnyArray:
     return array
 
 
-def _read_table(archive: Archive, name: str, example: Example) -> Table | None:
-    """The frames and offsets of an .npz with all sources, None for any other; DataError if it is damaged."""
+def _read_row(archive: Archive, name: str, row: int, example: Example) -> AnyArray | None:
     try:
-        return _load_table(archive, name, name.removesuffix(FRAMES_MEMBER) + OFFSETS_MEMBER)
+        table = _load_table(archive, name, name.removesuffix(FRAMES_MEMBER) + OFFSETS_MEMBER)
     except Exception as error:  # damaged archives raise all kinds of errors
         raise source_error(example, f"cannot be read ({error})") from None
+    if table is None:
+        return None
+    frames, offsets = table
+    if row + 1 >= len(offsets):
+        raise source_error(example, f"is not there: the file has {len(offsets) - 1:,} rows, counted from 0")
+    return frames[offsets[row] : offsets[row + 1]]
 
 
 @lru_cache(maxsize=8)  # read once, not for each row; a modified archive is another object
@@ -132,11 +120,3 @@ def _load_table(archive: Archive, frames_name: str, offsets_name: str) -> Table 
     if not is_integer or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(frames):
         raise ValueError(f"'{offsets_name}' does not say where the rows of {len(frames):,} frames begin")
     return frames, offsets
-
-
-def _table_row(table: Table, row: int, example: Example) -> AnyArray:
-    """The frames of a row of a table; DataError if there is no such row."""
-    frames, offsets = table
-    if row + 1 >= len(offsets):
-        raise source_error(example, f"is not there: the file has {len(offsets) - 1:,} rows, counted from 0")
-    return frames[offsets[row] : offsets[row + 1]]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dragoman.core.errors import DataError, MissingExtra
+from dragoman.core.errors import MissingExtra
 from dragoman.core.types import Example
-from dragoman.modalities.archives import read_content
+from dragoman.modalities.archives import read_content, source_error
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,11 +51,9 @@ class ImageModality:
 
     @property
     def width(self) -> int:
-        """F: three numbers for each pixel of a row."""
         return 3 * self.size
 
     def read(self, example: Example) -> Pixels:
-        """The (H, W · 3) pixels of the image that an example names, at the size; DataError if it cannot be read."""
         data = read_content(example, self.search_paths)
         pil = import_pillow()
         try:
@@ -66,11 +64,7 @@ class ImageModality:
         except Exception as error:  # damaged files make Pillow raise all kinds of errors
             is_unknown = isinstance(error, pil.UnidentifiedImageError)  # its text shows a Python object
             reason = f"it is none of {', '.join(IMAGE_FORMATS)}" if is_unknown else error
-            raise DataError(
-                f"'{example.source}' is not an image that can be read ({reason})",
-                example.file or None,
-                example.line or None,
-            ) from None
+            raise source_error(example, f"is not an image that can be read ({reason})") from None
 
     def resize(self, image: Image) -> Pixels:
         """The (H, W · 3) pixels of an RGB image, cropped or stretched to the size."""
@@ -82,11 +76,9 @@ class ImageModality:
         return np.asarray(image, np.uint8).reshape(side, 3 * side)
 
     def blank(self) -> Pixels:
-        """A black image, (H, W · 3)."""
         return np.zeros((self.size, self.width), np.uint8)
 
     def augment(self, x: Pixels, rng: np.random.Generator) -> Pixels:
-        """A random variant of (H, W · 3) pixels: crop, brightness and contrast, and a flip if asked for."""
         pixels = x.reshape(self.size, self.size, 3)
         share = rng.uniform(MIN_CROP, 1.0)
         side = max(1, round(share * self.size))
@@ -138,5 +130,5 @@ def import_pillow() -> ModuleType:
         import PIL.Image
         import PIL.ImageOps
     except ImportError:
-        raise MissingExtra("pillow", "image", "reading images") from None
+        raise MissingExtra("pillow", "image", "reading and drawing images") from None
     return PIL

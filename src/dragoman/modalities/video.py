@@ -19,23 +19,15 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dragoman.core.types import Example
-from dragoman.modalities.archives import (
-    Archive,
-    ZipArchive,
-    candidate_roots,
-    is_archive,
-    locate_member,
-    open_archive,
-    read_content,
-)
-from dragoman.modalities.features import parse_array, source_error
+from dragoman.modalities import archives
+from dragoman.modalities.archives import read_content, source_error
+from dragoman.modalities.features import parse_array
 from dragoman.modalities.image import IMAGE_FORMATS, MAX_PIXELS, ImageModality, import_pillow, to_rgb
 
 if TYPE_CHECKING:
@@ -66,7 +58,6 @@ class VideoModality:
 
     @property
     def width(self) -> int:
-        """F: three numbers for each pixel of a frame."""
         return 3 * self.size**2
 
     @property
@@ -75,7 +66,6 @@ class VideoModality:
         return ImageModality(self.size, self.crop, self.has_augmentation, self.flip, self.search_paths)
 
     def read(self, example: Example) -> Pixels:
-        """The (n, H · W · 3) frames of the clip that an example names, at most `frames`; DataError if unfit."""
         names = list_frames(example, self.search_paths) if example.content is None else None
         if names is not None:
             frames = self._read_members([member_example(example, name) for name in names], example)
@@ -98,13 +88,11 @@ class VideoModality:
         return [self._read_frame(members[i]) for i in evenly_spaced(len(members), self.frames)]
 
     def _read_frame(self, example: Example) -> Pixels:
-        """The (H, W · 3) pixels of one frame, an image or array file."""
         if not has_npy_suffix(example.source):
             return self.image.read(example)
         return self._resize_array(parse_array(read_content(example, self.search_paths), example), example)
 
     def _read_array(self, data: bytes, example: Example) -> list[Pixels]:
-        """The frames of one array, evenly spaced; a single image is a clip of one frame."""
         array = parse_array(data, example)
         array = array[None] if array.ndim == 3 and array.shape[-1] == 3 else array
         if array.ndim not in (3, 4) or not len(array):
@@ -142,11 +130,9 @@ class VideoModality:
             raise source_error(example, f"is no folder, archive, array or image of frames{reason}") from None
 
     def blank(self) -> Pixels:
-        """One black frame, (1, H · W · 3)."""
         return np.zeros((1, self.width), np.uint8)
 
     def augment(self, x: Pixels, rng: np.random.Generator) -> Pixels:
-        """A random variant of (n, H · W · 3) pixels, with the same crop and light in every frame."""
         seed, image = int(rng.integers(2**63)), self.image
         frames = x.reshape(len(x), self.size, 3 * self.size)
         augmented = [image.augment(frame, np.random.default_rng(seed)) for frame in frames]
@@ -161,12 +147,12 @@ def member_example(example: Example, name: str) -> Example:
 def unzip_frames(data: bytes, max_frames: int, example: Example) -> list[Example]:
     """At most max_frames frames in the bytes of a .zip or .npz, as examples; the other members stay packed."""
     try:
-        archive = ZipArchive(io.BytesIO(data))
-        if len(archive.members) > MAX_MEMBERS:
-            raise ValueError(f"it has {len(archive.members):,} members; the limit is {MAX_MEMBERS:,}")
-        names = select_frame_names(single_clip_frames(group_by_folder(archive.members)))
+        archive = archives.ZipArchive(io.BytesIO(data))
+        if len(archive.sizes) > MAX_MEMBERS:
+            raise ValueError(f"it has {len(archive.sizes):,} members; the limit is {MAX_MEMBERS:,}")
+        names = select_frame_names(single_clip_frames(archive.folders))
         names = [names[i] for i in evenly_spaced(len(names), max_frames)] if names else []
-        if sum(archive.members[name].file_size for name in names) > MAX_UNZIPPED_BYTES:
+        if sum(archive.sizes[name] for name in names) > MAX_UNZIPPED_BYTES:
             raise ValueError(f"its frames have more than {MAX_UNZIPPED_BYTES:,} bytes")
         return [replace(member_example(example, name), content=archive.read(name)) for name in names]
     except Exception as error:  # damaged archives raise all kinds of errors
@@ -179,14 +165,11 @@ def evenly_spaced(count: int, max_count: int) -> list[int]:
     return indices
 
 
-# -- which frames there are --------------------------------------------------------------------------------------------
-
-
 def list_frames(example: Example, search_paths: Sequence[str] = ()) -> list[str] | None:
     """The names of the frames in the folder or archive that a source names; None if it is neither."""
     name = example.source.strip().rstrip("/")
     try:
-        for root in candidate_roots(example, search_paths):
+        for root in archives.candidate_roots(example, search_paths):
             members = _list_members(name, root)
             if members is not None:
                 return select_frame_names(members)
@@ -212,29 +195,13 @@ def natural_sort_key(name: str) -> list[tuple[float, str]]:
 
 
 def _list_members(name: str, root: Path) -> list[str] | None:
-    """The files in the folder or archive of that name below a root; None if there is none."""
     path = root / name
-    if is_archive(path):
-        return single_clip_frames(_members_by_folder(open_archive(path)))
+    if archives.is_archive(path):
+        return single_clip_frames(archives.open_archive(path).folders)
     if path.is_dir():
         return [file.name for file in path.iterdir() if file.is_file()]
-    member = locate_member(name, root)
-    return None if member is None else _members_by_folder(member[0]).get(member[1])
-
-
-@lru_cache(maxsize=8)  # listing all members for each clip would take long
-def _members_by_folder(archive: Archive) -> dict[str, list[str]]:
-    """Folder → names of its files, of an archive; cached."""
-    return group_by_folder(archive.members)
-
-
-def group_by_folder(members: Iterable[str]) -> dict[str, list[str]]:
-    """Member names of an archive → folder: names of its files."""
-    folders: dict[str, list[str]] = {}
-    for member in members:
-        folder, _, name = member.rpartition("/")
-        folders.setdefault(folder, []).append(name)
-    return folders
+    member = archives.locate_member(name, root)
+    return None if member is None else member[0].folders.get(member[1])
 
 
 def single_clip_frames(folders: dict[str, list[str]]) -> list[str]:

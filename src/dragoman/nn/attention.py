@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import Segments
+from dragoman.core.types import Memory, Segments
 from dragoman.nn.kernels.dropout import dropout
 from dragoman.nn.kernels.packed import packed_attention
 from dragoman.nn.layers import linear
@@ -33,48 +33,51 @@ from dragoman.nn.normalizers import Normalizer, normalizers
 from dragoman.nn.positions import PositionScheme
 from dragoman.nn.scores import ScoreFunction, fused_scale, scores
 
-# -- recording weights -------------------------------------------------------------------------------------------------
-
 RecordedAttention = dict[nn.Module, list[Tensor]]  # module → its weights (…, T, S), in the order of its calls
-_recorded: ContextVar[RecordedAttention | None] = ContextVar("recorded", default=None)
-_shape_only: ContextVar[Collection[nn.Module]] = ContextVar("shape_only", default=())
+_recording: ContextVar[tuple[RecordedAttention, Collection[nn.Module]] | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
 def record_attention(shape_only: Collection[nn.Module] = ()) -> Iterator[RecordedAttention]:
     """Collect the weights of every attention that runs inside: module → its weights in the order of calls.
 
-    Weights are T · S numbers for every head and layer. The modules in `shape_only` record empty weights (…, T, 0),
-    which tell the number of heads and queries and cost no memory.
+    The modules in `shape_only` record empty weights (…, T, 0), which tell heads and queries and cost no memory.
     """
     recorded: RecordedAttention = {}
-    tokens = _recorded.set(recorded), _shape_only.set(shape_only)
+    token = _recording.set((recorded, shape_only))
     try:
         yield recorded
     finally:
-        _recorded.reset(tokens[0])
-        _shape_only.reset(tokens[1])
+        _recording.reset(token)
 
 
 def is_recording() -> bool:
     """Whether the code runs inside `record_attention`."""
-    return _recorded.get() is not None
+    return _recording.get() is not None
 
 
 def recorded_weights(module: nn.Module | None, count: int) -> list[Tensor]:
     """The weights of a module's last `count` calls, if they are recorded; a layer that is shared runs several times."""
-    return (_recorded.get() or {}).get(module, [])[-count:] if module is not None else []
+    recording = _recording.get()
+    return recording[0].get(module, [])[-count:] if recording is not None and module is not None else []
 
 
 def record(module: nn.Module, a: Tensor) -> None:
     """Add the weights of one call of `module` to the recording, if there is one: detached, or empty if `shape_only`."""
-    recorded = _recorded.get()
-    if recorded is not None:
-        weights = a.new_empty(*a.shape[:-1], 0) if module in _shape_only.get() else a.detach()
+    if recording := _recording.get():
+        recorded, shape_only = recording
+        weights = a.new_empty(*a.shape[:-1], 0) if module in shape_only else a.detach()
         recorded.setdefault(module, []).append(weights)
 
 
-# -- one head ----------------------------------------------------------------------------------------------------------
+@dataclass
+class AttentionSource:
+    """A source that is prepared to be attended to; the hypotheses of a sentence share it."""
+
+    keys: Tensor  # (B, 1, S, ·)
+    values: Tensor  # (B, 1, S, D)
+    mask: Tensor  # (B, 1, S)
+    lengths: Tensor  # (B, 1)
 
 
 class AttentionOutput(NamedTuple):
@@ -93,38 +96,30 @@ class Attention(nn.Module):
         super().__init__()
         self.score: ScoreFunction = scores.build(score, d_q, d_k)
         self.normalizer: Normalizer = normalizers.build(normalizer, d_q)
-        self.uses_past_weights: bool = self.score.uses_past_weights
 
-    def prepare_keys(self, h: Tensor) -> Tensor:
-        """The part of the score that depends on the keys alone, computed once per source: (B, S, D) → (B, S, ·)."""
-        return self.score.prepare_keys(h)
+    def prepare_source(self, memory: Memory) -> AttentionSource:
+        """What depends on the source alone, computed once per sentence."""
+        keys, values = self.score.prepare_keys(memory.states), attention_values(memory)
+        return AttentionSource(keys[:, None], values[:, None], memory.mask[:, None], memory.lengths[:, None])
 
     def forward(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        past_weights: Tensor | None = None,
-        t: Tensor | None = None,
-        lengths: Tensor | None = None,
+        self, q: Tensor, source: AttentionSource, t: Tensor | None = None, past_weights: Tensor | None = None
     ) -> AttentionOutput:
-        """c = normalize(score(q, keys)) values for q (B, T, D_q), keys (B, S, ·), values (B, S, D), mask (B, 1, S).
-
-        t (B or 1, T) are the positions of the queries and lengths (B, 1) the number of real keys, for local windows.
-        """
-        e = self.score(q, keys, past_weights)  # (B, T, S)
-        a, extras = self.normalizer(e, mask, q, t, lengths)
+        """c = normalize(score(q, keys)) values for queries q (B, T or K, D_q) at positions t (B or 1, T)."""
+        e = self.score(q, source.keys[:, 0], past_weights)  # (B, T, S)
+        a, extras = self.normalizer(e, source.mask, q, t, source.lengths)
         record(self, a)
         if past_weights is not None:
             penalty = self.score.penalty(past_weights, a)
             if penalty is not None:
                 extras = extras | {"penalty": extras.get("penalty", 0.0) + penalty}
             past_weights = self.score.update_past_weights(past_weights, a)
-        return AttentionOutput(a @ values, a, past_weights, extras)
+        return AttentionOutput(a @ source.values[:, 0], a, past_weights, extras)
 
 
-# -- many heads --------------------------------------------------------------------------------------------------------
+def attention_values(memory: Memory) -> Tensor:
+    """The vectors that attention averages, (B, S, D): the memory's values, or its states where it has none."""
+    return memory.states if memory.values is None else memory.values
 
 
 class MultiHeadConfig(NamedTuple):
@@ -254,11 +249,8 @@ class MultiHeadAttention(nn.Module):
         return a @ v if value_bias is None else a @ v + value_bias
 
     def fused_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool) -> Tensor:
-        """torch's scaled_dot_product_attention; when training on a CPU in bfloat16, computed in float32.
-
-        One call took 61 ms in bfloat16 and 8 ms in float32.
-        """
-        dtype = q.dtype
+        """torch's scaled_dot_product_attention; when training on a CPU in bfloat16, computed in float32."""
+        dtype = q.dtype  # one call took 61 ms in bfloat16 and 8 ms in float32
         slow = q.device.type == "cpu" and dtype == torch.bfloat16 and torch.is_grad_enabled()
         if slow:
             q, k, v = q.float(), k.float(), v.float()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +20,13 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Memory
-from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig
+from dragoman.nn.attention import AttentionMask, MultiHeadAttention
 from dragoman.nn.kernels.dropout import Dropout
-from dragoman.nn.layers import Activation, FeedForward, NormLayer, linear, norms
+from dragoman.nn.layers import FeedForward, NormLayer, linear, norms
 from dragoman.nn.positions import HeadSpec, PositionScheme, positions
-from dragoman.nn.token_mixers import MixerConfig, mixers
+from dragoman.nn.token_mixers import BlockConfig, mixers
 
 KeysValues = tuple[Tensor, Tensor]
-
-
-class BlockConfig(NamedTuple):
-    """The options that all blocks of a stack share."""
-
-    heads: MultiHeadConfig
-    feedforward: int
-    activation: Activation
-    norm: Part
-    norm_order: Literal["pre", "post"]
-    dropout: float
-    mixer: Part
-    causal: bool
 
 
 @dataclass
@@ -56,8 +43,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, d: int, d_memory: int | None, config: BlockConfig) -> None:
         super().__init__()
         self.is_pre_norm = config.norm_order == "pre"
-        mixer_config = MixerConfig(config.heads, config.feedforward, config.dropout, config.causal)
-        self.mixer: Any = mixers.build(config.mixer, d, mixer_config)
+        self.mixer: Any = mixers.build(config.mixer, d, config)
         self.mixer_norm = norms.build(config.norm, d)
         self.cross_attention = MultiHeadAttention(d, d_memory, config.heads) if d_memory is not None else None
         self.cross_norm = norms.build(config.norm, d) if d_memory is not None else None
@@ -82,8 +68,8 @@ class TransformerBlock(nn.Module):
         """x (B, T, D) → (B, T, D); `mask` is that of the mixer, `cross_mask` that of the attention to the memory."""
         x = self.sublayer(x, self.mixer_norm, mask.real, lambda x: self.mixer(x, mask, position))
         if self.cross_attention is not None and memory is not None and cross_mask is not None:
-            k, v = self.cross_attention.project_keys_values(memory.states, values=memory.values)
-            x = self.attend_to_memory(x, (k, v), cross_mask)
+            keys_values = self.cross_attention.project_keys_values(memory.states, values=memory.values)
+            x = self.attend_to_memory(x, keys_values, cross_mask)
         return self.sublayer(x, self.feedforward_norm, mask.real, self.feedforward)
 
     def attend_to_memory(self, x: Tensor, memory: KeysValues, mask: AttentionMask) -> Tensor:
@@ -156,7 +142,8 @@ class TransformerStack(nn.Module):
         self.input_proj = linear(d_in, d) if d != d_in else nn.Identity()
         distinct = 1 if shared else layers
         schemes = distinct if positions[position.name].per_layer else 1  # type: ignore[attr-defined]
-        self.positions = nn.ModuleList([positions.build(position, d, heads) for _ in range(schemes)])  # type: ignore[misc]
+        self.positions = nn.ModuleList([positions.build(position, d, heads) for _ in range(schemes)])
+        self.max_positions = self.position_scheme(0).max_positions
         if self.position_scheme(0).needs_weights and (d_k or d // H) != (d_v or d // H):
             raise PartError(
                 f"'{position.name}' positions need keys and values of the same width, but keys are {d_k or d // H} and "
@@ -179,11 +166,6 @@ class TransformerStack(nn.Module):
             assert isinstance(block, TransformerBlock)
             yield block, self.position_scheme(i)
 
-    @property
-    def max_positions(self) -> int | None:
-        """The longest sequence that the positions allow; None: no limit."""
-        return self.position_scheme(0).max_positions
-
     def embed_inputs(self, x: Tensor, t: Tensor, real: Tensor | None) -> Tensor:
         """The first block's inputs (B, T, D): x (B, T, D_in) projected, with positions t, norm and dropout."""
         x = self.position_scheme(0)(self.input_proj(x), t)
@@ -201,13 +183,10 @@ class TransformerStack(nn.Module):
         """Embed the inputs, run the blocks (less those that layer drop skips), norm: x (B, T, D_in) → (B, T, D)."""
         x = self.embed_inputs(x, mask.t, mask.real)
         for block, position in self.layers():
-            if not self.draw_layer_drop():
-                x = block(x, mask, position, memory, cross_mask)
+            if self.training and self.layer_drop > 0 and torch.rand(()) < self.layer_drop:
+                continue  # this layer is dropped in this pass (Fan et al. 2020)
+            x = block(x, mask, position, memory, cross_mask)
         return x if self.norm is None else self.norm(x, mask.real)
-
-    def draw_layer_drop(self) -> bool:
-        """Whether to skip the next layer in this pass: true with probability `layer_drop` (Fan et al. 2020)."""
-        return self.training and self.layer_drop > 0 and bool(torch.rand(()) < self.layer_drop)
 
     def packing_blocker(self) -> str | None:
         """Why this stack cannot run over packed rows; None: it can."""
@@ -216,6 +195,8 @@ class TransformerStack(nn.Module):
         for block, position in self.layers():
             if block.mixer_norm.uses_batch_statistics:
                 return "a batch norm needs to know the padding"
+            if not hasattr(block.mixer, "packing_blocker"):
+                return f"{type(block.mixer).__name__} supports only padded rows"
             reason: str | None = block.mixer.packing_blocker(position)
             if reason is None and block.cross_attention is not None:
                 reason = block.cross_attention.packing_blocker(None)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.core.registry import Registry
+from dragoman.core.types import Segments
 from dragoman.nn.kernels.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu"]
@@ -45,7 +46,6 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(d, eps=eps)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """a (x − μ) / √(σ² + ε) + b over the width of x (…, D); `real` is ignored."""
         return super().forward(x)
 
 
@@ -59,7 +59,6 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d, eps=eps)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """a x / √(mean x² + ε) over the width of x (…, D); `real` is ignored."""
         return super().forward(x)
 
 
@@ -84,7 +83,6 @@ class BatchNorm(nn.Module):
         self.running_var: Tensor
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """a (x − μ) / √(σ² + ε) + b: the batch's μ, σ² in training (updates the running ones), else running ones."""
         mean, var = self.batch_statistics(x, real) if self.training else (self.running_mean, self.running_var)
         return ((x - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias).to(x.dtype)
 
@@ -128,6 +126,13 @@ class FeedForward(nn.Module):
             h = h * self.W3(x)
         y: Tensor = self.W2(self.dropout(h))
         return y
+
+
+def stack_neighbors(x: Tensor, lengths: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Every n neighbors side by side, (B, S, D) → (B, ⌈S/n⌉, n·D), padding zeroed, and the new lengths."""
+    x = x.masked_fill(~Segments(lengths).mask(x.shape[1])[..., None], 0.0)
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % n))
+    return x.view(x.shape[0], x.shape[1] // n, n * x.shape[2]), (lengths + n - 1) // n
 
 
 def linear(d_in: int, d_out: int, bias: bool = True) -> nn.Linear:

@@ -53,10 +53,7 @@ def r_drop_loss(logits: Tensor, other_logits: Tensor, gold: Tensor, smoothing: f
 
 
 def reinforce_loss(choice: Tensor, log_p: Tensor, baseline: Tensor, real: Tensor, discount: float = 1.0) -> Tensor:
-    """A term of value 0 with the REINFORCE gradient −Σ_t A_t ∂log π(a_t).
-
-    choice is log π(a_t), log_p is log p(y_t), and real is false at padding, (B, T) each.
-    """
+    """A term of value 0 with the REINFORCE gradient: choice log π(a_t), log_p log p(y_t), real (not padding) (B, T)."""
     reward = (log_p.detach().to(choice.dtype) - baseline.to(choice.dtype)) * real
     t = torch.arange(choice.shape[1], device=choice.device)
     later = (discount ** (t[:, None] - t).clamp(min=0)).to(choice.dtype).tril()  # (t', t): γ^(t' − t) where t' ≥ t

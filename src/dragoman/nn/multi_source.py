@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dragoman.core.registry import Options, Part
 from dragoman.core.types import Memory, Segments
+from dragoman.nn.attention import attention_values
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
 from dragoman.nn.layers import linear
@@ -31,34 +32,38 @@ class SecondSourceConfig(Options):
     encoder: Annotated[Part, encoders] = Part("transformer")
 
 
-class SecondSource(nn.Module):
-    """Encodes the second source and appends its states to those of the first."""
+class SourceEncoder(nn.Module):
+    """The frontend and the encoder of one source: the base of the whole model and of its second source."""
 
-    def __init__(self, size: int, width: int, d: int, parts: SecondSourceConfig) -> None:
+    def __init__(self, size: int, width: int, frontend: Part, encoder: Part) -> None:
         super().__init__()
-        self.frontend: Any = frontends.build(parts.frontend, size, width)
-        self.encoder: Any = encoders.build(parts.encoder, self.frontend.d)
-        self.A = None if self.encoder.d == d else linear(self.encoder.d, d)
-        self.W = linear(d + self.encoder.d, d)
+        # Any, since engines and views read attributes beyond the protocols, of the parts that they know.
+        self.frontend: Any = frontends.build(frontend, size, width)
+        self.encoder: Any = encoders.build(encoder, self.frontend.d)
+        self.stride = int(getattr(self.encoder, "stride", 1))  # input vectors that become one state
 
-    @property
-    def max_positions(self) -> int | None:
-        """The longest second source that the encoder's positions allow; None: no limit."""
-        return getattr(self.encoder, "max_positions", None)
-
-    @property
-    def stride(self) -> int:
-        """How many input vectors the encoder turns into one state."""
-        return int(getattr(self.encoder, "stride", 1))
+    def encode_source(self, source: Tensor, lengths: Tensor) -> Memory:
+        """The memory of this source alone, padded (B, S) ids or (B, S, F) numbers."""
+        memory: Memory = self.encoder(*self.frontend.embed_source(source, Segments(lengths)))
+        return memory
 
     def position_labels(self, length: int) -> list[str]:
-        """Labels of the states of a second source of `length` positions that is no text."""
+        """Labels of the encoder's states for a source of `length` positions that is no text."""
         labels: list[str] = self.frontend.position_labels(length)
         return labels[:: self.stride]
 
+
+class SecondSource(SourceEncoder):
+    """Encodes the second source and appends its states to those of the first."""
+
+    def __init__(self, size: int, width: int, d: int, parts: SecondSourceConfig) -> None:
+        super().__init__(size, width, parts.frontend, parts.encoder)
+        self.A = None if self.encoder.d == d else linear(self.encoder.d, d)
+        self.W = linear(d + self.encoder.d, d)
+
     def forward(self, first: Memory, source: Tensor, lengths: Tensor) -> Memory:
-        """Encode the second source, and append its states to those of the first: the memory of both."""
-        second: Memory = self.encoder(*self.frontend.embed_source(source, Segments(lengths)))
+        """The memory of both sources, from that of the first and the second itself."""
+        second = self.encode_source(source, lengths)
         values = None
         if first.values is not None or second.values is not None:
             values = self._append(first, attention_values(first), attention_values(second))
@@ -74,8 +79,3 @@ class SecondSource(nn.Module):
     def _append(self, first: Memory, h: Tensor, other: Tensor) -> Tensor:
         """h (B, n, D) and A other, (B, m, D) → (B, n + m, D), without padding between the two."""
         return append_after_lengths(h, first.lengths, other if self.A is None else self.A(other))
-
-
-def attention_values(memory: Memory) -> Tensor:
-    """The vectors that attention averages, (B, S, D): the memory's values, or its states where it has none."""
-    return memory.states if memory.values is None else memory.values

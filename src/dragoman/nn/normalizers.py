@@ -15,7 +15,7 @@ query whose keys are all masked gets zeros. Extras: "choice" (…, T), the log-p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -28,69 +28,50 @@ from dragoman.nn.losses import at_least_float32
 Extras = dict[str, Tensor]
 
 
-class Normalizer(Protocol):
-    """Scores e (…, T, S) → weights (…, T, S), and extras for the loss."""
+class Normalizer(nn.Module):
+    """Scores e (…, T, S) → weights (…, T, S), and extras for the loss: by default softmax over the allowed keys."""
 
-    is_stochastic: bool  # samples in training
-    depends_on_positions: bool  # of the keys
+    is_stochastic = False  # samples in training
+    depends_on_positions = False  # of the keys
 
-    def __call__(
+    def __init__(self, d_q: int) -> None:
+        super().__init__()
+
+    def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]: ...
+    ) -> tuple[Tensor, Extras]:
+        return match_dtype(e, normalize_masked(self.normalize, e, mask)), {}
+
+    @staticmethod
+    def normalize(e: Tensor) -> Tensor:
+        """The weights of scores e without a mask; both in float32 or float64."""
+        return e.softmax(-1)
 
 
 normalizers: Registry[Normalizer] = Registry("normalizer")
 
 
-# -- all keys --------------------------------------------------------------------------------------------------------
-
-
 @normalizers.register("softmax")
-class Softmax(nn.Module):
+class Softmax(Normalizer):
     """a = softmax(e): every key that is not masked gets some weight."""
-
-    is_stochastic = depends_on_positions = False
-
-    def __init__(self, d_q: int) -> None:
-        super().__init__()
-
-    def forward(
-        self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]:
-        """a = softmax(e) over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
-        return match_dtype(e, masked_softmax(e, mask)), {}
 
 
 @normalizers.register("sparsemax")
-class Sparsemax(nn.Module):
+class Sparsemax(Normalizer):
     """a = [e − τ]₊, the point of the simplex nearest to e: most keys get exactly 0 (Martins and Astudillo 2016)."""
 
-    is_stochastic = depends_on_positions = False
-
-    def __init__(self, d_q: int) -> None:
-        super().__init__()
-
-    def forward(
-        self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]:
-        """a = [e − τ]₊ over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
-        return match_dtype(e, normalize_masked(_Sparsemax.apply, e, mask)), {}
+    @staticmethod
+    def normalize(e: Tensor) -> Tensor:
+        return _Sparsemax.apply(e)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @normalizers.register("entmax15")
-class Entmax15(nn.Module):
+class Entmax15(Normalizer):
     """a = [e/2 − τ]₊², halfway between softmax and sparsemax: far keys get exactly 0 (Peters et al. 2019)."""
 
-    is_stochastic = depends_on_positions = False
-
-    def __init__(self, d_q: int) -> None:
-        super().__init__()
-
-    def forward(
-        self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Extras]:
-        """a = [e/2 − τ]₊² over the keys that are not masked, (…, T, S), and no extras; q, t and lengths are ignored."""
-        return match_dtype(e, normalize_masked(_Entmax15.apply, e, mask)), {}
+    @staticmethod
+    def normalize(e: Tensor) -> Tensor:
+        return _Entmax15.apply(e)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def masked_softmax(e: Tensor, mask: Tensor | None) -> Tensor:
@@ -119,7 +100,6 @@ class _Sparsemax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, e: Tensor) -> Tensor:
-        """a = [e − τ]₊ over the last dimension, with τ such that a sums to 1."""
         x, descending, k = _sort_scores(e)
         sums = descending.cumsum(-1)
         size = _support_size(1 + k * descending > sums)
@@ -139,7 +119,6 @@ class _Entmax15(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, e: Tensor) -> Tensor:
-        """a = [e/2 − τ]₊² over the last dimension, with τ such that a sums to 1."""
         x, descending, k = _sort_scores(e / 2)
         mean, square = descending.cumsum(-1) / k, descending.square().cumsum(-1) / k
         tau = mean - (1 / k - (square - mean.square())).clamp(min=0).sqrt()
@@ -172,11 +151,8 @@ def _sparse_backward(grad: Tensor, r: Tensor) -> Tensor:
     return r * (grad - (grad * r).sum(-1, keepdim=True) / r.sum(-1, keepdim=True))
 
 
-# -- one key ---------------------------------------------------------------------------------------------------------
-
-
 @normalizers.register("hard")
-class HardAttention(nn.Module):
+class HardAttention(Normalizer):
     """a = one key: sampled from softmax(e) in training, the argmax in evaluation (Xu et al. 2015).
 
     A sample has no gradient. Instead the extra "choice", `reward` × log p(sampled key), is multiplied by an advantage
@@ -186,7 +162,7 @@ class HardAttention(nn.Module):
     that all keys get a gradient.
     """
 
-    is_stochastic, depends_on_positions = True, False
+    is_stochastic = True
 
     def __init__(
         self,
@@ -197,13 +173,12 @@ class HardAttention(nn.Module):
         entropy: Annotated[float, Field(ge=0.0)] = 0.0,
         soft: UnitInterval = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(d_q)
         self.reward, self.discount, self.entropy, self.soft = reward, discount, entropy, soft
 
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        """One key per query, (…, T, S): sampled in training, with extras, else argmax; q, t and lengths are ignored."""
         p = masked_softmax(e, mask)
         if not self.training:
             return match_dtype(e, one_hot(p.argmax(-1), p, mask)), {}
@@ -226,46 +201,41 @@ def one_hot(key: Tensor, p: Tensor, mask: Tensor | None) -> Tensor:
     return a if mask is None else a.masked_fill(~mask, 0.0)
 
 
-# -- near keys -------------------------------------------------------------------------------------------------------
-
-
 @normalizers.register("local_m")
-class LocalMonotonic(nn.Module):
+class LocalMonotonic(Normalizer):
     """softmax over the keys at most `window` from the query's own position (Luong et al. 2015, local-m)."""
 
-    is_stochastic, depends_on_positions = False, True
+    depends_on_positions = True
 
     def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
-        super().__init__()
+        super().__init__(d_q)
         self.window = window
 
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        """softmax over the keys at most `window` from t (None: 0, 1, …), (…, T, S), no extras; q is ignored."""
         p = torch.arange(e.shape[-2], device=e.device) if t is None else t
         return match_dtype(e, masked_softmax(e, window_mask(p, self.window, real_keys(e, mask, lengths)))), {}
 
 
 @normalizers.register("local_p")
-class LocalPredictive(nn.Module):
+class LocalPredictive(Normalizer):
     """softmax over the keys at most `window` from a position p predicted from q (Luong et al. 2015, local-p).
 
     p = S sigmoid(vᵀ tanh(W q)) with S the number of real keys. The weights are multiplied by a Gaussian around p with
     σ = window / 2, which gives p a gradient; they then sum to less than 1, as in the paper.
     """
 
-    is_stochastic, depends_on_positions = False, True
+    depends_on_positions = True
 
     def __init__(self, d_q: int, *, window: PositiveInt = 10) -> None:
-        super().__init__()
+        super().__init__(d_q)
         self.window = window
         self.W, self.v = linear(d_q, d_q, bias=False), linear(d_q, 1, bias=False)
 
     def forward(
         self, e: Tensor, mask: Tensor | None, q: Tensor, t: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Extras]:
-        """softmax over the keys near p = S sigmoid(vᵀ tanh(W q)), times a Gaussian, no extras; t is ignored."""
         real = real_keys(e, mask, lengths)
         fraction = torch.sigmoid(at_least_float32(self.v(torch.tanh(self.W(q)))[..., 0]))  # (..., T)
         p = fraction * (last_key(real) + 1 if lengths is None else lengths)

@@ -11,7 +11,7 @@ B sentences, T target positions (or K hypotheses), S source positions, V vocabul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,16 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import Memory
-from dragoman.nn.attention import Attention
+from dragoman.nn.attention import Attention, AttentionSource
 from dragoman.nn.layers import linear
 
 
 @dataclass
 class PointerSource:
-    """The prepared source of a pointer; every tensor starts with the dimensions (sentence, 1)."""
+    """The source of a pointer: prepared for its attention, and the ids (B, 1, S) to copy."""
 
-    keys: Tensor  # (B, 1, S, ·)
-    values: Tensor  # (B, 1, S, D_memory)
-    mask: Tensor  # (B, 1, S)
-    ids: Tensor  # (B, 1, S)
+    attention: AttentionSource
+    ids: Tensor
 
 
 class Pointer(nn.Module):
@@ -39,21 +37,20 @@ class Pointer(nn.Module):
     def __init__(self, d: int, d_in: int, d_memory: int, score: Part) -> None:
         super().__init__()
         self.attention = Attention(d, d_memory, score, Part("softmax"))
-        if self.attention.uses_past_weights:
+        if self.attention.score.uses_past_weights:
             raise PartError(
                 f"pointer: score '{score.name}' needs the weights of earlier steps, which it lacks; use 'general'"
             )
         self.gate = linear(d + d_memory + d_in, 1)
 
     def prepare_source(self, memory: Memory) -> PointerSource:
-        """The keys, values and token ids of the source, computed once per sentence."""
+        """What depends on the source alone, computed once per sentence."""
         assert memory.source is not None
-        keys = self.attention.prepare_keys(memory.states)
-        return PointerSource(keys[:, None], memory.states[:, None], memory.mask[:, None], memory.source[:, None])
+        return PointerSource(self.attention.prepare_source(replace(memory, values=None)), memory.source[:, None])
 
     def forward(self, logits: Tensor, o: Tensor, y: Tensor, source: PointerSource) -> tuple[Tensor, Tensor]:
         """logits (B, T, V), o (B, T, D), y (B, T, D_in) → log p with copied words (B, T, V), and a (B, T, S)."""
-        c, a, _, _ = self.attention(o, source.keys[:, 0], source.values[:, 0], source.mask)
+        c, a, _, _ = self.attention(o, source.attention)
         g = torch.sigmoid(self.gate(torch.cat([o, c, y], -1)).float())  # (B, T, 1)
         p = g * logits.float().softmax(-1)  # (B, T, V)
         p = p.scatter_add(-1, source.ids.expand(-1, o.shape[1], -1), (1 - g) * a.float())

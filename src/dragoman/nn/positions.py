@@ -15,7 +15,7 @@ B batch, H heads, T queries at positions t, S keys at positions s, D width, d wi
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,76 +34,52 @@ class HeadSpec(NamedTuple):
     causal: bool  # queries attend to earlier keys only
 
 
-class PositionScheme(Protocol):
+class PositionScheme(nn.Module):
     """Adds the order of positions to vectors before the first block, or to attention inside the blocks."""
 
-    max_positions: int | None  # None: no limit
-    per_layer: bool  # every block has its own parameters, rather than one set for the whole stack
-    has_score_bias: bool  # `score_bias` returns a tensor
-    needs_weights: bool  # `value_bias` returns a tensor, so the attention weights must be formed
-
-    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        """The inputs of the first block with their positions, (B, T, D)."""
-        ...
-
-    def rotate(self, x: Tensor, t: Tensor) -> Tensor:
-        """Queries or keys (B, H, T, d), rotated to the positions t."""
-        ...
-
-    def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """What is added to the scores of queries q (B, H, T, d) for keys at s: (B or 1, H, T, S); None: nothing."""
-        ...
-
-    def value_bias(self, a: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """What is added to the context Σ a v for weights a (B, H, T, S): (B, H, T, d); None: nothing."""
-        ...
-
-
-positions: Registry[PositionScheme] = Registry("position")
-
-
-@positions.register("none")
-class NoPositions(nn.Module):
-    """x as it is: a set without order.
-
-    The base class of the other schemes. Its flags follow from the methods that a subclass overrides.
-    """
-
-    max_positions: int | None = None
-    per_layer = False
-    rotates = has_score_bias = needs_weights = False
+    max_positions: int | None = None  # None: no limit
+    per_layer = False  # every block has its own parameters, rather than one set for the whole stack
+    # These three follow from the methods that a subclass overrides.
+    rotates = False
+    has_score_bias = False
+    needs_weights = False  # `value_bias` returns a tensor, so the attention weights must be formed
 
     def __init__(self, d: int, heads: HeadSpec | None) -> None:
         super().__init__()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.rotates = cls.rotate is not NoPositions.rotate
-        cls.has_score_bias = cls.score_bias is not NoPositions.score_bias
-        cls.needs_weights = cls.value_bias is not NoPositions.value_bias
+        cls.rotates = cls.rotate is not PositionScheme.rotate
+        cls.has_score_bias = cls.score_bias is not PositionScheme.score_bias
+        cls.needs_weights = cls.value_bias is not PositionScheme.value_bias
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x (B, T, D) as it is; t is ignored."""
+        """The inputs of the first block with their positions t (B or 1, T): x (B, T, D) → (B, T, D)"""
         return x
 
     def rotate(self, x: Tensor, t: Tensor) -> Tensor:
-        """Queries or keys (B, H, T, d) as they are; t is ignored."""
+        """Queries or keys (B, H, T, d), rotated to the positions t."""
         return x
 
     def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """None, whatever the arguments: nothing is added to the scores."""
+        """What is added to the scores of queries q (B, H, T, d) for keys at s: (B or 1, H, T, S); None: nothing."""
         return None
 
     def value_bias(self, a: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """None, whatever the arguments: nothing is added to the context."""
+        """What is added to the context Σ a v for weights a (B, H, T, S): (B, H, T, d); None: nothing."""
         return None
 
 
-# -- added to the vectors ----------------------------------------------------------------------------------------------
+positions: Registry[PositionScheme] = Registry("position")
+
+
+@positions.register("none")
+class NoPositions(PositionScheme):
+    """x as it is: a set without order."""
 
 
 @positions.register("sinusoidal")
-class SinusoidalPositions(NoPositions):
+class SinusoidalPositions(PositionScheme):
     """x + PE(t), sines and cosines of geometric wavelengths; works beyond the training length."""
 
     def __init__(self, d: int, heads: HeadSpec | None, *, layout: Layout = "interleaved") -> None:
@@ -115,13 +91,12 @@ class SinusoidalPositions(NoPositions):
         self.frequencies: Tensor
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x + PE(t), sines and cosines of t: x (B, T, D), t (B or 1, T)."""
         angles = t[..., None].float() * self.frequencies  # (B, T, D/2)
         return x + _join_pairs(torch.sin(angles), torch.cos(angles), self.layout).to(x.dtype)
 
 
 @positions.register("learned")
-class LearnedPositions(NoPositions):
+class LearnedPositions(PositionScheme):
     """x + P[t], one trained vector for each of `length` positions."""
 
     def __init__(self, d: int, heads: HeadSpec | None, *, length: PositiveInt = 1024) -> None:
@@ -131,16 +106,12 @@ class LearnedPositions(NoPositions):
         nn.init.normal_(self.table.weight, std=d**-0.5)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x + P[t]: x (B, T, D), t (B or 1, T)."""
         y: Tensor = x + self.table(t)
         return y
 
 
-# -- added to the scores -----------------------------------------------------------------------------------------------
-
-
 @positions.register("shaw")
-class ShawPositions(NoPositions):
+class ShawPositions(PositionScheme):
     """e_ts = q_t · (k_s + A^K[s − t]) / √d, distances clipped at `distance`; `values` adds A^V too (Shaw et al. 2018).
 
     One vector for each distance, shared by the heads; every block has its own vectors.
@@ -156,13 +127,11 @@ class ShawPositions(NoPositions):
         self.values = _xavier_parameter(2 * distance + 1, heads.d_head) if values else None  # A^V
 
     def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """q_t · A^K[s − t] / √d, with s − t clipped: (B, H, T, S)"""
         # q against all 2k + 1 vectors, then the right one for each pair: no (T, S, d) tensor is formed.
         e: Tensor = q @ self.keys.to(q.dtype).T * self.scale  # (B, H, T, 2k + 1)
         return e.gather(-1, _clipped_index(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
     def value_bias(self, a: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """Σ_s a_ts A^V[s − t], with s − t clipped: (B, H, T, d); None without the option `values`"""
         if self.values is None:
             return None
         # The weights of all keys at one clipped distance, summed; then the vectors of the distances, averaged.
@@ -172,7 +141,7 @@ class ShawPositions(NoPositions):
 
 
 @positions.register("xl")
-class TransformerXLPositions(NoPositions):
+class TransformerXLPositions(PositionScheme):
     """e_ts = (q_t · k_s + (q_t + v_h) · W_h PE(s − t)) / √d, PE as in sinusoidal (Transformer-XL, Dai et al. 2019).
 
     Every block has its own W and v. The paper's u, which is added to queries before the dot product with keys, is the
@@ -194,14 +163,13 @@ class TransformerXLPositions(NoPositions):
         self.v = nn.Parameter(torch.zeros(self.heads.heads, 1, self.heads.d_head))
 
     def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """(q_t + v_h) · W_h PE(s − t) / √d, with s − t clipped: (B, H, T, S)"""
         r = (self.sinusoids.to(self.W.dtype) @ self.W).view(-1, *self.v.shape[::2]).movedim(0, -1)  # (H, d, 2k + 1)
         e: Tensor = (q + self.v.to(q.dtype)) @ r.to(q.dtype) * self.heads.d_head**-0.5  # (B, H, T, 2k + 1)
         return e.gather(-1, _clipped_index(t, s, self.distance).expand(*q.shape[:-1], -1))  # (B, H, T, S)
 
 
 @positions.register("t5")
-class T5Positions(NoPositions):
+class T5Positions(PositionScheme):
     """e_ts + b_h[bucket(s − t)]: buckets grow with the distance, up to `distance` (Raffel et al. 2020).
 
     In each direction the nearer half of the buckets hold one distance each, the others grow geometrically, and the last
@@ -226,7 +194,6 @@ class T5Positions(NoPositions):
         self.edges: Tensor
 
     def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """b_h[bucket(s − t)], (B, H, T, S); of q only the dtype counts"""
         b: Tensor = self.table(self.bucket_index(_relative_positions(t, s)[..., 0, :, :]))  # (B, T, S, H)
         return b.movedim(-1, -3).to(q.dtype)  # (B, H, T, S)
 
@@ -237,7 +204,7 @@ class T5Positions(NoPositions):
 
 
 @positions.register("alibi")
-class ALiBiPositions(NoPositions):
+class ALiBiPositions(PositionScheme):
     """e_ts − m_h |t − s|, a fixed slope for each head; works beyond the training length (Press et al. 2022)."""
 
     def __init__(self, d: int, heads: HeadSpec | None) -> None:
@@ -247,7 +214,6 @@ class ALiBiPositions(NoPositions):
         self.slopes: Tensor
 
     def score_bias(self, q: Tensor, t: Tensor, s: Tensor) -> Tensor | None:
-        """−m_h |t − s|, (B, H, T, S); of q only the dtype counts"""
         return (-self.slopes * _relative_positions(t, s).abs()).to(q.dtype)  # (B, H, T, S)
 
 
@@ -262,7 +228,6 @@ def _clipped_index(t: Tensor, s: Tensor, limit: int) -> Tensor:
 
 
 def _xavier_parameter(n: int, d: int) -> nn.Parameter:
-    """A parameter (n, d) with Glorot's uniform initial weights."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(n, d)))
 
 
@@ -284,11 +249,8 @@ def _alibi_slopes(heads: int) -> list[float]:
     return slopes + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
 
 
-# -- rotating queries and keys -----------------------------------------------------------------------------------------
-
-
 @positions.register("rotary")
-class RotaryPositions(NoPositions):
+class RotaryPositions(PositionScheme):
     """Queries and keys rotated by t / base^(2i/d), so that q·k depends on t − s alone (Su et al. 2021)."""
 
     def __init__(
@@ -303,7 +265,6 @@ class RotaryPositions(NoPositions):
         self.frequencies: Tensor
 
     def rotate(self, x: Tensor, t: Tensor) -> Tensor:
-        """Queries or keys (B, H, T, d), pair i rotated by the angle t / base^(2i/d)."""
         angles = t[..., None, :, None].float() * self.frequencies  # (B, 1, T, d/2)
         cos, sin = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
         if self.layout == "interleaved":
@@ -314,7 +275,6 @@ class RotaryPositions(NoPositions):
 
 
 def _require_heads(heads: HeadSpec | None, name: str) -> HeadSpec:
-    """The heads, or a PartError that position scheme `name` needs multi-head attention where there are none."""
     if heads is None:
         raise PartError(f"{name} positions need multi-head attention, which this part lacks; use sinusoidal or learned")
     return heads
@@ -323,23 +283,20 @@ def _require_heads(heads: HeadSpec | None, name: str) -> HeadSpec:
 # -- what engines may assume -------------------------------------------------------------------------------------------
 
 
+def is_additive(position: PositionScheme) -> bool:
+    """Whether the inputs of the first block are x + P[t] with one table P for all x, so that P can be cached."""
+    additive = PositionScheme.forward, SinusoidalPositions.forward, LearnedPositions.forward
+    return getattr(type(position), "forward", None) in additive
+
+
 def may_rotate(position: PositionScheme) -> bool:
     """Whether a scheme rotates queries and keys; a third party's scheme without a flag `rotates` may."""
     return getattr(position, "rotates", True)
 
 
-def is_additive(position: PositionScheme) -> bool:
-    """Whether the inputs of the first block are x + P[t] with one table P for all x, so that P can be cached."""
-    additive = NoPositions.forward, SinusoidalPositions.forward, LearnedPositions.forward
-    return getattr(type(position), "forward", None) in additive
-
-
 def acts_in_attention(position: PositionScheme) -> bool:
     """Whether a scheme changes queries, keys, scores or contexts."""
     return may_rotate(position) or position.has_score_bias or position.needs_weights
-
-
-# -- angles ------------------------------------------------------------------------------------------------------------
 
 
 def _frequencies(d: int, base: float) -> Tensor:

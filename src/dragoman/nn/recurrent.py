@@ -14,6 +14,7 @@ B batch, T length, L layers, D width. A state is a tuple of (L, B, D): h, and c 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -60,12 +61,8 @@ class RNNStack(nn.Module):
         for i in range(layers):
             width = (d if i else d_in) + d_context
             bidirectional = directions == "both" or (directions == "first" and i == 0)
-            layer = (
-                ResetBeforeGRU(width, d, bidirectional)
-                if reset == "before"
-                else RNNLayer(width, d, bidirectional, cell)
-            )
-            self.layers.append(layer)
+            build = ResetBeforeGRU if reset == "before" else RNNLayer
+            self.layers.append(build(width, d, bidirectional, cell))
 
     def forward(
         self, x: Tensor, state: HiddenState | None = None, lengths: Tensor | None = None, c: Tensor | None = None
@@ -110,14 +107,9 @@ class RNNLayer(nn.Module):
         super().__init__()
         self.num_directions, self.cell = 2 if bidirectional else 1, cell
         width = d // self.num_directions
-        self.rnn: nn.LSTM | nn.GRU | nn.RNN
-        if cell == "lstm":
-            self.rnn = nn.LSTM(d_in, width, batch_first=True, bidirectional=bidirectional)
-        elif cell == "gru":
-            self.rnn = nn.GRU(d_in, width, batch_first=True, bidirectional=bidirectional)
-        else:
-            f = cell.removeprefix("rnn_")
-            self.rnn = nn.RNN(d_in, width, nonlinearity=f, batch_first=True, bidirectional=bidirectional)
+        kinds = {"lstm": nn.LSTM, "gru": nn.GRU}
+        kind = kinds.get(cell) or partial(nn.RNN, nonlinearity=cell.removeprefix("rnn_"))
+        self.rnn = kind(d_in, width, batch_first=True, bidirectional=bidirectional)
 
     def forward(self, x: Tensor, state: HiddenState, lengths: Tensor | None) -> tuple[Tensor, HiddenState]:
         """x (B, T, D_in), state (B, D) each → (B, T, D), zeros at padding, and the final state of each row."""
@@ -134,10 +126,7 @@ class RNNLayer(nn.Module):
         return out, tuple(s.transpose(0, 1).flatten(1) for s in final)
 
     def step(self, x: Tensor, state: HiddenState) -> HiddenState:
-        """The state after one position, x (B, D_in), by torch's cells, which are faster than its layers.
-
-        Forward and backward of 64 rows of width 256 on a CPU took 3.7 ms, with the layer 12.4.
-        """
+        """The state after one position, x (B, D_in), by torch's cells: 3.7 ms where its layers take 12.4 (64 rows)."""
         weights = self.rnn.all_weights[0]  # W, U and their biases
         if self.cell == "lstm":
             return torch.lstm_cell(x, state, *weights)
@@ -148,7 +137,7 @@ class RNNLayer(nn.Module):
 class ResetBeforeGRU(nn.Module):
     """A GRU layer as the papers write it, n = tanh(W x + U (r ⊙ h')), in a plain loop, since torch lacks it."""
 
-    def __init__(self, d_in: int, d: int, bidirectional: bool) -> None:
+    def __init__(self, d_in: int, d: int, bidirectional: bool, cell: Cell = "gru") -> None:
         super().__init__()
         self.num_directions = 2 if bidirectional else 1
         self.cells = nn.ModuleList(

@@ -64,11 +64,9 @@ class DotScore(nn.Module):
             raise PartError(f"a dot score needs queries and keys of the same width, not {d_q} and {d_k}; use 'general'")
 
     def prepare_keys(self, k: Tensor) -> Tensor:
-        """The keys (…, S, D_k) as they are."""
         return k
 
     def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = q·k, times 1/√d in the scaled class: q (…, T, D), keys (…, S, D) → (…, T, S); past_weights is ignored."""
         return q @ keys.transpose(-1, -2) * self.scale
 
 
@@ -82,11 +80,7 @@ class ScaledDotScore(DotScore):
 
 
 def fused_scale(score: ScoreFunction) -> float | None:
-    """The s of a score that is exactly s q·k, which fused kernels compute; None: any other score.
-
-    Only the two classes here are known to be that: a third party's score may use `scale` for something else, and a
-    subclass may compute something else.
-    """
+    """The s of a score that is exactly s q·k, which fused kernels compute; None: any other score, subclasses too."""
     return score.scale if isinstance(score, DotScore) and type(score) in (DotScore, ScaledDotScore) else None
 
 
@@ -101,12 +95,10 @@ class GeneralScore(nn.Module):
         self.W = linear(d_k, d_q, bias=False)
 
     def prepare_keys(self, k: Tensor) -> Tensor:
-        """W k: (…, S, D_k) → (…, S, D_q)"""
         keys: Tensor = self.W(k)
         return keys
 
     def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = q · (W k), q (…, T, D_q), keys = W k (…, S, D_q) → (…, T, S); past_weights is ignored."""
         return q @ keys.transpose(-1, -2)
 
 
@@ -127,41 +119,63 @@ class ConcatScore(nn.Module):
         return nn.functional.linear(k, self.W.weight[:, self.d_q :], self.W.bias)
 
     def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = vᵀ tanh(W_q q + keys), keys = W_k k + b: q (…, T, D_q) → (…, T, S); past_weights is ignored."""
         return additive_score(nn.functional.linear(q, self.W.weight[:, : self.d_q]), keys, self.v.weight[0])
 
 
+class TanhScore(nn.Module):
+    """e = vᵀ tanh(W₁ q + W₂ k + what the past weights add): the base of the additive scores."""
+
+    uses_past_weights = True
+    v: nn.Linear
+
+    def __init__(self, d_q: int, d_k: int, width: int) -> None:
+        super().__init__()
+        self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
+
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        keys: Tensor = self.W2(k)
+        return keys
+
+    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
+        sums = pairwise_sum(self.W1(q), keys)  # (..., T, S, D)
+        if past_weights is not None:
+            sums = sums + self.past_term(past_weights)
+        e: Tensor = self.v(torch.tanh(sums))[..., 0]
+        return e
+
+    def past_term(self, past_weights: Tensor) -> Tensor:
+        """What the past weights (…, T, S) add to the sum: (…, T, S, D)"""
+        raise NotImplementedError
+
+    def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
+        return past_weights + a
+
+    def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
+        return None
+
+
 @scores.register("additive")
-class AdditiveScore(nn.Module):
+class AdditiveScore(TanhScore):
     """e = vᵀ tanh(W₁ q + W₂ k); widths may differ, `width` is the width of the sum (default: the keys')."""
 
     uses_past_weights = False
 
     def __init__(self, d_q: int, d_k: int, *, width: PositiveInt | None = None) -> None:
-        super().__init__()
         width = width or d_k
-        self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
+        super().__init__(d_q, d_k, width)
         self.v = linear(width, 1, bias=False)
 
-    def prepare_keys(self, k: Tensor) -> Tensor:
-        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
-        keys: Tensor = self.W2(k)
-        return keys
-
     def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = vᵀ tanh(W₁ q + keys), keys = W₂ k: q (…, T, D_q) → (…, T, S); past_weights is ignored."""
         return additive_score(self.W1(q), keys, self.v.weight[0])
 
 
 @scores.register("location")
-class LocationScore(nn.Module):
+class LocationScore(TanhScore):
     """e = vᵀ tanh(W₁ q + W₂ k + U f), f = F * α: additive, with features of the previous attention weights.
 
     F is a convolution with `filters` kernels of width `kernel` over the weights of the previous step, or, if
     `cumulative`, over the sum of the weights of all earlier steps. Outside of the source weights are 0.
     """
-
-    uses_past_weights = True
 
     def __init__(
         self,
@@ -173,75 +187,42 @@ class LocationScore(nn.Module):
         kernel: PositiveInt = 31,
         cumulative: bool = False,
     ) -> None:
-        super().__init__()
         if kernel % 2 == 0:
             raise PartError(f"a location score needs an odd kernel, centered on a key, not {kernel}; use {kernel + 1}")
         width = width or d_k
+        super().__init__(d_q, d_k, width)
         self.cumulative = cumulative
-        self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
         self.F = nn.Conv1d(1, filters, kernel, padding=kernel // 2, bias=False)
         self.U, self.v = linear(filters, width, bias=False), linear(width, 1, bias=False)
 
-    def prepare_keys(self, k: Tensor) -> Tensor:
-        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
-        keys: Tensor = self.W2(k)
-        return keys
-
-    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = vᵀ tanh(W₁ q + keys + U (F * past_weights)), keys = W₂ k; without past_weights, without U: (…, T, S)."""
-        sums = pairwise_sum(self.W1(q), keys)  # (..., T, S, D)
-        if past_weights is not None:
-            f = self.F(past_weights.flatten(0, -2)[:, None]).unflatten(
-                0, past_weights.shape[:-1]
-            )  # (..., T, filters, S)
-            sums = sums + self.U(f.transpose(-1, -2))
-        e: Tensor = self.v(torch.tanh(sums))[..., 0]
-        return e
+    def past_term(self, past_weights: Tensor) -> Tensor:
+        f = self.F(past_weights.flatten(0, -2)[:, None])  # (…, filters, S)
+        term: Tensor = self.U(f.unflatten(0, past_weights.shape[:-1]).transpose(-1, -2))
+        return term
 
     def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
-        """The weights a of this step, or, if `cumulative`, the sum of those of all steps, (…, T, S)."""
         return past_weights + a if self.cumulative else a
-
-    def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
-        """None, whatever the arguments: no term for the loss."""
-        return None
 
 
 @scores.register("coverage")
-class CoverageScore(nn.Module):
+class CoverageScore(TanhScore):
     """e = vᵀ tanh(W₁ q + W₂ k + w cov), cov = Σ α: additive, with the total attention each key has had so far.
 
     With `penalty` λ > 0, the coverage loss λ Σ_j min(a_j, cov_j) is added to the training loss.
     """
 
-    uses_past_weights = True
-
     def __init__(
         self, d_q: int, d_k: int, *, width: PositiveInt | None = None, penalty: Annotated[float, Field(ge=0.0)] = 0.0
     ) -> None:
-        super().__init__()
         width = width or d_k
+        super().__init__(d_q, d_k, width)
         self.penalty_weight = penalty
-        self.W1, self.W2 = linear(d_q, width, bias=False), linear(d_k, width)
         self.w, self.v = linear(1, width, bias=False), linear(width, 1, bias=False)
 
-    def prepare_keys(self, k: Tensor) -> Tensor:
-        """W₂ k + b: (…, S, D_k) → (…, S, width)"""
-        keys: Tensor = self.W2(k)
-        return keys
-
-    def forward(self, q: Tensor, keys: Tensor, past_weights: Tensor | None = None) -> Tensor:
-        """e = vᵀ tanh(W₁ q + keys + w past_weights), keys = W₂ k; without past_weights, without w: (…, T, S)."""
-        sums = pairwise_sum(self.W1(q), keys)  # (..., T, S, D)
-        if past_weights is not None:
-            sums = sums + self.w(past_weights[..., None])
-        e: Tensor = self.v(torch.tanh(sums))[..., 0]
-        return e
-
-    def update_past_weights(self, past_weights: Tensor, a: Tensor) -> Tensor:
-        """The sum of the weights of all steps so far, (…, T, S)."""
-        return past_weights + a
+    def past_term(self, past_weights: Tensor) -> Tensor:
+        term: Tensor = self.w(past_weights[..., None])
+        return term
 
     def penalty(self, past_weights: Tensor, a: Tensor) -> Tensor | None:
-        """λ Σ_j min(a_j, cov_j), (…, T), where cov is the sum of the weights before a; None if λ = 0."""
+        """λ Σ_j min(a_j, cov_j), (…, T), where cov is `past_weights`, summed already; None if λ = 0."""
         return self.penalty_weight * torch.minimum(a, past_weights).sum(-1) if self.penalty_weight else None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, PositiveInt
-from dragoman.core.types import PAD, Batch, Capacity, Memory, Output, PackedBatch, Segments
+from dragoman.core.types import PAD, Batch, Capacity, Memory, Output, PackedBatch
 from dragoman.nn.attention import record_attention
 from dragoman.nn.ctc import CTC
 from dragoman.nn.decoders import decoders
@@ -32,7 +32,7 @@ from dragoman.nn.heads import PredictionHead, heads
 from dragoman.nn.initialization import initializers
 from dragoman.nn.kernels.entropy import linear_cross_entropy
 from dragoman.nn.losses import cross_entropy, r_drop_loss, reinforce_loss, symmetric_kl, token_log_probs
-from dragoman.nn.multi_source import SecondSource, SecondSourceConfig
+from dragoman.nn.multi_source import SecondSource, SecondSourceConfig, SourceEncoder
 from dragoman.nn.pointer_generator import Pointer, PointerSource
 from dragoman.nn.scores import scores
 
@@ -65,7 +65,7 @@ class TracedState:
     padding: Tensor | None = None  # (B, 1, S)
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(SourceEncoder):
     """An encoder-decoder from its parts."""
 
     def __init__(
@@ -87,12 +87,9 @@ class Seq2Seq(nn.Module):
         ctc: bool = False,  # add a CTC output layer on the encoder's states
         initializer: Annotated[Part, initializers] = Part("default"),
     ) -> None:
-        super().__init__()
         if (decoder is None) == (head is None):
             raise PartError("set a decoder or a head, not both (with a head, set decoder: null)")
-        # Any, since engines and views read attributes beyond the protocols, of the parts that they know.
-        self.frontend: Any = frontends.build(frontend, source_size, width)
-        self.encoder: Any = encoders.build(encoder, self.frontend.d)
+        super().__init__(source_size, width, frontend, encoder)
         self.second_source = (
             None if second_source is None else SecondSource(second_source_size, width, self.encoder.d, second_source)
         )
@@ -126,7 +123,6 @@ class Seq2Seq(nn.Module):
         self.register_buffer("baseline", torch.zeros(()) if self.is_stochastic else None)
 
     def _build_pointer(self, score: Part | None, width: int, joint: bool) -> Pointer | None:
-        """The pointer with this attention score, None without one; PartError where the model cannot copy."""
         if score is None:
             return None
         if self.decoder is None:
@@ -178,6 +174,11 @@ class Seq2Seq(nn.Module):
         return limit
 
     @property
+    def max_second_source_positions(self) -> int | None:
+        """The longest second source that the positions allow; None: no limit."""
+        return None if self.second_source is None else getattr(self.second_source.encoder, "max_positions", None)
+
+    @property
     def max_target_positions(self) -> int | None:
         """The longest target that the positions allow, of decoder-only models with its source; None: no limit."""
         return getattr(self.decoder, "max_positions", None)
@@ -192,27 +193,12 @@ class Seq2Seq(nn.Module):
         second_source_lengths: Tensor | None = None,
     ) -> Memory:
         """The memory of padded sources, (B, S) ids or (B, S, F) numbers, with second sources if the model has them."""
-        memory: Memory = self.encoder(*self.frontend.embed_source(source, Segments(lengths)))
+        memory = self.encode_source(source, lengths)
         if self.second_source is not None:
             both: Memory = self.second_source(memory, second_source, second_source_lengths)
             return both
         memory.source = source
         return memory
-
-    @property
-    def stride(self) -> int:
-        """How many input vectors the encoder turns into one state."""
-        return int(getattr(self.encoder, "stride", 1))
-
-    @property
-    def max_second_source_positions(self) -> int | None:
-        """The longest second source that the positions allow; None: no limit."""
-        return None if self.second_source is None else self.second_source.max_positions
-
-    def position_labels(self, length: int) -> list[str]:
-        """Labels of the encoder's states for a source of `length` positions that is no text."""
-        labels: list[str] = self.frontend.position_labels(length)
-        return labels[:: self.stride]
 
     def ctc_log_probs(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """log p (B, S, V) of the CTC layer at each state, and the number of real states (B,)."""
@@ -222,15 +208,14 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target: Tensor, memory: Memory) -> Output:
         """Teacher forcing: hidden vectors for every next token after target tokens (B, T)."""
-        output, _ = self._decode(target, memory)
-        return output
+        return self._decode(target, memory)[0]
 
-    def _decode(self, target: Tensor, memory: Memory) -> tuple[Output, Tensor]:
-        """Teacher forcing over target (B, T): the decoder's output, and logits (with a pointer log p), (B, T, V)."""
+    def _decode(self, target: Tensor, memory: Memory) -> tuple[Output, Tensor | None]:
+        """Teacher forcing over target (B, T): the decoder's output, and a pointer's log p, (B, T, V)."""
         y = self.embedding(target)
         output: Output = self.decoder(y, memory)
         if self.pointer is None:
-            return output, self.logits(output.o)
+            return output, None
         log_p, a = self.pointer(self.logits(output.o), output.o, y, self.pointer.prepare_source(memory))
         return replace(output, attention=a if output.attention is None else output.attention), log_p
 
@@ -241,40 +226,29 @@ class Seq2Seq(nn.Module):
 
     def forward(self, batch: Batch, inputs: Tensor | None = None) -> Seq2SeqOutput:
         """Teacher forcing over a batch; `inputs` (B, T) replace the gold tokens that the decoder reads."""
-        if self.pointer is None:
-            o, gold, output = self._hidden_states(batch, inputs)
+        o, gold, output, log_p = self._hidden_states(batch, inputs)
+        if log_p is None:
             return Seq2SeqOutput(self.logits(o), gold, output)
-        memory = self.encode(*batch.encoder_inputs)
-        output, logits = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
-        self._add_ctc_loss(output, memory, batch)
-        gold = batch.target[:, 1:]
         if batch.token_labels is not None:
-            if "prefix" not in output.extras:
-                raise PartError(NEEDS_PREFIX)
-            logits = torch.cat([self.logits(output.extras["prefix"]), logits], 1)
-            gold = torch.cat([batch.token_labels, gold], 1)
-        return Seq2SeqOutput(logits, gold, output)
+            log_p = torch.cat([self.logits(output.extras["prefix"]), log_p], 1)
+        return Seq2SeqOutput(log_p, gold, output)
 
-    def _hidden_states(self, batch: Batch, inputs: Tensor | None) -> tuple[Tensor, Tensor, Output]:
-        """Teacher forcing up to the output layer: hidden vectors (B, N, D), gold tokens (B, N), whole output."""
+    def _hidden_states(self, batch: Batch, inputs: Tensor | None) -> tuple[Tensor, Tensor, Output, Tensor | None]:
+        """Teacher forcing: hidden vectors (B, N, D), gold tokens (B, N), whole output, a pointer's log p (B, T, V)."""
         memory = self.encode(*batch.encoder_inputs)
         if self.head is not None:
             output = self.head(memory)
-            return output.o, self.head.gold_labels(batch), output
-        output = self.decoder(self.embedding(batch.target[:, :-1] if inputs is None else inputs), memory)
-        self._add_ctc_loss(output, memory, batch)
+            return output.o, self.head.gold_labels(batch), output, None
+        output, log_p = self._decode(batch.target[:, :-1] if inputs is None else inputs, memory)
+        if self.ctc is not None:
+            output.extras["ctc"] = self.ctc.loss(memory, batch)
         o, gold = output.o, batch.target[:, 1:]
         if batch.token_labels is not None:
             if "prefix" not in output.extras:
                 raise PartError(NEEDS_PREFIX)
             # One sequence: the predictions at the source's positions come first.
             o, gold = torch.cat([output.extras["prefix"], o], 1), torch.cat([batch.token_labels, gold], 1)
-        return o, gold, output
-
-    def _add_ctc_loss(self, output: Output, memory: Memory, batch: Batch) -> None:
-        """Add the loss of the CTC layer to the extras of the output, if the model has one."""
-        if self.ctc is not None:
-            output.extras["ctc"] = self.ctc.loss(memory, batch)
+        return o, gold, output, log_p
 
     def loss(
         self,
@@ -285,20 +259,16 @@ class Seq2Seq(nn.Module):
         ctc: float = 0.0,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """The summed loss of a batch: cross entropy, penalties; `ctc` and `r_drop` weight the CTC and R-Drop terms.
-
-        With `r_drop` the loss is that of two passes and of their symmetric KL (Liang et al. 2021).
-        """
+        """The summed loss of a batch: cross entropy, penalties; `ctc` and `r_drop` weight the CTC and R-Drop terms."""
         twice = r_drop > 0 and self.training
-        if (
-            self.uses_fused_loss
-            and torch.is_grad_enabled()
-            and self.pointer is None
-            and not self.is_stochastic
-            and not twice
-        ):
-            o, gold, output = self._hidden_states(batch, inputs)
-            return interpolate_ctc(self._fused_loss(o, gold, output, smoothing), output, ctc)
+        needs_logits = twice or self.pointer is not None or self.is_stochastic
+        if self.uses_fused_loss and torch.is_grad_enabled() and not needs_logits:
+            o, gold, output, _ = self._hidden_states(batch, inputs)
+            x, y = o.flatten(0, 1), gold.flatten()
+            if not o.is_cuda:  # on a GPU the selection would need a synchronization
+                x, y = x[y != PAD], y[y != PAD]
+            total = linear_cross_entropy(x, self.output.weight, self.output.bias, y, smoothing)
+            return interpolate_ctc(add_penalty(total, gold, output), output, ctc)
         first = self(batch, inputs)
         total = interpolate_ctc(self._loss(first, smoothing), first.output, ctc)
         if twice:
@@ -308,25 +278,12 @@ class Seq2Seq(nn.Module):
             total = total + r_drop / 2 * symmetric_kl(first.logits, second.logits, first.gold)
         return total
 
-    def _fused_loss(self, o: Tensor, gold: Tensor, output: Output, smoothing: float) -> Tensor:
-        """Summed cross entropy and penalties without holding the logits of all positions at once."""
-        x, y = o.flatten(0, 1), gold.flatten()
-        if not o.is_cuda:  # on a GPU the selection would need a synchronization
-            x, y = x[y != PAD], y[y != PAD]
-        total = linear_cross_entropy(x, self.output.weight, self.output.bias, y, smoothing)
-        if "penalty" in output.extras:
-            total = total + (output.extras["penalty"] * (gold[:, -output.o.shape[1] :] != PAD)).sum()
-        return total
-
     def _loss(self, result: Seq2SeqOutput, smoothing: float) -> Tensor:
         """Summed cross entropy, penalties and hard attention's REINFORCE term; updates its baseline in training."""
         logits, gold, output = result
-        total = cross_entropy(logits, gold, smoothing)
-        real = gold[:, -output.o.shape[1] :] != PAD if output.o.shape[1] else gold[:, :0] != PAD
-        if "penalty" in output.extras:
-            total = total + (output.extras["penalty"] * real).sum()
+        total = add_penalty(cross_entropy(logits, gold, smoothing), gold, output)
         if "choice" in output.extras and self.baseline is not None:
-            log_p = token_log_probs(logits, gold).detach()
+            log_p, real = token_log_probs(logits, gold).detach(), real_targets(gold, output)
             total = total + reinforce_loss(output.extras["choice"], log_p, self.baseline, real, self.discount)
             if self.training:
                 mean = (log_p.sum() / real.sum().clamp(min=1)).to(self.baseline.dtype)
@@ -353,10 +310,7 @@ class Seq2Seq(nn.Module):
         return None
 
     def packed_loss(self, batch: PackedBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
-        """The summed loss of a packed batch, without holding the logits of all positions at once.
-
-        With `r_drop` the loss is that of two passes, with the logits of all positions.
-        """
+        """The summed loss of a packed batch; only with `r_drop` are the logits of all positions held at once."""
         if r_drop:
             first, second = (self.logits(self._packed_hidden(batch)) for _ in range(2))
             return r_drop_loss(first, second, batch.gold, smoothing, r_drop)
@@ -364,7 +318,6 @@ class Seq2Seq(nn.Module):
         return linear_cross_entropy(o, self.output.weight, self.output.bias, batch.gold[0], smoothing)
 
     def _packed_hidden(self, batch: PackedBatch) -> Tensor:
-        """The hidden vectors of a packed batch, (1, N, D), by teacher forcing."""
         memory: Memory = self.encoder(self.frontend(batch.source), batch.sources)
         output: Output = self.decoder(self.embedding(batch.target), memory, batch.targets)
         return output.o
@@ -402,6 +355,17 @@ class Seq2Seq(nn.Module):
         output, decoder = self.decoder.step(y, state.decoder)
         log_p, a = self.pointer(self.logits(output.o), output.o, y, state.source)
         return log_p, PointerState(decoder, state.source), a if output.attention is None else output.attention
+
+
+def real_targets(gold: Tensor, output: Output) -> Tensor:
+    """(B, T): true where the output predicts a gold token (B, N) of the target; labels of a prefix come before them."""
+    return gold[:, gold.shape[1] - output.o.shape[1] :] != PAD
+
+
+def add_penalty(loss: Tensor, gold: Tensor, output: Output) -> Tensor:
+    """The loss plus the penalties of the output's extras, those at padding excluded."""
+    penalty = output.extras.get("penalty")
+    return loss if penalty is None else loss + (penalty * real_targets(gold, output)).sum()
 
 
 def interpolate_ctc(loss: Tensor, output: Output, ctc: float) -> Tensor:

@@ -8,39 +8,39 @@
 The last two keep one vector where attention keeps all keys and values, so a decoder's step costs the same at any
 length. They read from left to right, so they work in decoders only.
 
-All positions at once (`forward`), or one more for each hypothesis (`step`). `start` builds the state after a prefix
-(B, S, D) of `lengths` real positions (S may be 0), with room for `capacity` more positions of K hypotheses.
-
 B sentences, K hypotheses, H heads, T positions, C capacity, D width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import Registry
+from dragoman.core.registry import Part, Registry
 from dragoman.nn.attention import AttentionMask, MultiHeadAttention, MultiHeadConfig, record
-from dragoman.nn.layers import FeedForward, linear
+from dragoman.nn.layers import Activation, FeedForward, linear
 from dragoman.nn.normalizers import masked_softmax, match_dtype
 from dragoman.nn.positions import PositionScheme
 
 
-class MixerConfig(NamedTuple):
-    """The options of a block that its token mixer uses."""
+class BlockConfig(NamedTuple):
+    """The options that all blocks of a stack share."""
 
     heads: MultiHeadConfig
     feedforward: int
+    activation: Activation
+    norm: Part
+    norm_order: Literal["pre", "post"]
     dropout: float
+    mixer: Part
     causal: bool  # positions see only earlier positions
 
 
 class TokenMixer(Protocol):
-    """(B, T, D) → (B, T, D), each position from the positions that it may see."""
+    """(B, T, D) → (B, T, D), each position from those that it may see; `packing_blocker` is optional."""
 
     has_heads: bool  # position schemes can act inside it
     is_left_to_right: bool  # it can only see earlier positions
@@ -48,29 +48,18 @@ class TokenMixer(Protocol):
     def __call__(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor: ...
 
     def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Any:
-        """The state after a prefix x (B, S, D), with room for `capacity` more positions of each hypothesis."""
+        """The state after a prefix x (B, S, D) of `lengths` positions, with room for `capacity` more; S may be 0."""
         ...
 
     def step(self, x: Tensor, state: Any, t: Tensor, position: PositionScheme) -> tuple[Tensor, Any]:
         """One position for each hypothesis, x (B, K, D) at t (B, 1) → (B, K, D), and the next state."""
         ...
 
-    def packing_blocker(self, position: PositionScheme | None) -> str | None:
-        """Why this mixer cannot run over packed rows; None: it can."""
-        ...
-
 
 mixers: Registry[TokenMixer] = Registry("mixer")
 
-NEEDS_PADDING = "mixer '{}' supports only padded rows"
 
-
-@dataclass
-class KeyValueCache:
-    """The keys and values of earlier positions, (B, K, G, C, ·) each."""
-
-    k: Tensor
-    v: Tensor
+KeyValueCache = tuple[Tensor, Tensor]  # the keys and values of earlier positions, (B, K, G, C, ·) each
 
 
 def allocate_cache(x: Tensor, hypotheses: int, capacity: int) -> Tensor:
@@ -97,32 +86,30 @@ class SelfAttention(MultiHeadAttention):
 
     has_heads, is_left_to_right = True, False
 
-    def __init__(self, d: int, config: MixerConfig) -> None:
+    def __init__(self, d: int, config: BlockConfig) -> None:
         super().__init__(d, d, config.heads)
 
     def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:  # type: ignore[override]
-        """Multi-head attention of x (B, T, D) to itself, as the mask allows → (B, T, D)."""
         k, v = self.project_keys_values(x, position, mask.t)
         return super().forward(x, k, v, mask, position)
 
     def start(
         self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme
     ) -> KeyValueCache:
-        """The keys and values of a prefix x (B, S, D), with capacity for later positions; `lengths` is ignored."""
         k, v = self.project_keys_values(x, position, torch.arange(x.shape[1], device=x.device)[None])
-        return KeyValueCache(allocate_cache(k, hypotheses, capacity), allocate_cache(v, hypotheses, capacity))
+        return allocate_cache(k, hypotheses, capacity), allocate_cache(v, hypotheses, capacity)
 
     def step(
         self, x: Tensor, state: KeyValueCache, t: Tensor, position: PositionScheme
     ) -> tuple[Tensor, KeyValueCache]:
-        """x (B, K, D) at t (B, 1) attends to the cache and itself; writes its keys and values into the cache."""
         (B, K), rows = x.shape[:2], x.flatten(0, 1)[:, None]  # (B · K, 1, D)
         row_t = t.repeat_interleave(K, 0)  # (B · K, 1)
         k, v = (y.view(B, K, *y.shape[1:]) for y in self.project_keys_values(rows, position, row_t))  # (B, K, G, 1, ·)
-        write_cache(state.k, k, t)
-        write_cache(state.v, v, t)
-        mask = AttentionMask(row_t, past_mask(state.k, t, K), lengths=row_t[:, None] + 1)
-        y = super().forward(rows, state.k.flatten(0, 1), state.v.flatten(0, 1), mask, position)
+        keys, values = state
+        write_cache(keys, k, t)
+        write_cache(values, v, t)
+        mask = AttentionMask(row_t, past_mask(keys, t, K), lengths=row_t[:, None] + 1)
+        y = super().forward(rows, keys.flatten(0, 1), values.flatten(0, 1), mask, position)
         return y.view(x.shape), state
 
 
@@ -132,12 +119,11 @@ class ParameterFreeAttention(nn.Module):
 
     has_heads = is_left_to_right = False
 
-    def __init__(self, d: int, config: MixerConfig, *, scale: bool = False) -> None:
+    def __init__(self, d: int, config: BlockConfig, *, scale: bool = False) -> None:
         super().__init__()
         self.scale = d**-0.5 if scale else 1.0  # x_i·x_j / √D, as Transformers do
 
     def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
-        """y_i = Σ_j softmax_j(x_i·x_j) x_j over the allowed positions, (B, T, D); `position` is ignored."""
         allowed = None if mask.allowed is None else mask.allowed[:, 0]
         if mask.causal:
             earlier = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -152,21 +138,15 @@ class ParameterFreeAttention(nn.Module):
         return a @ x
 
     def start(self, x: Tensor, lengths: Tensor, hypotheses: int, capacity: int, position: PositionScheme) -> Tensor:
-        """A prefix's vectors with capacity for later ones, (B, K, C, D); ignores `lengths` and `position`."""
         return allocate_cache(x, hypotheses, capacity)  # (B, K, C, D)
 
     def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
-        """x (B, K, D) at t (B, 1) attends to the cache and itself; writes x into the cache; `position` is ignored."""
         write_cache(state, x[:, :, None], t)
         mask = past_mask(state, t, x.shape[1])[:, 0]  # (B · K, 1, C)
         return self.attend(x.flatten(0, 1)[:, None], state.flatten(0, 1), mask).view(x.shape), state
 
-    def packing_blocker(self, position: PositionScheme | None) -> str | None:
-        """Always a reason, whatever the positions: it needs padded rows."""
-        return NEEDS_PADDING.format("parameter_free")
 
-
-def require_causal(name: str, config: MixerConfig) -> None:
+def require_causal(name: str, config: BlockConfig) -> None:
     """Raise PartError if a mixer that reads from left to right is built outside of a decoder."""
     if not config.causal:
         raise PartError(
@@ -181,7 +161,7 @@ class AverageAttention(nn.Module):
 
     has_heads, is_left_to_right = False, True
 
-    def __init__(self, d: int, config: MixerConfig, *, feedforward: bool = True, gate: bool = True) -> None:
+    def __init__(self, d: int, config: BlockConfig, *, feedforward: bool = True, gate: bool = True) -> None:
         super().__init__()
         require_causal("average", config)
         bias, inner = config.heads.bias, config.feedforward
@@ -191,7 +171,6 @@ class AverageAttention(nn.Module):
         self.gate = linear(2 * d, 2 * d, bias) if gate else None
 
     def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
-        """y_t = i ⊙ x_t + f ⊙ FFN(mean of x_1 … x_t), (B, T, D); `mask` and `position` are ignored."""
         counts = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
         return self.apply_gate(x, x.cumsum(1) / counts)
 
@@ -210,13 +189,8 @@ class AverageAttention(nn.Module):
         return total[:, None].expand(-1, hypotheses, -1).contiguous()  # (B, K, D): Σ x_j so far
 
     def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
-        """y_t from the mean of the inputs up to t, (B, K, D), and their sum as next state; ignores `position`."""
         total = state + x
         return self.apply_gate(x, total / (t + 1)[..., None]), total
-
-    def packing_blocker(self, position: PositionScheme | None) -> str | None:
-        """Always a reason, whatever the positions: it needs padded rows."""
-        return NEEDS_PADDING.format("average")
 
 
 @mixers.register("ssru")
@@ -225,13 +199,12 @@ class SSRU(nn.Module):
 
     has_heads, is_left_to_right = False, True
 
-    def __init__(self, d: int, config: MixerConfig) -> None:
+    def __init__(self, d: int, config: BlockConfig) -> None:
         super().__init__()
         require_causal("ssru", config)
         self.W, self.Wf = linear(d, d, bias=False), linear(d, d, config.heads.bias)
 
     def forward(self, x: Tensor, mask: AttentionMask, position: PositionScheme) -> Tensor:
-        """y_t = ReLU(c_t), (B, T, D), by a parallel scan; `mask` and `position` are ignored."""
         return torch.relu(self.scan(x))
 
     def scan(self, x: Tensor) -> Tensor:
@@ -256,11 +229,6 @@ class SSRU(nn.Module):
         return c.expand(-1, hypotheses, -1).contiguous()
 
     def step(self, x: Tensor, state: Tensor, t: Tensor, position: PositionScheme) -> tuple[Tensor, Tensor]:
-        """y_t = ReLU(c_t) and c_t from c_{t-1}, (B, K, D) each; `t` and `position` are ignored."""
         f = torch.sigmoid(self.Wf(x))
         c = f * state + (1 - f) * self.W(x)
         return torch.relu(c), c
-
-    def packing_blocker(self, position: PositionScheme | None) -> str | None:
-        """Always a reason, whatever the positions: it needs padded rows."""
-        return NEEDS_PADDING.format("ssru")

@@ -32,7 +32,6 @@ class TeacherForcing:
     """Teacher forcing: every input is the gold token."""
 
     def teacher_forcing_ratio(self, t: int) -> float:
-        """1 at every step t."""
         return 1.0
 
 
@@ -44,7 +43,6 @@ class LinearSampling:
         self.steps, self.floor = steps, floor
 
     def teacher_forcing_ratio(self, t: int) -> float:
-        """max(floor, 1 − t / steps)."""
         return max(self.floor, 1.0 - t / self.steps)
 
 
@@ -56,7 +54,6 @@ class ExponentialSampling:
         self.k = k
 
     def teacher_forcing_ratio(self, t: int) -> float:
-        """k^t."""
         return float(self.k**t)
 
 
@@ -68,5 +65,4 @@ class InverseSigmoidSampling:
         self.k = k
 
     def teacher_forcing_ratio(self, t: int) -> float:
-        """k / (k + e^(t/k))."""
         return self.k / (self.k + math.exp(min(t / self.k, 700.0)))

@@ -12,48 +12,31 @@ plateau        t/w, then × decay whenever `patience` validations in a row have 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from dragoman.core.registry import NonNegativeInt, PositiveInt, Registry, UnitInterval
 
 ScheduleState = dict[str, float]  # what a checkpoint keeps of a schedule
 
 
-class Schedule(Protocol):
-    """The learning rate of every step, as a factor of its peak."""
+class Schedule:
+    """The learning rate of every step, as a factor of its peak; without a state, unless a subclass has one."""
 
     def factor(self, t: int) -> float:
         """The factor of step t, counted from 1."""
-        ...
+        raise NotImplementedError
 
     def observe(self, improved: bool) -> None:
         """Take note of a validation, and whether it was the best so far."""
-        ...
 
     def state(self) -> ScheduleState:
         """What has to be saved to resume."""
-        ...
-
-    def restore(self, state: ScheduleState) -> None:
-        """Continue from a saved state."""
-        ...
-
-
-schedules: Registry[Schedule] = Registry("schedule")
-
-
-class Stateless:
-    """A schedule that is a function of the step alone."""
-
-    def observe(self, improved: bool) -> None:
-        """Do nothing: validations change nothing."""
-
-    def state(self) -> ScheduleState:
-        """Empty: nothing has to be saved."""
         return {}
 
     def restore(self, state: ScheduleState) -> None:
-        """Do nothing: there is nothing to restore."""
+        """Continue from a saved state."""
+
+
+schedules: Registry[Schedule] = Registry("schedule")
 
 
 def warmup_factor(t: int, warmup: int) -> float:
@@ -67,57 +50,50 @@ def decay_progress(t: int, warmup: int, steps: int) -> float:
 
 
 @schedules.register("constant")
-class Constant(Stateless):
+class Constant(Schedule):
     """Constant after a warm-up."""
 
     def __init__(self, steps: int, *, warmup: NonNegativeInt = 0) -> None:
         self.warmup = warmup
 
     def factor(self, t: int) -> float:
-        """min(t/w, 1); 1 without a warm-up."""
         return warmup_factor(t, self.warmup)
 
 
 @schedules.register("inverse_sqrt")
-class InverseSqrt(Stateless):
+class InverseSqrt(Schedule):
     """Linear warm-up, or the peak from the start (`flat`), then decay with 1/√t."""
 
     def __init__(self, steps: int, *, warmup: PositiveInt = 4000, flat: bool = False) -> None:
         self.warmup, self.flat = warmup, flat
 
     def factor(self, t: int) -> float:
-        """min(t/w, √(w/t)), or min(1, √(w/t)) where flat."""
         return min(1.0 if self.flat else t / self.warmup, math.sqrt(self.warmup / t))
 
 
 @schedules.register("linear")
-class Linear(Stateless):
+class Linear(Schedule):
     """Linear warm-up, then linear decay to `floor` at the last step."""
 
     def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
         self.steps, self.warmup, self.floor = steps, warmup, floor
 
     def factor(self, t: int) -> float:
-        """t/w, then a straight line down to `floor` at the last step."""
         down = 1.0 - (1.0 - self.floor) * decay_progress(t, self.warmup, self.steps)
         return warmup_factor(t, self.warmup) * down
 
 
 @schedules.register("cosine")
-class Cosine(Stateless):
+class Cosine(Linear):
     """Linear warm-up, then half a cosine down to `floor` at the last step."""
 
-    def __init__(self, steps: int, *, warmup: NonNegativeInt = 0, floor: UnitInterval = 0.0) -> None:
-        self.steps, self.warmup, self.floor = steps, warmup, floor
-
     def factor(self, t: int) -> float:
-        """t/w, then half a cosine down to `floor` at the last step."""
         wave = (1.0 + math.cos(math.pi * decay_progress(t, self.warmup, self.steps))) / 2
         return warmup_factor(t, self.warmup) * (self.floor + (1.0 - self.floor) * wave)
 
 
 @schedules.register("halving")
-class Halving(Stateless):
+class Halving(Schedule):
     """The peak until step `start`, then × decay there and every `every` steps (Sutskever 2014, Luong 2015).
 
     The defaults are Sutskever's: after 5 of 7.5 epochs, every half epoch.
@@ -137,13 +113,12 @@ class Halving(Stateless):
         self.every = every or max(steps // 15, 1)
 
     def factor(self, t: int) -> float:
-        """min(t/w, 1), times decay once for each `every` steps begun after `start`."""
         times = math.ceil(max(t - self.start, 0) / self.every)
         return warmup_factor(t, self.warmup) * self.decay**times
 
 
 @schedules.register("plateau")
-class Plateau:
+class Plateau(Schedule):
     """The peak, multiplied by decay after every `patience` validations without improvement."""
 
     def __init__(
@@ -153,19 +128,15 @@ class Plateau:
         self.level, self.bad_validations = 1.0, 0
 
     def factor(self, t: int) -> float:
-        """min(t/w, 1), times the level that validations have brought it to."""
         return warmup_factor(t, self.warmup) * self.level
 
     def observe(self, improved: bool) -> None:
-        """Lower the level after `patience` validations in a row without improvement."""
         self.bad_validations = 0 if improved else self.bad_validations + 1
         if self.bad_validations >= self.patience:
             self.level, self.bad_validations = self.level * self.decay, 0
 
     def state(self) -> ScheduleState:
-        """The level, and the validations since the last improvement."""
         return {"level": self.level, "bad_validations": self.bad_validations}
 
     def restore(self, state: ScheduleState) -> None:
-        """Continue with a saved level and count."""
         self.level, self.bad_validations = float(state["level"]), int(state["bad_validations"])

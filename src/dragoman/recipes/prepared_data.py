@@ -34,7 +34,7 @@ def prepare_data(run: RecipeRun, part: str) -> Path:
                 files.make_folder(folder)
                 (folder / ORIGIN_FILE).unlink(missing_ok=True)
                 with tables.record_files_read() as line_counts:
-                    run.loaded.prepare_module.prepare(data_sets, part, folder)
+                    run.loaded.recipe_module.prepare(data_sets, part, folder)
                 _require_nonempty(run, folder, line_counts, data_sets)
                 if run.example or not data_sets:
                     origin = DataOrigin(_data_sources(run))
@@ -136,5 +136,5 @@ def _make_example_sets(run: RecipeRun) -> dict[str, Path]:
     data_sets = {name: run.out / "example" / name for name in run.recipe.data or ["example"]}
     for folder in data_sets.values():
         files.make_folder(folder)
-    run.loaded.prepare_module.make_example(data_sets, random.Random(1))
+    run.loaded.recipe_module.make_example(data_sets, random.Random(1))
     return data_sets

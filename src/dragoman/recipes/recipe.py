@@ -136,8 +136,8 @@ class LoadedRecipe:
         return (self.folder / "README.md").read_text(encoding="utf-8")
 
     @property
-    def prepare_module(self) -> ModuleType:
-        """Import prepare.py: `prepare`, `make_example`, perhaps `baseline_outputs` and `predict_outputs`."""
+    def recipe_module(self) -> ModuleType:
+        """The module recipes.NAME.prepare: `prepare`, `make_example`, some `baseline_outputs` or `predict_outputs`."""
         return importlib.import_module(f"dragoman.recipes.{self.folder.name}.prepare")
 
     def select_jobs(self, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[TrainingJob]:

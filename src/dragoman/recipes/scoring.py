@@ -18,8 +18,8 @@ from typing import NamedTuple, NotRequired, TypedDict
 from dragoman.config import Config
 from dragoman.core import files
 from dragoman.core.types import Example
+from dragoman.data.lines import format_count
 from dragoman.data.quality.diagnosis import check_pairs
-from dragoman.data.quality.report import format_count
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.evaluation.metrics import metrics
 from dragoman.evaluation.significance import bootstrap_interval
@@ -168,7 +168,7 @@ def find_overlap(run: RecipeRun, job: TrainingJob, config: Config) -> dict[str, 
 
 def predict_outputs(run: RecipeRun, model: Pipeline, examples: Sequence[Example], system: str) -> list[str]:
     """The model's output text for each example; a recipe's own `predict_outputs` is used where there is one."""
-    module = run.loaded.prepare_module
+    module = run.loaded.recipe_module
     predict: Callable[[Pipeline, Sequence[Example], str], list[str]] | None = getattr(module, "predict_outputs", None)
     if predict is not None:
         return predict(model, examples, system)
@@ -183,7 +183,7 @@ def read_groups(test: Path) -> list[str] | None:
 
 def score_baselines(run: RecipeRun, job: TrainingJob, examples: Sequence[Example]) -> dict[str, dict[str, ScoreValue]]:
     """The scores of the outputs that the recipe's `baseline_outputs` returns, by baseline; {} if it has none."""
-    module = run.loaded.prepare_module
+    module = run.loaded.recipe_module
     baseline_outputs: Callable[[Path, str], dict[str, list[str]]] | None = getattr(module, "baseline_outputs", None)
     if baseline_outputs is None:
         return {}

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -22,18 +24,17 @@ from dragoman.core.types import Capacity, Hypothesis, Step
 
 Start = Callable[[Capacity], Any]  # hypotheses and tokens to allocate for → the decoder's state before the first token
 Trace = list[dict[str, Any]]  # what a beam kept and dropped, see tracing.py
+OnToken = Callable[[Tensor, Tensor], None]  # called with (rows, tokens)
 
 
 class LogitsProcessor(Protocol):
     """Changes log p (B, K, V) before a search chooses: −∞ forbids a token.
 
-    `history` (B, K, t) holds the tokens of each hypothesis so far, without <s>; `rows` (B,) the index of each row's
-    sentence in the request, for processors that differ by sentence. A processor depends on nothing else.
+    It depends on nothing but `history` (B, K, t), the tokens of each hypothesis without <s>, and `rows` (B,), the index
+    of each row's sentence in the request.
     """
 
-    def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
-        """Return changed log p (B, K, V) after `history` (B, K, t); row i is sentence `rows[i]`."""
-        ...
+    def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor: ...
 
 
 @dataclass
@@ -45,29 +46,31 @@ class SearchConstraints:
     input_indices: Sequence[int] = ()  # positions in the whole input; they alone seed the sampling of each sentence
     processors: Sequence[LogitsProcessor] = ()
     traces: dict[int, Trace] | None = None  # by sentence; a search that supports it fills them in
-    on_token: Callable[[Tensor, Tensor], None] | None = None  # greedy calls it with (rows, tokens); not for </s>
+    on_token: OnToken | None = None  # greedy search calls it; not for </s>
+
+    @cached_property
+    def limit_steps(self) -> set[int]:
+        """The steps at which some sentence is at its maximum length, known to the host."""
+        return set(self.max_lengths.tolist())
+
+    def select_lengths(self, rows: list[int], device: torch.device) -> SearchConstraints:
+        """Return the length bounds and input indices of some sentences, on a device."""
+        at, max_lengths = torch.tensor(rows, device=self.max_lengths.device), self.max_lengths
+        min_lengths = torch.as_tensor(self.min_lengths, device=at.device).expand(len(max_lengths))
+        indices = [self.input_indices[row] for row in rows] if self.input_indices else []
+        return SearchConstraints(max_lengths[at].to(device), min_lengths[at].to(device), indices)
 
 
 class Search(Protocol):
-    """Finds the best sequences. `start` allocates the decoder's state for `num_hypotheses` hypotheses a sentence."""
+    """Finds the best sequences: a list of hypotheses for each sentence, best first."""
 
+    num_hypotheses: int  # active hypotheses of each sentence, for which `start` allocates the decoder's state
     is_sampling: bool  # whether outputs are drawn in proportion to their probability
     supports_trace: bool  # whether it fills `constraints.traces`
     supports_force_phrases: bool  # whether it explores forced phrases, rather than waiting until they are likely
+    needs_attention: bool  # whether the decoder's state must carry the attention weights of each step
 
-    @property
-    def num_hypotheses(self) -> int:
-        """How many hypotheses of each sentence are active at a time."""
-        ...
-
-    @property
-    def needs_attention(self) -> bool:
-        """Whether the decoder's state must carry the attention weights of each step."""
-        ...
-
-    def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence, best first; `start` allocates the state that `step` advances."""
-        ...
+    def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]: ...
 
 
 searches: Registry[Search] = Registry("search", __name__)
@@ -75,23 +78,21 @@ searches: Registry[Search] = Registry("search", __name__)
 
 def build_search(options: GenerationOptions) -> Search:
     """Build the search that the options name, from those options that its constructor takes."""
-    part = search_part(options)
-    return searches.build(part)
+    return searches.build(search_part(options))
 
 
 def search_part(options: GenerationOptions) -> Part:
     """Resolve the search with every option of its constructor; options that do not fit raise UserError."""
-    name, own = options.search.name, dict(options.search.options)
+    name, explicit = options.search.name, options.explicit
     check_search_name(name)
     taken = searches.schema(name).model_fields
-    explicit = options.explicit
     if unused := [field for field in fields_of("search") if field in explicit and not uses_field(name, field)]:
         raise UserError(unused_message(unused[0], name))
     shared = {field: getattr(options, field) for field in fields_of("search") if field in taken}
     if "length_rule" in taken and options.length_penalty is not None:
         shared["length_rule"] = with_length_penalty(options)
     try:
-        return searches.parse({"name": name, **shared, **own})
+        return searches.parse({"name": name, **shared, **options.search.options})
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:

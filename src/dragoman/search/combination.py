@@ -28,7 +28,6 @@ def average_steps(steps: Sequence[Step], weights: Sequence[float] | None = None)
     w = normalize_weights(weights, len(steps))
 
     def step(tokens: Tensor, state: States) -> tuple[Tensor, States]:
-        """Step each model with its own state, and average."""
         log_ps, states = zip(*(member(tokens, mine) for member, mine in zip(steps, state, strict=True)), strict=True)
         return log_mean(log_ps, w), states
 
@@ -39,7 +38,6 @@ def fuse_steps(step: Step, other: Step, weight: float) -> Step:
     """Build a step with shallow fusion: log p + λ log p_LM, with `weight` λ ≥ 0."""
 
     def fused(tokens: Tensor, state: States) -> tuple[Tensor, States]:
-        """Step both models with their own states, and add the scores."""
         (log_p, mine), (log_q, others) = step(tokens, state[0]), other(tokens, state[1])
         # Without this, 0 · −∞ would not be a number.
         s = at_least_float32(log_p) + weight * at_least_float32(log_q) if weight else at_least_float32(log_p)

@@ -12,7 +12,7 @@ p_t(c) that of c at t,
 The sum is one matrix product for all c. The recurrences have no loop either: with P_t = Π_{u≤t} p_u(c),
 n'_t = P_t Σ_{τ≤t} φ_{τ−1} / P_{τ−1}. All in float64 and logarithms, so that P_t does not underflow.
 
-Scores are no longer log-probabilities that sum to one. <pad> is the blank.
+<pad> is the blank.
 
 B sentences, K hypotheses, t tokens so far, S source positions, V vocabulary.
 """
@@ -43,7 +43,6 @@ class CTCPrefixScorer:
     """Mixes CTC prefix probabilities, from log p (B, S, V), into the decoder's log p, with weight λ."""
 
     def __init__(self, log_p: Tensor, lengths: Tensor, weight: float) -> None:
-        """Hold the CTC output log p (B, S, V) in float64, the lengths of its rows, and the weight λ."""
         self.log_p, self.lengths, self.weight = log_p.double(), lengths, weight
         self.p = self.log_p.exp()
         self.cached: CTCPrefixState | None = None  # of the last call, whose prefixes those of the next one extend
@@ -79,11 +78,7 @@ class CTCPrefixScorer:
         """Return the state after one more token (B, K) of each prefix."""
         log_p = self.log_p[state.rows]  # (B, S, V)
         p_c = log_p.transpose(1, 2).gather(1, tokens[..., None].expand(-1, -1, log_p.shape[1]))  # (B, K, S)
-        repeats = (
-            state.history[..., -1:] == tokens[..., None]
-            if state.history.shape[2]
-            else torch.zeros_like(p_c[..., :1]).bool()
-        )
+        repeats = (state.history[..., -1:] == tokens[..., None]).any(-1, keepdim=True)  # (B, K, 1); not at the first
         phi = torch.where(repeats, state.b, torch.logaddexp(state.n, state.b))[..., :-1]  # (B, K, S)
         n = recurrence(phi, p_c)
         b = recurrence(n[..., :-1], log_p[..., None, :, PAD].expand_as(p_c))

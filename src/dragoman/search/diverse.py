@@ -14,23 +14,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, PositiveInt
 from dragoman.core.types import BOS, Capacity, Hypothesis, Step
 from dragoman.search import SearchConstraints, Start, searches
-from dragoman.search.beam import (
-    Beam,
-    BeamState,
-    candidate_ranks,
-    collect_hypotheses,
-    empty_beam,
-    merge_finished,
-    reorder_state,
-    select_active,
-)
-from dragoman.search.logits_processors import apply_constraints
+from dragoman.search.beam import Beam, collect_hypotheses, empty_beam, empty_hypothesis, reorder_state
 from dragoman.search.scoring import length_rules
 
 
@@ -49,7 +38,6 @@ class Diverse:
         diversity_penalty: Annotated[float, Field(ge=0.0)] = 0.5,
         length_rule: Annotated[Part, length_rules] = Part("mean"),
     ) -> None:
-        """Divide the beam evenly into groups (default: one hypothesis each), or raise PartError."""
         groups = num_beam_groups or beam
         if beam % groups:
             raise PartError(f"a diverse beam of {beam} cannot be divided evenly into {groups} groups")
@@ -57,68 +45,30 @@ class Diverse:
         self.group_search = Beam(beam=beam // groups, length_rule=length_rule)
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
-        """Search with all groups in turn at each step; return the outputs of all groups, best first."""
-        max_lengths, k, group_size = constraints.max_lengths, self.num_hypotheses, self.group_search.num_hypotheses
-        B, R = len(max_lengths), int(max_lengths.max()) + 1
-        state, rows = start(Capacity(k, R)), torch.arange(B, device=max_lengths.device)
-        active_groups = [empty_beam(B, group_size, R, max_lengths.device) for _ in range(self.num_beam_groups)]
-        finished_groups = [empty_beam(B, group_size, R, max_lengths.device) for _ in range(self.num_beam_groups)]
-        done = [torch.zeros(B, dtype=torch.bool, device=max_lengths.device) for _ in range(self.num_beam_groups)]
-        for active in active_groups:
-            active.total[:, 0] = active.score[:, 0] = 0.0
-        token = max_lengths.new_full((B, k), BOS)
+        max_lengths, G, size = constraints.max_lengths, self.num_beam_groups, self.group_search.num_hypotheses
+        B, R, device = len(max_lengths), max(constraints.limit_steps) + 1, max_lengths.device
+        state, rows = start(Capacity(self.num_hypotheses, R)), torch.arange(B, device=device)
+        active = [empty_hypothesis(B, size, R, device) for _ in range(G)]
+        finished = [empty_beam(B, size, R, device) for _ in range(G)]
+        done = [torch.zeros(B, dtype=torch.bool, device=device) for _ in range(G)]
+        token = max_lengths.new_full((B, self.num_hypotheses), BOS)
         for t in range(R):
             log_p, state = step(token, state)
             counts = torch.zeros_like(log_p[:, :1])  # (B, 1, V): how often the groups before chose each token
             parents = []
-            for g in range(self.num_beam_groups):
-                group_log_p = log_p[:, g * group_size : (g + 1) * group_size]
-                active_groups[g], finished_groups[g], done[g], order = self.advance(
-                    group_log_p, active_groups[g], finished_groups[g], done[g], counts, t, rows, constraints
+            for g in range(G):
+                group_log_p, penalty = log_p[:, g * size : (g + 1) * size], self.diversity_penalty * counts
+                active[g], finished[g], done[g], order = self.group_search.advance(
+                    group_log_p, active[g], finished[g], done[g], t, rows, constraints, penalty
                 )
-                parents.append(order + g * group_size)
-                chosen, alive = active_groups[g].tokens[:, None, :, t], active_groups[g].total[:, None] > -torch.inf
+                parents.append(order + g * size)
+                chosen, alive = active[g].tokens[:, None, :, t], active[g].total[:, None] > -torch.inf
                 counts = counts.scatter_add(-1, chosen, (alive & ~done[g][:, None, None]).to(counts.dtype))
-            state, token = (
-                reorder_state(state, torch.cat(parents, 1)),
-                torch.cat([active.tokens[:, :, t] for active in active_groups], 1),
-            )
+            state = reorder_state(state, torch.cat(parents, 1))
+            token = torch.cat([group.tokens[:, :, t] for group in active], 1)
             if bool(torch.stack(done).all()):
                 break
-        return merge_groups(finished_groups, rows)
-
-    def advance(
-        self,
-        log_p: Tensor,
-        active: BeamState,
-        finished: BeamState,
-        done: Tensor,
-        counts: Tensor,
-        t: int,
-        rows: Tensor,
-        constraints: SearchConstraints,
-    ) -> tuple[BeamState, BeamState, Tensor, Tensor]:
-        """Advance one group by a step: return its active and finished hypotheses, what is done, and the parents."""
-        beam = self.group_search
-        log_p = apply_constraints(log_p, active.tokens[:, :, :t], rows, constraints)
-        extended, parents = beam.extend(active, log_p, t, rows, constraints, self.diversity_penalty * counts)
-        newly_finished = extended.has_eos & (candidate_ranks(extended) < beam.num_hypotheses)
-        finished = merge_finished(finished, extended, newly_finished, done)
-        at_limit = (constraints.max_lengths == t) & ~done
-        if bool(at_limit.any()):
-            finished = beam.add_truncated(finished, active, parents, newly_finished, at_limit, t, rows, constraints)
-        active, order = select_active(extended, None, beam.num_hypotheses)
-        return (
-            active,
-            finished,
-            done | at_limit | beam.is_done(active, finished, constraints.max_lengths, t),
-            parents.gather(1, order),
-        )
-
-
-def merge_groups(finished_groups: list[BeamState], rows: Tensor) -> list[list[Hypothesis]]:
-    """Return the outputs of all groups of each sentence, best first; finished ones come before truncated ones."""
-    results: list[list[Hypothesis]] = [[] for _ in rows]
-    for finished in finished_groups:
-        collect_hypotheses(results, finished, rows, torch.ones_like(rows, dtype=torch.bool))
-    return [sorted(hypotheses, key=lambda one: (one.finish_reason != "eos", -one.score)) for hypotheses in results]
+        results: list[list[Hypothesis]] = [[] for _ in rows]
+        for group in finished:
+            collect_hypotheses(results, group, rows, torch.ones_like(rows, dtype=torch.bool))
+        return [sorted(hypotheses, key=lambda one: (one.finish_reason != "eos", -one.score)) for hypotheses in results]

@@ -53,12 +53,10 @@ class Exhaustive:
         length_rule: Annotated[Part, length_rules] = Part("mean"),
         max_hypotheses: PositiveInt = 200_000,
     ) -> None:
-        """Hold the options; `beam` is the number of outputs returned."""
         self.num_hypotheses, self.max_hypotheses = beam, max_hypotheses
         self.length_rule = length_rules.build(length_rule)
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
-        """Return the best outputs of each sentence, searched one after the other."""
         max_lengths: list[int] = constraints.max_lengths.tolist()
         state = start(Capacity(1, max(max_lengths) + 1))
         return [
@@ -98,7 +96,8 @@ class Exhaustive:
                     )
                 following += extend_block(block, log_p, allowed, state)
             level = following
-        return (sort_by_score(finished)[: self.num_hypotheses] + sort_by_score(truncated))[: self.num_hypotheses]
+        best_first = [*sorted(finished, key=lambda one: -one.score), *sorted(truncated, key=lambda one: -one.score)]
+        return best_first[: self.num_hypotheses]
 
     def best_sequences(self, tokens: Tensor, log_probs: Tensor, reason: str) -> list[Hypothesis]:
         """Return the best of some sequences (N, t) of one length as hypotheses; log_probs may include that of </s>."""
@@ -121,8 +120,3 @@ def extend_block(block: Block, log_p: Tensor, allowed: Tensor, state: Any) -> li
         logs = torch.cat([block.log_probs[old], log_p[old, new, None]], 1)
         blocks.append(Block(extended, logs, state, old))
     return blocks
-
-
-def sort_by_score(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort hypotheses by score, the highest first."""
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

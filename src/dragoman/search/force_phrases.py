@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from dragoman.core.types import BOS, EOS, PAD
 from dragoman.search.logits_processors import check_token_ids
 
+T = TypeVar("T")
 Tokens = tuple[int, ...]
 CACHED = 4096  # hypotheses whose progress is cached
 
@@ -41,41 +42,66 @@ class PhraseProgress(NamedTuple):
 
 
 class ForcePhrasesProcessor:
-    """Forces the output of sentence i to contain all of phrases[i]; a list of one entry holds for every sentence.
-
-    `ordered` says for all, or for each, whether the phrases appear in their order.
-    """
+    """Forces the output of sentence i to contain phrases[i], in this order where `ordered`; one entry holds for all."""
 
     def __init__(self, phrases: Sequence[Sequence[Sequence[int]]], ordered: bool | Sequence[bool] = False) -> None:
-        """Hold each sentence's phrases of token ids, and whether they must come in this order."""
         for sentence_phrases in phrases:
             check_token_ids(sentence_phrases, {PAD, BOS, EOS}, "a forced phrase", allow_empty=False)
-        self.phrases = [[tuple(phrase) for phrase in sentence_phrases] for sentence_phrases in phrases]
+        self.phrases = [tuple(tuple(phrase) for phrase in sentence_phrases) for sentence_phrases in phrases]
         self.ordered = [ordered] * len(phrases) if isinstance(ordered, bool) else list(ordered)
         self.match_tokens = {True: lru_cache(CACHED)(match_in_order), False: lru_cache(CACHED)(match_anywhere)}
 
     def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
         """Forbid </s> for hypotheses that do not yet contain all phrases of their sentence."""
-        unmet = [
-            [bool(self.match(tokens, row).unmet) for tokens in hypotheses]
-            for row, hypotheses in zip(rows.tolist(), history.tolist(), strict=True)
-        ]
         log_p = log_p.clone()
-        log_p[..., EOS].masked_fill_(torch.tensor(unmet, device=log_p.device), -math.inf)
+        log_p[..., EOS].masked_fill_(self.lacks_phrases(history, rows), -math.inf)
         return log_p
 
-    def phrases_of(self, row: int) -> tuple[Tokens, ...]:
-        """Return the phrases of sentence `row`, or the shared ones."""
-        return tuple(self.phrases[row if len(self.phrases) > 1 else 0])
+    def lacks_phrases(self, history: Tensor, rows: Tensor) -> Tensor:
+        """Return whether each hypothesis (B, K, t) lacks some of its phrases, (B, K)."""
+        progress = self.for_each(self.match, history, rows)
+        return torch.tensor([[bool(one.unmet) for one in sentence] for sentence in progress], device=history.device)
+
+    def add_phrase_tokens(
+        self, best: Tensor, tokens: Tensor, log_p: Tensor, history: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Append to the best tokens (B, k, n) and their log p those that would continue a phrase."""
+        needed = self.for_each(self.next_tokens, history, rows)
+        most = max((len(ids) for hypotheses in needed for ids in hypotheses), default=0)
+        if not most:
+            return best, tokens
+        padded = [[[*ids, *[-1] * (most - len(ids))] for ids in hypotheses] for hypotheses in needed]
+        extra = torch.tensor(padded).to(tokens)
+        is_known = (extra[..., None] == tokens[..., None, :]).any(-1) | (extra < 0)
+        extra = extra.clamp(min=0)
+        value = log_p.gather(-1, extra).masked_fill(is_known, -math.inf)
+        return torch.cat([best, value], -1), torch.cat([tokens, extra], -1)
+
+    def rank_by_bank(self, sums: Tensor, tokens: Tensor, history: Tensor, rows: Tensor) -> Tensor:
+        """Return the order of all candidates (B, C), equally many of each of k hypotheses, when banks share k slots."""
+        orders, k = [], history.shape[1]
+        per_hypothesis = sums.shape[1] // k
+        columns = (x.tolist() for x in (rows, sums, tokens, history))
+        for row, totals, ids, hypotheses in zip(*columns, strict=True):
+            parents = (hypotheses[c // per_hypothesis] for c in range(len(ids)))
+            candidates = [y if token == EOS else [*y, token] for y, token in zip(parents, ids, strict=True)]
+            met = [self.count_met(candidate, row) for candidate in candidates]
+            orders.append(share_slots(totals, met, self.count_forced(row), k))
+        return torch.tensor(orders, device=sums.device)
+
+    def for_each(self, f: Callable[[list[int], int], T], history: Tensor, rows: Tensor) -> list[list[T]]:
+        """Return f(tokens, row) for each hypothesis (B, K, t)."""
+        sentences = zip(rows.tolist(), history.tolist(), strict=True)
+        return [[f(tokens, row) for tokens in hypotheses] for row, hypotheses in sentences]
 
     def match(self, history: Sequence[int], row: int) -> PhraseProgress:
         """Return how much of the phrases of sentence `row` the tokens `history` contain."""
-        ordered = self.ordered[row if len(self.phrases) > 1 else 0]
-        return self.match_tokens[ordered](tuple(history), self.phrases_of(row))
+        i = row if len(self.phrases) > 1 else 0
+        return self.match_tokens[self.ordered[i]](tuple(history), self.phrases[i])
 
     def count_forced(self, row: int) -> int:
         """Return how many tokens the phrases of sentence `row` have together."""
-        return sum(map(len, self.phrases_of(row)))
+        return sum(map(len, self.phrases[row if len(self.phrases) > 1 else 0]))
 
     def count_met(self, history: Sequence[int], row: int) -> int:
         """Return how many forced tokens a hypothesis has: of complete phrases, and of the one that it is in."""
@@ -121,9 +147,8 @@ def matched_prefixes(tail: Tokens, phrase: Tokens) -> list[int]:
 def share_slots(totals: Sequence[float], met: Sequence[int], most: int, slots: int) -> list[int]:
     """Order candidates: first those kept when a beam's slots are shared by forced tokens met, 0 … `most`.
 
-    Each bank has an equal share, at least one slot, for its best. Slots that are left over or that a bank cannot fill
-    go to the others. Where slots do not suffice, more forced tokens met go first. The kept ones, and after them the
-    rest, are in the order of their totals.
+    Each bank has an equal share, at least one slot; what it cannot fill goes to the others. Where slots do not suffice,
+    more forced tokens met go first. The kept ones, and after them the rest, are in the order of their totals.
     """
     share = max(1, slots // (most + 1))
     ranked = sorted(range(len(totals)), key=lambda c: -totals[c])

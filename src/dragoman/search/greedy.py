@@ -1,15 +1,19 @@
-"""Greedy search: the most probable token at each step, until it is </s>."""
+"""Greedy search: the most probable token at each step, until it is </s>. Sampling shares its loop."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from dragoman.core import tree
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
-from dragoman.search import SearchConstraints, Start, searches
+from dragoman.search import OnToken, SearchConstraints, Start, searches
 from dragoman.search.logits_processors import apply_constraints
+
+Choose = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # log p (B, K, V), rows (B,), t → log p, token (B, K)
 
 
 @searches.register("greedy")
@@ -20,39 +24,55 @@ class Greedy:
     is_sampling = supports_trace = supports_force_phrases = needs_attention = False
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
-        """Choose the most probable allowed token at each step; return one hypothesis for each sentence."""
-        max_lengths = constraints.max_lengths
-        B, max_steps = len(max_lengths), int(max_lengths.max()) + 1
-        state = start(Capacity(1, max_steps))
-        rows = torch.arange(B, device=max_lengths.device)  # the sentence of each active row
-        token = max_lengths.new_full((B, 1), BOS)
-        chosen = max_lengths.new_full((B, max_steps), EOS)
-        log_probs = torch.zeros(B, max_steps, dtype=torch.float64, device=max_lengths.device)
-        has_eos = torch.zeros(B, dtype=torch.bool, device=max_lengths.device)
-        blocked_at = torch.full_like(max_lengths, -1)  # the step at which no token was allowed
-        for t in range(max_steps):
-            log_p, state = step(token, state)
-            log_p = apply_constraints(log_p, chosen[rows, None, :t], rows, constraints)
-            best, token = log_p.max(-1)  # (rows, 1) each
-            is_eos = token[:, 0] == EOS
-            is_blocked = best[:, 0] == -math.inf
-            at_limit = t >= max_lengths[rows]  # here a sentence may still end, but not continue
-            blocked_at[rows[is_blocked & ~at_limit]] = t
-            active = ~is_eos & ~is_blocked & ~at_limit
-            has_eos[rows[is_eos & ~is_blocked]] = True
-            keep = active | (is_eos & ~is_blocked)
-            chosen[rows[keep], t], log_probs[rows[keep], t] = token[keep, 0], best[keep, 0].double()
-            if constraints.on_token is not None:
-                constraints.on_token(rows[active], token[active, 0])
-            if not active.all():
-                rows, token, state = rows[active], token[active], tree.select(state, active.nonzero()[:, 0])
-                if not len(rows):
-                    break
-        results = []
-        columns = (chosen, log_probs, has_eos, max_lengths, blocked_at)
-        for tokens, logs, eos, limit, blocked in zip(*(x.tolist() for x in columns), strict=True):
-            n = tokens.index(EOS) if eos else limit if blocked < 0 else blocked
-            kept = logs[: n + eos]
-            reason = "eos" if eos else "length" if blocked < 0 else "no_valid_token"
-            results.append([Hypothesis(tokens[:n], kept, sum(kept), reason)])
-        return results
+        def most_probable(log_p: Tensor, rows: Tensor, t: int) -> tuple[Tensor, Tensor]:
+            return log_p.max(-1)
+
+        return extend_independently(step, start, constraints, 1, most_probable, constraints.on_token)
+
+
+def extend_independently(
+    step: Step, start: Start, constraints: SearchConstraints, K: int, choose: Choose, on_token: OnToken | None = None
+) -> list[list[Hypothesis]]:
+    """Extend K hypotheses of each sentence by the tokens that `choose` returns, until </s>; the best score first."""
+    max_lengths = constraints.max_lengths
+    B, R, device = len(max_lengths), int(max_lengths.max()) + 1, max_lengths.device
+    state = start(Capacity(K, R))
+    rows = torch.arange(B, device=device)  # the sentence of each row
+    token = max_lengths.new_full((B, K), BOS)
+    tokens = max_lengths.new_full((B, K, R), EOS)
+    log_probs = torch.zeros(B, K, R, dtype=torch.float64, device=device)
+    active = torch.ones(B, K, dtype=torch.bool, device=device)
+    has_eos, length = ~active, max_lengths.new_zeros(B, K)
+    for t in range(R):
+        log_p, state = step(token, state)
+        log_p = apply_constraints(log_p, tokens[rows, :, :t], rows, constraints)  # (B, K, V)
+        chosen, token = choose(log_p, rows, t)
+        active = active & (chosen > -math.inf)  # where no token is allowed, a hypothesis stops
+        is_eos = active & (token == EOS)
+        active = active & ~is_eos & (t < max_lengths[rows])[:, None]  # at its limit it may still end, not continue
+        token = torch.where(active, token, EOS)
+        tokens[rows, :, t], log_probs[rows, :, t] = token, torch.where(active | is_eos, chosen.double(), 0.0)
+        has_eos[rows] |= is_eos
+        length[rows] += active
+        remaining = active.any(-1)
+        if on_token is not None:
+            on_token(rows[remaining], token[remaining, 0])
+        if not remaining.all():
+            rows, token, active = rows[remaining], token[remaining], active[remaining]
+            state = tree.select(state, remaining.nonzero()[:, 0])
+            if not len(rows):
+                break
+    columns = (x.tolist() for x in (tokens, log_probs, length, has_eos, max_lengths))
+    return [read_hypotheses(*fields) for fields in zip(*columns, strict=True)]
+
+
+def read_hypotheses(
+    tokens: list[list[int]], log_probs: list[list[float]], lengths: list[int], has_eos: list[bool], max_length: int
+) -> list[Hypothesis]:
+    """Return the hypotheses of one sentence, best score first; duplicates are kept."""
+    hypotheses = []
+    for y, logs, n, eos in zip(tokens, log_probs, lengths, has_eos, strict=True):
+        kept = logs[: n + eos]
+        reason = "eos" if eos else "length" if n == max_length else "no_valid_token"
+        hypotheses.append(Hypothesis(y[:n], kept, sum(kept), reason))
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

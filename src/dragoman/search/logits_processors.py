@@ -1,15 +1,9 @@
 """Logits processors: what a search may choose at a step, as log p with forbidden tokens at −∞.
 
-    PrefixProcessor              the output begins with the given tokens
-    ForbidPhrasesProcessor       none of the given phrases is in the output
-    NoRepeatNgramProcessor       no n-gram is in the output twice
-    RepetitionPenaltyProcessor   log p · θ for tokens that the output already contains
-    NoUnkProcessor               <unk> is never chosen
-
-Further ones: force_phrases.py (phrases that an output contains), output_forms.py (outputs of a given form). What
-differs by sentence is a list with one entry for each sentence of the request; a list of one entry holds for all of
+What differs by sentence is a list with one entry for each sentence of the request; a list of one entry holds for all of
 them. Nothing is renormalized: the log p of the remaining tokens is the model's, so outputs with and without constraints
-compare. Where no token is allowed, the whole row is −∞ and the hypothesis cannot continue.
+compare. Where no token is allowed, the whole row is −∞ and the hypothesis cannot continue. Further processors:
+force_phrases.py (phrases that an output contains), output_forms.py (outputs of a given form).
 
 B sentences, K hypotheses, t tokens so far, V vocabulary, P phrases, L the tokens of the longest phrase.
 """
@@ -30,25 +24,19 @@ NONE = -1  # where a table has no token
 
 
 def apply_constraints(log_p: Tensor, history: Tensor, rows: Tensor, constraints: SearchConstraints) -> Tensor:
-    """Return log p (B, K, V) after `history` (B, K, t) under all constraints; row i is sentence `rows[i]`."""
-    min_lengths = constraints.min_lengths
-    min_lengths = min_lengths if isinstance(min_lengths, int) else min_lengths[rows]
-    log_p = mask_special_tokens(log_p, history.shape[2], min_lengths)
+    """Return log p (B, K, V) after `history` (B, K, t) under all constraints; row i is sentence `rows[i]`.
+
+    <pad> and <s> are never chosen, </s> not before the minimum length.
+    """
+    log_p, min_lengths = log_p.clone(), constraints.min_lengths
+    log_p[..., [PAD, BOS]] = -math.inf
+    if not isinstance(min_lengths, int):
+        too_short = (history.shape[2] < min_lengths[rows])[:, None]  # (B, 1)
+        log_p[..., EOS] = torch.where(too_short, -math.inf, log_p[..., EOS])
+    elif history.shape[2] < min_lengths:
+        log_p[..., EOS] = -math.inf
     for processor in constraints.processors:
         log_p = processor(log_p, history, rows)
-    return log_p
-
-
-def mask_special_tokens(log_p: Tensor, t: int, min_lengths: Tensor | int) -> Tensor:
-    """Return log p (B, K, V) with <pad> and <s> forbidden, and </s> before the minimum length; t tokens so far."""
-    log_p = log_p.clone()
-    log_p[..., [PAD, BOS]] = -math.inf
-    if isinstance(min_lengths, int):
-        if t < min_lengths:
-            log_p[..., EOS] = -math.inf
-    else:
-        too_short = (t < min_lengths)[:, None]  # (B, 1)
-        log_p[..., EOS] = torch.where(too_short, -math.inf, log_p[..., EOS])
     return log_p
 
 
@@ -69,7 +57,6 @@ class PrefixProcessor:
     """Forces the output of sentence i to begin with the tokens prefixes[i]."""
 
     def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
-        """Hold a prefix of token ids for each sentence, or one for all."""
         check_token_ids(prefixes, {PAD, BOS, EOS}, "a prefix")
         longest = max((len(prefix) for prefix in prefixes), default=0)
         padded = [[*prefix, *[NONE] * (longest - len(prefix))] for prefix in prefixes]
@@ -90,7 +77,6 @@ class ForbidPhrasesProcessor:
     """Keeps the phrases of phrases[i] out of the output of sentence i: forbids the last token after all the others."""
 
     def __init__(self, phrases: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Hold the phrases of token ids of each sentence, or those of all."""
         for sentence_phrases in phrases:  # </s> may be the last token: an output must not end like this
             check_token_ids(sentence_phrases, {PAD, BOS}, "a forbidden phrase", allow_empty=False)
         P = max((len(sentence_phrases) for sentence_phrases in phrases), default=0)
@@ -117,7 +103,6 @@ class NoRepeatNgramProcessor:
     """Keeps every n-gram from appearing twice in an output (Paulus et al. 2018)."""
 
     def __init__(self, n: int) -> None:
-        """Hold n; raise PartError below 1."""
         if n < 1:
             raise PartError(f"no_repeat_ngram_size is {n}; give 1 or more")
         self.n = n
@@ -134,20 +119,14 @@ class NoRepeatNgramProcessor:
 
 
 class RepetitionPenaltyProcessor:
-    """log p · θ for tokens that the output already contains, θ ≥ 1: log p < 0, so they become less probable.
-
-    Keskar et al. 2019 divide the logits; a search sees log p alone. Other tokens stay as they are, so the numbers of a
-    step no longer sum to 1.
-    """
+    """log p · θ for tokens that the output already contains, θ ≥ 1: Keskar et al. 2019 on log p, not on logits."""
 
     def __init__(self, penalty: float) -> None:
-        """Hold θ; raise PartError below 1."""
         if not 1.0 <= penalty < math.inf:
             raise PartError(f"repetition_penalty is {penalty}; give 1 (none) or more")
         self.penalty = penalty
 
     def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
-        """Multiply log p of the tokens in the history by θ; `rows` is ignored."""
         return log_p.scatter(2, history, log_p.gather(2, history) * self.penalty)
 
 
@@ -155,7 +134,6 @@ class NoUnkProcessor:
     """Forbids <unk>."""
 
     def __call__(self, log_p: Tensor, history: Tensor, rows: Tensor) -> Tensor:
-        """Set log p of <unk> to −∞; `history` and `rows` are ignored."""
         log_p = log_p.clone()
         log_p[..., UNK] = -math.inf
         return log_p

@@ -7,13 +7,6 @@ weights are equal: w_j = 1/N. An n-best list has each output once, so its weight
 
     w_j = exp(s_j) / Σ_i exp(s_i)          s the log-probabilities
 
-The utility U is a function of two lists of texts, hypotheses and references, with one number for each pair, higher
-meaning better. A metric whose `score` reads the `statistics` of items is one by
-
-    lambda hypotheses, references: metric.score(metric.statistics(hypotheses, [[r] for r in references]))
-
-with a minus in front where lower is better.
-
 N candidates; U (N, N), the candidate as hypothesis in rows and as reference in columns.
 """
 
@@ -25,19 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Utility = Callable[[list[str], list[str]], "Sequence[float] | Array"]  # pair by pair
+Utility = Callable[[list[str], list[str]], "Sequence[float] | Array"]  # hypotheses, references → higher is better
 
 
 def rank_by_utility(
-    candidates: Sequence[str], utility: Utility | Array, weights: Sequence[float] | Array | None = None
+    candidates: Sequence[str], utility: Utility, weights: Sequence[float] | Array | None = None
 ) -> list[int]:
     """Return the indices of the candidates by expected utility, best first; ties in their order."""
     if not len(candidates):
         return []
-    U = pairwise_utilities(candidates, utility) if callable(utility) else np.asarray(utility, dtype=np.float64)
-    if U.shape != (len(candidates),) * 2:
-        raise ValueError(f"{len(candidates)} candidates need a square of utilities of that side, not {U.shape}")
-    return [int(i) for i in np.argsort(-expected_utilities(U, weights), kind="stable")]
+    expected = expected_utilities(pairwise_utilities(candidates, utility), weights)
+    return [int(i) for i in np.argsort(-expected, kind="stable")]
 
 
 def expected_utilities(U: Array, weights: Sequence[float] | Array | None = None) -> Array:

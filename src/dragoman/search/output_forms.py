@@ -1,10 +1,5 @@
 """Outputs of a given form: one of some sequences, or a text that matches a regular expression.
 
-    ChoicesProcessor   the tokens are exactly one of the given sequences: a trie, in which a hypothesis is at a node and
-                       may continue to its children, or end where a sequence ends
-    PatternProcessor   the text matches a pattern as a whole: a token is allowed if the text with it matches already or
-                       can still become a match; </s> if the text matches now
-
 Python's `re` cannot say whether a prefix can still become a match; the package `regex` can (partial=True), and exactly
 so for literals, classes, groups, alternatives and greedy quantifiers, which is what we allow. (Its lazy quantifiers are
 not exact: it takes "ac" for the beginning of a match of `a+?a`. For a whole match lazy and greedy are the same.) It
@@ -43,10 +38,9 @@ Trie = dict[int, Any]  # token → the tree below it; </s> where a sequence ends
 
 
 class ChoicesProcessor:
-    """Restricts the output of sentence i to one of sequences[i]; a list of one entry holds for every sentence."""
+    """Restricts the output of sentence i to one of sequences[i], or of the only entry: a walk through their trie."""
 
     def __init__(self, sequences: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Build a trie of each sentence's allowed sequences of token ids, or of those of all."""
         for choices in sequences:
             if not choices:
                 raise PartError("a sentence has no choices for its output; give at least one")
@@ -87,14 +81,13 @@ def build_trie(sequences: Sequence[Sequence[int]]) -> Trie:
 
 
 class PatternProcessor:
-    """Restricts the text of an output to a regular expression, matched as a whole.
+    """Restricts the text of an output to a regular expression: with every token it must be able to match as a whole.
 
     `pieces` is the text of every id, None for specials and other ids without text. With `drop_space` a leading space
     does not count: the piece of a first word has one, which decoding removes.
     """
 
     def __init__(self, pattern: str, pieces: Sequence[str | None], *, drop_space: bool = False) -> None:
-        """Compile the pattern; `pieces` are the tokens' texts, `drop_space` ignores an output's leading space."""
         self.pattern, self.pieces, self.drop_space = compile_pattern(pattern), pieces, drop_space
         self.by_first: dict[str, list[tuple[int, str]]] = {}  # many pieces are out by their first character
         for token, piece in enumerate(pieces):

@@ -21,7 +21,6 @@ B active sentences, K samples of each, R steps (the maximum length + 1), V vocab
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -30,11 +29,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dragoman.core import tree
 from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
-from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Step
+from dragoman.core.types import Hypothesis, Step
 from dragoman.search import SearchConstraints, Start, searches
-from dragoman.search.logits_processors import apply_constraints
+from dragoman.search.greedy import extend_independently
 
 Mass = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -58,49 +56,20 @@ class Sample:
         epsilon_cutoff: UnitInterval = 0.0,
         seed: NonNegativeInt = 0,
     ) -> None:
-        """Hold the options; `num_samples` is the number of hypotheses."""
         self.num_hypotheses, self.temperature, self.seed = num_samples, temperature, seed
         self.top_k, self.top_p, self.min_p = top_k, top_p, min_p
         self.typical_p, self.epsilon_cutoff = typical_p, epsilon_cutoff
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
-        """Sample each sentence `num_samples` times; return the samples of each, best score first."""
-        max_lengths, K = constraints.max_lengths, self.num_hypotheses
-        B, max_steps = len(max_lengths), int(max_lengths.max()) + 1
-        u = self.uniforms(constraints.input_indices or range(B), max_steps).to(max_lengths.device)  # (B, K, R)
-        state = start(Capacity(K, max_steps))
-        rows = torch.arange(B, device=max_lengths.device)  # the sentence of each row
-        token = max_lengths.new_full((B, K), BOS)
-        tokens = max_lengths.new_full((B, K, max_steps), EOS)
-        log_probs = torch.zeros_like(u)
-        active = torch.ones(B, K, dtype=torch.bool, device=max_lengths.device)
-        has_eos, length = ~active, max_lengths.new_zeros(B, K)
-        for t in range(max_steps):
-            log_p, state = step(token, state)
-            log_p = apply_constraints(log_p, tokens[rows, :, :t], rows, constraints)  # (B, K, V)
+        max_lengths = constraints.max_lengths
+        indices = constraints.input_indices or range(len(max_lengths))
+        u = self.uniforms(indices, int(max_lengths.max()) + 1).to(max_lengths.device)  # (B, K, R)
+
+        def draw(log_p: Tensor, rows: Tensor, t: int) -> tuple[Tensor, Tensor]:
             token = sample_tokens(self.distribution(log_p), u[rows, :, t])
-            chosen = log_p.gather(-1, token[..., None])[..., 0].double()  # (B, K)
-            active = active & (chosen > -math.inf)  # where no token is allowed, a sample stops
-            is_eos = active & (token == EOS)
-            active = (
-                active & (token != EOS) & (t < max_lengths[rows])[:, None]
-            )  # at its limit a sample may still end, not continue
-            token = torch.where(active, token, EOS)
-            tokens[rows, :, t], log_probs[rows, :, t] = token, torch.where(active | is_eos, chosen, 0.0)
-            has_eos[rows] |= is_eos
-            length[rows] += active
-            remaining = active.any(-1)
-            if not remaining.all():
-                rows, token, active, state = (
-                    rows[remaining],
-                    token[remaining],
-                    active[remaining],
-                    tree.select(state, remaining.nonzero()[:, 0]),
-                )
-                if not len(rows):
-                    break
-        columns = (x.tolist() for x in (tokens, log_probs, length, has_eos, max_lengths))
-        return [rank_samples(*fields) for fields in zip(*columns, strict=True)]
+            return log_p.gather(-1, token[..., None])[..., 0], token
+
+        return extend_independently(step, start, constraints, self.num_hypotheses, draw)
 
     def uniforms(self, input_indices: Sequence[int], max_steps: int) -> Tensor:
         """Return uniform numbers (B, K, R), seeded by seed, input index and sample: they do not depend on the batch."""
@@ -154,15 +123,3 @@ def sample_tokens(p: Tensor, u: Tensor) -> Tensor:
     sums = p.cumsum(-1)
     u = u[..., None] * sums[..., -1:]  # the whole sum may differ from 1 by rounding
     return torch.searchsorted(sums, u, right=True)[..., 0].clamp(max=p.shape[-1] - 1)
-
-
-def rank_samples(
-    tokens: list[list[int]], log_probs: list[list[float]], lengths: list[int], has_eos: list[bool], max_lengths: int
-) -> list[Hypothesis]:
-    """Return the samples of one sentence as hypotheses, best score first; duplicates are kept."""
-    samples = []
-    for y, logs, n, end in zip(tokens, log_probs, lengths, has_eos, strict=True):
-        kept = logs[: n + end]
-        reason = "eos" if end else "length" if n == max_lengths else "no_valid_token"
-        samples.append(Hypothesis(y[:n], kept, sum(kept), reason))
-    return sorted(samples, key=lambda hypothesis: -hypothesis.score)

@@ -17,19 +17,14 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def log_coverage(coverage: Tensor) -> Tensor:
-    """Return GNMT's coverage term Σ_j log min(Σ_t a_tj, 1) over the source positions, (B, k, S) → (B, k).
-
-    A position without any attention counts as 1e-6: log 0 would rank all such hypotheses alike.
-    """
-    return coverage.clamp(1e-6, 1.0).log().sum(-1)
+    """Return GNMT's coverage term Σ_j log min(Σ_t a_tj, 1) over the source positions, (B, k, S) → (B, k)."""
+    return coverage.clamp(1e-6, 1.0).log().sum(-1)  # not 0: log 0 would rank all hypotheses alike that miss a position
 
 
 class LengthRule(Protocol):
     """Normalizes log p by a length."""
 
-    def __call__(self, log_p: Number, n: Number) -> Number:
-        """Return the score of an output of n tokens with this sum of log p."""
-        ...
+    def __call__(self, log_p: Number, n: Number) -> Number: ...
 
 
 length_rules: Registry[LengthRule] = Registry("length rule")
@@ -40,7 +35,6 @@ class NoLengthRule:
     """log p as it is: short outputs have an advantage."""
 
     def __call__(self, log_p: Number, n: Number) -> Number:
-        """Return log p unchanged; n is ignored."""
         return log_p
 
 
@@ -49,7 +43,6 @@ class MeanLengthRule:
     """log p / n: the mean over the tokens."""
 
     def __call__(self, log_p: Number, n: Number) -> Number:
-        """Return log p / n."""
         return log_p / n
 
 
@@ -58,11 +51,9 @@ class PowerLengthRule:
     """log p / n^α: between none (α = 0) and mean (α = 1)."""
 
     def __init__(self, *, alpha: float = 1.0) -> None:
-        """Hold the exponent α."""
         self.alpha = alpha
 
     def __call__(self, log_p: Number, n: Number) -> Number:
-        """Return log p / n^α."""
         return log_p / n**self.alpha  # type: ignore[no-any-return]
 
 
@@ -71,9 +62,7 @@ class GNMTLengthRule:
     """log p / ((5 + n) / 6)^α (Wu et al. 2016)."""
 
     def __init__(self, *, alpha: float = 0.6) -> None:
-        """Hold the exponent α."""
         self.alpha = alpha
 
     def __call__(self, log_p: Number, n: Number) -> Number:
-        """Return log p / ((5 + n) / 6)^α."""
         return log_p / ((5 + n) / 6) ** self.alpha  # type: ignore[no-any-return]

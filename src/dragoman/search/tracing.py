@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dragoman.search import Trace
     from dragoman.search.beam import BeamState
 
+FIELDS = ("step", "id", "parent", "token", "log_prob", "total", "score", "fate", "reason")
+
 
 def record_step(
     traces: dict[int, Trace],
@@ -34,10 +36,7 @@ def record_step(
     is_running: Tensor,
     at_limit: Tensor,
 ) -> None:
-    """Append a step's extensions, with their fate and the reason, to the trace of each sentence that is running.
-
-    `slots` (B, 1): how many hypotheses the beam had room for.
-    """
+    """Append a step's extensions, with fate and reason, to the trace of each running sentence; `slots` is (B, 1)."""
     columns = (
         active.node.gather(1, parents),
         extended.node,
@@ -66,16 +65,5 @@ def record_step(
                 reason = "the maximum length was reached"
             elif node in active_ids:
                 fate, reason = "kept", ""
-            trace.append(
-                {
-                    "step": t,
-                    "id": node,
-                    "parent": parent,
-                    "token": token,
-                    "log_prob": log_prob,
-                    "total": total,
-                    "score": score,
-                    "fate": fate,
-                    "reason": reason,
-                }
-            )
+            values = (t, node, parent, token, log_prob, total, score, fate, reason)
+            trace.append(dict(zip(FIELDS, values, strict=True)))

@@ -1,21 +1,14 @@
-"""Render /openapi.json as one HTML page: every route with its fields and a curl command.
-
-    render_page(openapi) = title, then each route (fields, command, responses), then each named schema (fields)
-
-FastAPI's own page loads scripts from another host; this one needs none.
-"""
+"""Render /openapi.json as one HTML page; FastAPI's own page loads scripts from another host."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 Schema = dict[str, Any]
 
-METHODS = ("get", "post", "put", "patch", "delete")
 MAX_EXAMPLE_DEPTH = 4  # of nested schemas in an example: some contain themselves
 
 _SAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": False, "null": None}
@@ -35,7 +28,9 @@ def render_page(openapi: Schema) -> str:
     """Render an OpenAPI description as an HTML page: contents, routes with curl commands, schemas."""
     info = openapi.get("info", {})
     title = escape(f"{info.get('title', 'API')} {info.get('version', '')}".strip())
-    operations = list(_operations(openapi))
+    operations = [
+        (method, path, operation) for path, item in openapi["paths"].items() for method, operation in item.items()
+    ]
     parts = [
         f"<h1>{title}</h1>",
         _paragraph(info.get("description")),
@@ -48,7 +43,7 @@ def render_page(openapi: Schema) -> str:
         ),
         "</ul></nav>",
         *(_operation_section(openapi, method, path, operation) for method, path, operation in operations),
-        *(_schema_section(name, schema) for name, schema in _schemas(openapi).items()),
+        *(_schema_section(name, schema) for name, schema in openapi["components"]["schemas"].items()),
     ]
     return (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
@@ -59,57 +54,37 @@ def render_page(openapi: Schema) -> str:
     )
 
 
-def _operations(openapi: Schema) -> Iterator[tuple[str, str, Schema]]:
-    """Yield (method, path, operation) of each route."""
-    for path, item in openapi.get("paths", {}).items():
-        for method in METHODS:
-            if method in item:
-                yield method, path, item[method]
-
-
-def _schemas(openapi: Schema) -> dict[str, Schema]:
-    """Return the component schemas of an OpenAPI description by name."""
-    schemas: dict[str, Schema] = openapi.get("components", {}).get("schemas", {})
-    return schemas
-
-
 def _operation_section(openapi: Schema, method: str, path: str, operation: Schema) -> str:
-    """Render one route as an HTML section: its description, fields, curl command and responses."""
+    """Render one route: its description, fields, curl command and responses."""
     body = _json_schema(operation.get("requestBody", {}))
-    fields = [
-        (parameter["name"], {"description": parameter.get("description", ""), **parameter.get("schema", {})}, required)
-        for parameter in operation.get("parameters", [])
-        for required in [parameter.get("required", False)]
-    ]
-    responses = [_response_item(code, response) for code, response in operation.get("responses", {}).items()]
+    fields = [(one["name"], one["schema"], one["required"]) for one in operation.get("parameters", [])]
     parts = [
         f"<section id='{_anchor(method, path)}'>\n<h2>{_operation_name(method, path)}</h2>",
         _paragraph(operation.get("description") or operation.get("summary")),
         _table(fields),
         f"<p>Body: {_type_html(body)}</p>" if body else "",
-        _table(_fields(body)) if body else "",
+        _table(_fields(body)),
         f"<pre><code>{escape(curl_command(openapi, method, path, operation))}</code></pre>",
-        "\n".join(["<p>Responses:</p>", "<ul>", *responses, "</ul>"]) if responses else "",
-        "</section>",
+        "<p>Responses:</p>\n<ul>",
+        *(_response_item(code, response) for code, response in operation["responses"].items()),
+        "</ul>\n</section>",
     ]
     return "\n".join(part for part in parts if part)
 
 
 def _response_item(code: str, response: Schema) -> str:
-    """Render one response as an HTML list item: code, description and the type of its body."""
     body = _json_schema(response)
-    return f"<li>{escape(code)}: {escape(response.get('description', ''))} {_type_html(body) if body else ''}</li>"
+    return f"<li>{escape(code)}: {escape(response['description'])} {_type_html(body) if body else ''}</li>"
 
 
 def _schema_section(name: str, schema: Schema) -> str:
-    """Render one schema as an HTML section: its description and a table of its fields, or its type."""
     heading = f"<section id='schema-{escape(name)}'>\n<h3>{escape(name)}</h3>"
     fields = _table(_fields(schema)) or f"<p>{_type_html(schema)}</p>"
     return "\n".join([heading, _paragraph(schema.get("description")), fields, "</section>"])
 
 
 def _fields(schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Return (name, schema, whether required) of each property of an object schema."""
+    """Return (name, schema, whether it is required) of each property of an object."""
     required = schema.get("required", [])
     return [(name, field, name in required) for name, field in schema.get("properties", {}).items()]
 
@@ -132,25 +107,20 @@ def _type_html(schema: Schema) -> str:
     if "$ref" in schema:
         name = escape(schema["$ref"].rsplit("/", 1)[-1])
         return f"<a href='#schema-{name}'>{name}</a>"
-    for several in ("anyOf", "oneOf", "allOf"):
-        if several in schema:
-            return " or ".join(_type_html(one) for one in schema[several])
+    if variants := _variants(schema):
+        return " or ".join(_type_html(one) for one in variants)
     if "enum" in schema or "const" in schema:
         return " or ".join(escape(json.dumps(one)) for one in schema.get("enum", [schema.get("const")]))
-    type = schema.get("type", "anything")
-    kind = " or ".join(type) if isinstance(type, list) else str(type)
+    kind: str = schema.get("type", "anything")
     if kind == "array":
         kind = f"list of {_type_html(schema.get('items', {}))}"
-    else:
-        kind = escape(kind)
-    bounds = [escape(text.format(schema[key])) for key, text in _BOUNDS.items() if key in schema]
+    bounds = [text.format(schema[key]) for key, text in _BOUNDS.items() if key in schema]
     return kind + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def curl_command(openapi: Schema, method: str, path: str, operation: Schema) -> str:
     """Return a curl command that calls a route with an example body, or with a file for a binary body."""
-    server = (openapi.get("servers") or [{"url": "http://127.0.0.1:8000"}])[0]["url"].rstrip("/")
-    words = ["curl", server + path]
+    words = ["curl", "http://127.0.0.1:8000" + path]
     body = _json_schema(operation.get("requestBody", {}))
     if body:
         data = json.dumps(example_value(openapi, body), ensure_ascii=False)
@@ -163,16 +133,11 @@ def curl_command(openapi: Schema, method: str, path: str, operation: Schema) -> 
 
 
 def example_value(openapi: Schema, schema: Schema, depth: int = MAX_EXAMPLE_DEPTH) -> Any:
-    """Return a value of a schema: its own example if it has one, else its required fields with simple values."""
-    if "example" in schema:
-        return schema["example"]
-    if schema.get("examples"):
-        return schema["examples"][0]
+    """Return a value of a schema: simple values, and of an object its required fields."""
     if "$ref" in schema and depth:
-        return example_value(openapi, _schemas(openapi).get(schema["$ref"].rsplit("/", 1)[-1], {}), depth - 1)
-    for several in ("anyOf", "oneOf", "allOf"):
-        if several in schema:
-            return example_value(openapi, schema[several][0], depth)
+        return example_value(openapi, openapi["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]], depth - 1)
+    if variants := _variants(schema):
+        return example_value(openapi, variants[0], depth)
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
     if schema.get("type") == "array":
@@ -182,6 +147,10 @@ def example_value(openapi: Schema, schema: Schema, depth: int = MAX_EXAMPLE_DEPT
     return _SAMPLES.get(str(schema.get("type")), {})
 
 
+def _variants(schema: Schema) -> list[Schema]:
+    return schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf") or []
+
+
 def _json_schema(holder: Schema) -> Schema:
     """Return the JSON schema of the body of a request or a response (`holder`); {} if it has none."""
     schema: Schema = holder.get("content", {}).get("application/json", {}).get("schema", {})
@@ -189,15 +158,12 @@ def _json_schema(holder: Schema) -> Schema:
 
 
 def _anchor(method: str, path: str) -> str:
-    """Return the HTML id of a route."""
     return escape(method + path.replace("/", "-").replace("{", "").replace("}", ""))
 
 
 def _operation_name(method: str, path: str) -> str:
-    """Return the HTML heading of a route: METHOD /path."""
     return escape(f"{method.upper()} {path}")
 
 
 def _paragraph(text: str | None) -> str:
-    """Render a text as an HTML paragraph; '' if there is none."""
     return f"<p>{escape(text)}</p>" if text else ""

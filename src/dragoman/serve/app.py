@@ -1,11 +1,4 @@
-"""The HTTP API: all routes of the FastAPI app.
-
-    GET  /                        the playground          POST /v1/predict           results, also as events
-    GET  /static/views|page/…     its files               POST /v1/score             log-probabilities of pairs
-    GET  /health/live|ready       health checks           POST /v1/inspect/VIEW      the data of a view
-    GET  /metrics                 for Prometheus          GET  /v1/models            the models
-    GET  /docs, /openapi.json     the API's description   POST /v1/models/NAME/predict    results for a file as the body
-                                                          POST /translate, GET /languages    LibreTranslate's API
+"""The HTTP API: all routes of the FastAPI app (docs/serving.md lists them).
 
     socket → connections.py → RequestLimitMiddleware → MetricsMiddleware → CancelOnDisconnect → route
            → batcher.py → worker_pool.py
@@ -16,7 +9,7 @@ All errors have one format, see schema.py.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +28,7 @@ from dragoman.core.types import Example
 from dragoman.inspection.render.page import import_modules
 from dragoman.inspection.views import views
 from dragoman.serve import api_docs, libretranslate, schema, uploads, view_routes
-from dragoman.serve.batcher import Batcher, PendingRequest, SourceTokenizer, SourceTokens
+from dragoman.serve.batcher import Batcher, PendingRequest, SourceTokenizer
 from dragoman.serve.metrics import Metrics, MetricsMiddleware
 from dragoman.serve.middleware import CancelOnDisconnect
 from dragoman.serve.schema import APIError, JSONObject, ModelInfo
@@ -47,16 +40,7 @@ from dragoman.version import __version__
 PAGE_FOLDER = Path(__file__).parent / "static"
 VIEWS_FOLDER = Path(inspection.__file__).parent / "static"
 
-ERROR_CODES = {
-    400: "bad_request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "not_allowed",
-    408: "too_slow",
-    413: "too_large",
-    415: "wrong_type",
-}
+ERROR_CODES = {400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "not_allowed"}  # of the framework
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"model": schema.ErrorResponse} for code in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
@@ -78,9 +62,7 @@ def build_app(settings: ServerSettings, pool: WorkerPool) -> FastAPI:
     )
     app.state.batcher, app.state.metrics = batcher, Metrics(batcher, pool)
     add_exception_handlers(app)
-    handle_predict = predict_handler(settings, batcher, codecs)
-    add_predict_routes(app, settings, batcher, handle_predict)
-    add_upload_route(app, batcher, handle_predict)
+    add_predict_routes(app, settings, batcher, codecs)
     add_view_routes(app, settings, batcher)
     add_health_routes(app, pool)
     add_pages(app)
@@ -94,28 +76,23 @@ def source_tokenizer(codec: Codec, model: ModelInfo) -> SourceTokenizer:
     """Build the tokenizer of a model's inputs; with files or second sources, it only estimates their positions."""
     if codec.modality is not None or codec.second_source is not None:
         count_positions = uploads.position_counter(codec, model["max_source_positions"])
-        return SourceTokenizer(lambda item: SourceTokens(count_positions(item)))
+        return SourceTokenizer(lambda item: (count_positions(item), None))
 
-    def tokenize(item: JSONObject) -> SourceTokens:
-        """Return the number of source tokens of an item, and their ids; a language model's source is target text."""
-        if model["kind"] == "language model":
+    def tokenize(item: JSONObject) -> tuple[int, list[int]]:
+        if model["kind"] == "language model":  # its source is target text
             ids = codec.encode_target(item["source"])
         else:
             example = Example(item["source"], None, item.get("source_lang"), item.get("target_lang"))
             ids = list(codec.encode_source(example))
-        return SourceTokens(len(ids), ids)
+        return len(ids), ids
 
     return SourceTokenizer(tokenize, codec.fingerprint)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def add_exception_handlers(app: FastAPI) -> None:
     """Add handlers that give all error responses one JSON format."""
 
     def api_error(request: Request, error: Exception) -> Response:
-        """Return the JSON response of an APIError."""
         assert isinstance(error, APIError)
         body = json.dumps(error.body())  # in ASCII: a field's name may be half a surrogate pair
         return Response(body, error.status, error.headers(), media_type="application/json")
@@ -131,7 +108,6 @@ def add_exception_handlers(app: FastAPI) -> None:
         return api_error(request, validation_error(error))
 
     def http_error(request: Request, error: Exception) -> Response:
-        """Return an HTTP error of the framework (404, 405 …) in our JSON format."""
         assert isinstance(error, HTTPException)
         text = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed here"}
         message = text.get(error.status_code, str(error.detail))
@@ -161,9 +137,6 @@ def validation_error(error: RequestValidationError) -> APIError:
     return APIError(422, code.get(kind, "invalid"), text, path)
 
 
-# -- routes ------------------------------------------------------------------------------------------------------------
-
-
 def resolve_model(name: str | None, models: Mapping[str, ModelInfo]) -> str:
     """Return the name of a request's model, by default the first; raise a 404 for an unknown name."""
     if name is None:
@@ -174,39 +147,11 @@ def resolve_model(name: str | None, models: Mapping[str, ModelInfo]) -> str:
     return name
 
 
-PredictHandler = Callable[[schema.PredictRequest], Awaitable[Response]]
-
-
-def predict_handler(settings: ServerSettings, batcher: Batcher, codecs: Mapping[str, Codec]) -> PredictHandler:
-    """Build the coroutine that handles all predict requests, from JSON or uploads."""
-
-    async def handle_predict(body: schema.PredictRequest) -> Response:
-        """Check, queue and answer one predict request, as JSON or as server-sent events."""
-        schema.check_limits(body, settings)
-        name = resolve_model(body.model, batcher.pool.models)
-        items = prepare_inputs(body.inputs, batcher.pool.models[name], settings)
-        request = await batcher.admit("predict", name, items, body.options(), stream=body.stream)
-        if body.stream:
-            return StreamingResponse(server_sent_events(batcher, request, codecs[name]), media_type="text/event-stream")
-        return results_response(name, await batcher.collect_results(request))
-
-    return handle_predict
-
-
-def prepare_inputs(inputs: Sequence[Options], model: ModelInfo, settings: ServerSettings) -> list[JSONObject]:
-    """Convert inputs to what workers take; raise APIError if the model cannot read them or files are too large."""
-    items = [item.model_dump() for item in inputs]
-    uploads.check_media_size([item[side] for item in items for side in uploads.SIDES], settings)
-    for i, item in enumerate(items):
-        uploads.prepare_input(item, model, f"inputs[{i}].", settings)
-    return items
-
-
-def add_predict_routes(
-    app: FastAPI, settings: ServerSettings, batcher: Batcher, handle_predict: PredictHandler
-) -> None:
-    """Add /v1/predict, /v1/score and /v1/models."""
+def add_predict_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher, codecs: Mapping[str, Codec]) -> None:
+    """Add /v1/predict, /v1/score, /v1/models and /v1/models/{model}/predict, whose body is a file."""
     models = batcher.pool.models
+    file = {"schema": {"type": "string", "format": "binary"}}
+    file_types = [*uploads.CONTENT_TYPES["image"], *uploads.CONTENT_TYPES["audio"], uploads.OCTET_STREAM]
 
     @app.post("/v1/predict", responses=ERROR_RESPONSES | {200: {"model": schema.PredictResponse}}, summary="Predict")
     async def predict(body: schema.PredictRequest) -> Response:
@@ -214,7 +159,14 @@ def add_predict_routes(
 
         The events are `token` (only with greedy search: beam 1), `result` for each input, then `done`, or `error`.
         """
-        return await handle_predict(body)
+        schema.check_limits(body, settings)
+        name = resolve_model(body.model, models)
+        content = body.model_dump(include={"inputs"})
+        uploads.prepare_inputs(content, models[name], settings)
+        request = await batcher.admit("predict", name, content["inputs"], body.options())
+        if body.stream:
+            return StreamingResponse(server_sent_events(batcher, request, codecs[name]), media_type="text/event-stream")
+        return results_response(name, await batcher.collect_results(request))
 
     @app.post(
         "/v1/score",
@@ -229,7 +181,9 @@ def add_predict_routes(
             if pair.target is None and models[name]["kind"] != "language model":
                 text = f"inputs[{i}] has no target to score; send source and target"
                 raise APIError(422, "missing", text, f"inputs[{i}].target")
-        request = await batcher.admit("score", name, prepare_inputs(body.inputs, models[name], settings), {})
+        content = body.model_dump(include={"inputs"})
+        uploads.prepare_inputs(content, models[name], settings)
+        request = await batcher.admit("score", name, content["inputs"], {})
         return results_response(name, await batcher.collect_results(request))
 
     @app.get("/v1/models", responses={200: {"model": schema.ModelsResponse}}, summary="The models")
@@ -237,33 +191,24 @@ def add_predict_routes(
         """`source` and `second_source` are what a model reads: text, image, audio, video, features, or null."""
         return JSONResponse({"models": list(models.values())})
 
-
-def add_upload_route(app: FastAPI, batcher: Batcher, handle_predict: PredictHandler) -> None:
-    """Add POST /v1/models/{model}/predict, whose body is a file."""
-    file = {"schema": {"type": "string", "format": "binary"}}
-    types = dict.fromkeys(
-        [*uploads.CONTENT_TYPES["image"], *uploads.CONTENT_TYPES["audio"], uploads.OCTET_STREAM], file
-    )
-
     @app.post(
         "/v1/models/{model}/predict",
         responses=ERROR_RESPONSES | {200: {"model": schema.PredictResponse}},
         summary="Predict for a file",
-        openapi_extra={"requestBody": {"required": True, "content": types}},
+        openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(file_types, file)}},
     )
     async def predict_file(
         request: Request, model: schema.ModelName, query: Annotated[schema.UploadQuery, Query()]
     ) -> Response:
         """The body is an image or a sound, as `curl --data-binary @photo.jpg` sends it; options are in the query."""
-        name = resolve_model(model, batcher.pool.models)
-        content_type = request.headers.get("content-type", "")
-        item = uploads.input_from_upload(batcher.pool.models[name], content_type, await request.body(), query.text)
+        name, content_type = resolve_model(model, models), request.headers.get("content-type", "")
+        item = uploads.input_from_upload(models[name], content_type, await request.body(), query.text)
         try:
             body = schema.upload_to_request(query, name, item)
         except ValidationError as error:
             problems = [{**problem, "loc": ("query", *problem["loc"])} for problem in error.errors()]
             raise RequestValidationError(problems) from None
-        return await handle_predict(body)
+        return await predict(body)
 
 
 def results_response(model: str, results: Sequence[bytes]) -> Response:
@@ -280,11 +225,12 @@ async def server_sent_events(batcher: Batcher, request: PendingRequest, codec: C
 
     try:
         async for event in batcher.stream_events(request):
-            if event.kind == "token":
-                piece = codec.target_pieces([event.token])[0]
-                yield format_event("token", json.dumps({"index": event.item, "id": event.token, "token": piece}))
+            index = event["item"]
+            if event["kind"] == "token":
+                piece = codec.target.pieces([event["token"]])[0]
+                yield format_event("token", json.dumps({"index": index, "id": event["token"], "token": piece}))
             else:
-                yield format_event("result", f'{{"index": {event.item}, {event.result.decode()[1:]}')
+                yield format_event("result", f'{{"index": {index}, {event["json"].decode()[1:]}')
         yield format_event("done", "{}")
     except APIError as error:
         yield format_event("error", json.dumps(error.body()["error"]))
@@ -294,19 +240,16 @@ def add_view_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher) ->
     """Add POST /v1/inspect/VIEW for each view, with the fields of that view."""
 
     def add_route(view: str, schema_class: type[Options]) -> None:
-        """Add the route of one view."""
-
         # No docstring: FastAPI would show it as the description of every view, in place of the view's own summary.
         async def inspect(body: Any) -> Response:
             schema.check_limits(body, settings)
             models = batcher.pool.models
             name = resolve_model(body.model, models)
             item = body.model_dump(exclude={"model"})
-            sources = view_routes.collect_sources(item)
-            uploads.check_media_size(sources, settings)
-            for one in view_routes.requested_models(name, item):
-                uploads.prepare_view_inputs(item, models[resolve_model(one, models)], settings)
-            request = await batcher.admit("inspect", name, [item], {}, view=view, view_sources=sources)
+            for one in item.get("models") or [name]:
+                uploads.prepare_inputs(item, models[resolve_model(one, models)], settings)
+            sources = [source for _, source in schema.iter_sources(item)]
+            request = await batcher.admit("inspect", name, [item], {"view": view}, sources)
             return Response((await batcher.collect_results(request))[0], media_type="application/json")
 
         inspect.__annotations__["body"] = schema_class
@@ -326,7 +269,7 @@ def add_health_routes(app: FastAPI, pool: WorkerPool) -> None:
 
     @app.get("/health/ready", summary="Whether a worker answers", responses={503: {"description": "None does."}})
     async def ready() -> Response:
-        responsive = await pool.count_responsive()
+        responsive = pool.ready_count
         body = {"ready": responsive > 0, "workers": len(pool.workers), "answering": responsive}
         return JSONResponse(body, 200 if responsive else 503, None if responsive else {"Retry-After": "1"})
 
@@ -340,11 +283,7 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:
-        """Return the playground page; 404 if it is not installed."""
-        index = PAGE_FOLDER / "index.html"
-        if not index.is_file():
-            raise APIError(404, "not_found", "this installation has no playground; see /docs for the API")
-        return FileResponse(index, media_type="text/html; charset=utf-8")
+        return FileResponse(PAGE_FOLDER / "index.html", media_type="text/html; charset=utf-8")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -355,5 +294,4 @@ def add_pages(app: FastAPI) -> None:
         return Response(import_modules(), media_type="text/javascript")
 
     for name, folder in {"views": VIEWS_FOLDER, "page": PAGE_FOLDER}.items():
-        if folder.is_dir():
-            app.mount(f"/static/{name}", StaticFiles(directory=folder), name=name)
+        app.mount(f"/static/{name}", StaticFiles(directory=folder), name=name)

@@ -2,16 +2,11 @@
 
     request ─admission by tokens→ queue ─split and merged→ job ─next free worker→ results ─by index→ request
 
-A request costs its source tokens times the hypotheses of the beam, while it is queued or running. A request that does
-not fit into queue_tokens is refused at once, with an estimate of when to retry. A job holds items of requests for the
-same task, model and options, up to batch_tokens. When a request is larger than a job, the rest of it goes to the end of
-the queue, so that a small request behind it waits for one job, not for all of them.
-
-A request whose deadline has passed or whose client has disconnected is released; a job that holds only such requests is
-cancelled, unless all its results have arrived. When a job fails, its requests are retried one by one, so that only the
-request that caused the failure gets the error.
-
-A text is tokenized once: the ids that were counted for admission are sent to the worker with the text.
+A request costs its source tokens times the hypotheses of the beam, while it is queued or running; one that does not fit
+into queue_tokens is refused at once. A job holds items of requests for the same task, model and options, up to
+batch_tokens. The rest of a larger request goes to the end of the queue, so that a small request behind it waits for one
+job, not for all of them. When a job fails, its requests are retried one by one, so that only the request that caused
+the failure gets the error. The ids of a text that were counted for admission are sent to the worker with it.
 """
 
 from __future__ import annotations
@@ -22,13 +17,12 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal, NamedTuple
+from functools import cached_property, partial
+from typing import Literal
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
-from dragoman.core.types import Example
-from dragoman.serve.schema import APIError, JSONObject, SearchInfo
+from dragoman.serve.schema import APIError, JSONObject
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerHandle, WorkerLost, WorkerPool
 
@@ -38,57 +32,43 @@ THREAD_CHARS = 5000  # more characters than these are tokenized in a thread, not
 RATE_SMOOTHING = 0.2  # weight of the newest job in the moving average of the throughput
 
 
-class SourceTokens(NamedTuple):
-    """The size of an input's sources, and their ids if they are one text."""
-
-    tokens: int  # an estimate if the model reads files or two sources
-    ids: list[int] | None = None
-
-
 @dataclass(frozen=True)
 class SourceTokenizer:
     """Tokenizes the inputs of one model; `tokenize` raises UserError for an unknown language."""
 
-    tokenize: Callable[[JSONObject], SourceTokens]
+    # The number of tokens (an estimate if the model reads files or two sources), and their ids if they are one text.
+    tokenize: Callable[[JSONObject], tuple[int, list[int] | None]]
     codec_fingerprint: str = ""  # a worker uses the ids only if its tokenizers are the same
-
-
-class RequestEvent(NamedTuple):
-    """A token or the result of one input of a request."""
-
-    kind: Literal["token", "result"]
-    item: int  # index of the input in its request
-    token: int = 0
-    result: bytes = b""  # JSON
 
 
 @dataclass(eq=False)
 class PendingRequest:
-    """Inputs that are queued or running, and the queue of events for the coroutine that waits for them."""
+    """Inputs that are queued or running, and the queue of events for the coroutine that waits for them.
+
+    An event is a worker's token or result, with the index of its item in this request, or the error that ends it.
+    """
 
     task: Task
     model: str
-    options: JSONObject
+    options: JSONObject  # of generation, and `attention`, `stream` and `view`
     items: list[JSONObject]
     costs: list[int]  # of each item: tokens times hypotheses
     arrival_time: float
-    is_exclusive: bool = False  # shares its jobs with no other request
-    stream: bool = False
-    view: str = ""
-    unscheduled: deque[int] = field(default_factory=deque)  # items that are in no job yet
+    is_exclusive: bool  # shares its jobs with no other request
+    unscheduled: deque[int]  # items that are in no job yet
     is_released: bool = False  # nobody waits for it any more
-    events: asyncio.Queue[RequestEvent | APIError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[JSONObject | APIError] = field(default_factory=asyncio.Queue)
     deadline_timer: asyncio.TimerHandle | None = None
-    options_key: str = ""
 
-    def __post_init__(self) -> None:
-        """Compute `options_key`, the options as sorted JSON."""
-        self.options_key = json.dumps(self.options, sort_keys=True)
+    @cached_property
+    def options_key(self) -> str:
+        """The options as sorted JSON."""
+        return json.dumps(self.options, sort_keys=True)
 
     @property
     def batch_key(self) -> tuple[object, ...]:
         """The key under which requests may share a job; an exclusive request has a key of its own."""
-        return (id(self),) if self.is_exclusive else (self.task, self.model, self.stream, self.options_key)
+        return (id(self),) if self.is_exclusive else (self.task, self.model, self.options_key)
 
 
 @dataclass(eq=False)
@@ -97,15 +77,10 @@ class BatchJob:
 
     id: int
     items: list[tuple[PendingRequest, int]]  # a request and the index of its item
-    missing_results: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Count all items as missing results."""
-        self.missing_results = len(self.items)
+    result_count: int = 0  # results that have arrived
 
     @property
     def cost(self) -> int:
-        """The sum of the items' costs: tokens times hypotheses."""
         return sum(request.costs[i] for request, i in self.items)
 
     @property
@@ -122,8 +97,6 @@ class BatchJob:
             "task": request.task,
             "model": request.model,
             "options": request.options,
-            "view": request.view,
-            "stream": request.stream,
             "first_index": first if request.is_exclusive else 0,  # a sample depends on its index in the request
             "items": [request.items[i] for request, i in self.items],
             "codec_fingerprint": codec_fingerprint,
@@ -134,7 +107,6 @@ class Batcher:
     """The queue of requests, and a task per worker that takes jobs from it."""
 
     def __init__(self, settings: ServerSettings, pool: WorkerPool, tokenizers: Mapping[str, SourceTokenizer]) -> None:
-        """Create an empty queue; `start` begins the dispatching."""
         self.settings, self.pool, self.tokenizers = settings, pool, tokenizers
         self.queue: deque[PendingRequest] = deque()
         self.pending_tokens = 0  # queued and running
@@ -158,24 +130,13 @@ class Batcher:
 
     # -- for routes --------------------------------------------------------------------------------------------------
 
-    async def predict(self, model: str, examples: Sequence[Example], options: JSONObject) -> list[JSONObject]:
-        """Queue examples, wait, and return a prediction for each, as /v1/predict writes them."""
-        items = [
-            {"source": one.source, "source_lang": one.source_lang, "target_lang": one.target_lang} for one in examples
-        ]
+    async def predict(self, model: str, items: list[JSONObject], options: JSONObject) -> list[JSONObject]:
+        """Queue inputs, wait, and return a prediction for each, as /v1/predict writes them."""
         request = await self.admit("predict", model, items, options)
         return [json.loads(result) for result in await self.collect_results(request)]
 
     async def admit(
-        self,
-        task: Task,
-        model: str,
-        items: list[JSONObject],
-        options: JSONObject,
-        *,
-        stream: bool = False,
-        view: str = "",
-        view_sources: Sequence[object] = (),
+        self, task: Task, model: str, items: list[JSONObject], options: JSONObject, view_sources: Sequence[object] = ()
     ) -> PendingRequest:
         """Queue a request (a view costs its `view_sources`); raise APIError if it is too large or the server busy."""
         loop = asyncio.get_running_loop()
@@ -194,9 +155,7 @@ class Batcher:
             raise APIError(429, "busy", text, retry_after=self.retry_after())
         is_sampling = task == "predict" and uses_sampling(options, search)
         is_exclusive, unscheduled = is_sampling or task == "inspect", deque(range(len(items)))
-        request = PendingRequest(
-            task, model, options, items, costs, loop.time(), is_exclusive, stream, view, unscheduled
-        )
+        request = PendingRequest(task, model, options, items, costs, loop.time(), is_exclusive, unscheduled)
         request.deadline_timer = loop.call_later(self.settings.deadline_s, self.expire, request)
         self.pending_tokens += sum(costs)
         self.queue.append(request)
@@ -210,13 +169,11 @@ class Batcher:
         tokenize = self.tokenizers[model].tokenize
 
         def tokenize_all() -> list[int]:
-            """Count the tokens of each item; those of a view's sources are one count."""
             if task == "inspect":
-                return [sum(tokenize({"source": source}).tokens for source in view_sources)]
+                return [sum(tokenize({"source": source})[0] for source in view_sources)]
             return [tokenize_one(i, item) for i, item in enumerate(items)]
 
         def tokenize_one(i: int, item: JSONObject) -> int:
-            """Count the tokens of item i and store its source ids; an unknown language raises a 422."""
             try:
                 tokens, ids = tokenize(item)
             except UserError as error:
@@ -233,11 +190,11 @@ class Batcher:
         """Wait for the results of all items; return them in order, as JSON."""
         results = [b""] * len(request.items)
         async for event in self.stream_events(request):
-            if event.kind == "result":
-                results[event.item] = event.result
+            if event["kind"] == "result":
+                results[event["item"]] = event["json"]
         return results
 
-    async def stream_events(self, request: PendingRequest) -> AsyncIterator[RequestEvent]:
+    async def stream_events(self, request: PendingRequest) -> AsyncIterator[JSONObject]:
         """Yield tokens and results until all results have arrived; in any case, release the request at the end."""
         missing = len(request.items)
         try:
@@ -245,7 +202,7 @@ class Batcher:
                 event = await request.events.get()
                 if isinstance(event, APIError):
                     raise event
-                missing -= event.kind == "result"
+                missing -= event["kind"] == "result"
                 yield event
         finally:
             self.release(request)
@@ -286,7 +243,7 @@ class Batcher:
             self.pending_tokens -= request.costs[i]
         request.unscheduled.clear()
         for job, worker in self.running.items():
-            if job.missing_results and all(other.is_released for other in job.requests):
+            if job.result_count < len(job.items) and all(other.is_released for other in job.requests):
                 worker.cancel(job.id)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
@@ -353,10 +310,9 @@ class Batcher:
     def handle_output(self, job: BatchJob, message: JSONObject) -> None:
         """Pass a token or a result of a job on to its request, unless that is released."""
         request, i = job.items[message["item"]]
-        job.missing_results -= message["kind"] == "result"
+        job.result_count += message["kind"] == "result"
         if not request.is_released:
-            event = RequestEvent(message["kind"], i, message.get("token", 0), message.get("json", b""))
-            request.events.put_nowait(event)
+            request.events.put_nowait(message | {"item": i})
 
     def finish_job(self, job: BatchJob, outcome: JSONObject) -> None:
         """Free the tokens of a job; if it failed, retry its requests one by one, or fail the only one."""
@@ -392,14 +348,14 @@ def job_error(outcome: JSONObject) -> APIError:
     return APIError(503, "worker_lost", "the worker process of this request died; try again in a moment", retry_after=1)
 
 
-def count_hypotheses(options: JSONObject, search: SearchInfo) -> int:
+def count_hypotheses(options: JSONObject, search: JSONObject) -> int:
     """Bound the hypotheses per source by the request: its beam or num_samples, else the default of its search."""
     requested = max(int(options.get("beam", 0)), int(options.get("num_samples", 0)))
     default = GenerationOptions().beam + 1  # of a search that is not the model's own
     return requested or max(search["beam"], default if "search" in options else 1)
 
 
-def uses_sampling(options: JSONObject, search: SearchInfo) -> bool:
+def uses_sampling(options: JSONObject, search: JSONObject) -> bool:
     """Whether a request's search may sample, so that its outputs depend on a source's index in the request."""
     if "search" in options:
         name = options["search"] if isinstance(options["search"], str) else options["search"]["name"]

@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dragoman.serve.middleware import SECURITY_HEADERS, error_headers, error_json
+from dragoman.serve.middleware import SECURITY_HEADERS, error_response
 from dragoman.serve.schema import APIError
 
 if TYPE_CHECKING:
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
-
     from dragoman.serve.settings import ServerSettings
 
 READ_BYTES = 32 * 1024  # read from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
@@ -33,17 +30,8 @@ RESERVED_DESCRIPTORS = 64  # not for connections: models, pipes to workers, logs
 class LimitedH11Protocol(H11Protocol):
     """One client connection, with a timeout on every wait. `head_timer` is None while a request is processed."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        max_connections: int,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        """Set up the connection with a limit on the head's size; uvicorn passes the arguments from `config` on."""
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, settings: ServerSettings, max_connections: int, **options: Any) -> None:
+        super().__init__(**options)  # as uvicorn passes them
         self.settings, self.max_connections = settings, max_connections
         self.conn = h11.Connection(h11.SERVER, settings.max_head)
         self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # uvicorn says int; floats work
@@ -88,7 +76,6 @@ class LimitedH11Protocol(H11Protocol):
             self.transport.close()
 
     def cancel_head_timer(self) -> None:
-        """Cancel the timeout on the request's head, if it runs."""
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None
@@ -103,20 +90,15 @@ class LimitedH11Protocol(H11Protocol):
     def resume_writing(self) -> None:
         """Called when the client reads again: cancel the timeout of `pause_writing`."""
         super().resume_writing()
-        self.cancel_write_timer()
-
-    def cancel_write_timer(self) -> None:
-        """Cancel the timeout on the client's reading, if it runs."""
         if self.write_timer is not None:
             self.write_timer.cancel()
-            self.write_timer = None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel both timers, and let uvicorn clean up."""
         self.cancel_head_timer()
-        self.cancel_write_timer()
+        if self.write_timer is not None:
+            self.write_timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -130,15 +112,13 @@ class LimitedH11Protocol(H11Protocol):
 
     def send_error(self, error: APIError) -> None:
         """Write an error response directly, without the app, then close the connection."""
-        body = error_json(error, "")
-        fixed = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        lines = [f"{name}: {value}" for name, value in (fixed | SECURITY_HEADERS | error_headers(error)).items()]
+        headers, body = error_response(error, "")
+        lines = [f"{name}: {value}" for name, value in (headers | SECURITY_HEADERS).items()]
         status = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"
         self.transport.write("\r\n".join([status, *lines, "", ""]).encode() + body)
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        """Never upgrade: there are no WebSockets here."""
         return False  # no WebSockets here
 
 

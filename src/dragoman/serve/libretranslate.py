@@ -29,14 +29,13 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from dragoman.core.errors import did_you_mean
 from dragoman.core.registry import Options
-from dragoman.core.types import Example
 from dragoman.serve import schema
-from dragoman.serve.middleware import APIKeys, error_headers, request_keys
+from dragoman.serve.middleware import APIKeys, request_keys
 from dragoman.serve.schema import MAX_COUNT, APIError, JSONObject, Language, ModelInfo, Text
 from dragoman.serve.sentence_splitter import MAX_PIECE_CHARS, Piece, join_pieces, split_sentences
 from dragoman.serve.settings import ServerSettings
 
-PredictFunction = Callable[[str, Sequence[Example], JSONObject], Awaitable[list[JSONObject]]]  # Batcher.predict
+PredictFunction = Callable[[str, list[JSONObject], JSONObject], Awaitable[list[JSONObject]]]  # Batcher.predict
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 1000
@@ -95,9 +94,6 @@ class LanguageInfo(Options):
     targets: list[str]
 
 
-# -- languages ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LanguageRoute:
     """A model and its language pair; `source_lang` and `target_lang` are set if the model needs language tags."""
@@ -118,14 +114,11 @@ def language_routes(models: Mapping[str, ModelInfo]) -> list[LanguageRoute]:
         targets, sources = model["languages"], model["source_languages"]  # of <to:…> and <from:…> tags
         pair = _LANGUAGE_PAIR.fullmatch(name)
         if targets:
-            pairs = [
-                (source, target)
+            routes += [
+                LanguageRoute(name, source, target, source if sources else None, target)
                 for source in sources or targets
                 for target in targets
                 if source != target or len(targets) == 1
-            ]
-            routes += [
-                LanguageRoute(name, source, target, source if sources else None, target) for source, target in pairs
             ]
         elif model["kind"] != "language model":  # which continues a text instead
             routes.append(LanguageRoute(name, pair[1], pair[2]) if pair else LanguageRoute(name, name, name))
@@ -162,9 +155,6 @@ def list_languages(routes: Sequence[LanguageRoute]) -> list[JSONObject]:
         if route.target not in targets[route.source]:
             targets[route.source].append(route.target)
     return [{"code": code, "name": LANGUAGES.get(code, code), "targets": to} for code, to in targets.items()]
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def parse_request(content_type: str, data: bytes) -> TranslateRequest:
@@ -208,66 +198,37 @@ def check_limits(body: TranslateRequest, settings: ServerSettings) -> None:
         raise APIError(422, "too_large", text, "alternatives")
 
 
-# -- translation -------------------------------------------------------------------------------------------------------
+async def translate_texts(
+    predict: PredictFunction, route: LanguageRoute, options: JSONObject, texts: Sequence[str], max_chars: int
+) -> list[list[str]]:
+    """Return the best translations of each text, sentence by sentence; split further what the model truncates."""
+
+    def split_all() -> list[list[Piece]]:
+        return [split_sentences(text, max_chars) for text in texts]
+
+    pieces = split_all() if sum(map(len, texts)) < THREAD_CHARS else await asyncio.to_thread(split_all)
+    sources = [piece.text for text_pieces in pieces for piece in text_pieces if piece.text]
+    items = [{"source": one, "source_lang": route.source_lang, "target_lang": route.target_lang} for one in sources]
+    predictions = await predict(route.model, items, options) if items else []
+    truncated = [i for i, one in enumerate(predictions) if one["source_truncated"] and max_chars > 1]
+    results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in predictions]
+    if truncated:
+        shorter = min(max_chars, max(len(sources[i]) for i in truncated)) // 2
+        retried = await translate_texts(predict, route, options, [sources[i] for i in truncated], shorter)
+        for i, result in zip(truncated, retried, strict=True):
+            results[i] = result
+    next_result = iter(results)
+    return [
+        join_results(text_pieces, [next(next_result) if piece.text else [""] for piece in text_pieces])
+        for text_pieces in pieces
+    ]
 
 
-@dataclass(frozen=True)
-class Translator:
-    """Translates texts along a route, sentence by sentence, with `nbest` translations of each text."""
-
-    predict: PredictFunction
-    route: LanguageRoute
-    nbest: int
-    options: JSONObject  # of the search
-
-    async def __call__(self, texts: Sequence[str], max_chars: int = MAX_PIECE_CHARS) -> list[list[str]]:
-        """Return the best translations of each text; a piece that the model truncates is split further and retried."""
-        pieces = await self._split(texts, max_chars)
-        sources = [piece.text for text_pieces in pieces for piece in text_pieces if piece.text]
-        predictions = await self._predict(sources)
-        truncated = [i for i, one in enumerate(predictions) if one["source_truncated"] and max_chars > 1]
-        results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in predictions]
-        if truncated:
-            shorter = min(max_chars, max(len(sources[i]) for i in truncated)) // 2
-            retried = await self([sources[i] for i in truncated], shorter)
-            for i, result in zip(truncated, retried, strict=True):
-                results[i] = result
-        next_result = iter(results)
-        return [
-            self._join_results(text_pieces, [next(next_result) if piece.text else [""] for piece in text_pieces])
-            for text_pieces in pieces
-        ]
-
-    async def _split(self, texts: Sequence[str], max_chars: int) -> list[list[Piece]]:
-        """Split each text into pieces of at most `max_chars`; long texts in a thread."""
-
-        def split_all() -> list[list[Piece]]:
-            return [split_sentences(text, max_chars) for text in texts]
-
-        return split_all() if sum(map(len, texts)) < THREAD_CHARS else await asyncio.to_thread(split_all)
-
-    async def _predict(self, sources: Sequence[str]) -> list[JSONObject]:
-        """Predict for the sources with the route's model, languages and options; [] without sources."""
-        if not sources:
-            return []
-        source_lang, target_lang = self.route.source_lang, self.route.target_lang
-        examples = [Example(source, None, source_lang, target_lang) for source in sources]
-        return await self.predict(self.route.model, examples, self.options)
-
-    def _join_results(self, pieces: Sequence[Piece], results: Sequence[Sequence[str]]) -> list[str]:
-        """Join the n-th translations of all pieces per n, deduplicated; a piece with fewer takes its best."""
-        texts = [
-            join_pieces(pieces, [nbest[n] if n < len(nbest) else nbest[0] for nbest in results])
-            for n in range(self.nbest)
-        ]
-        return list(dict.fromkeys(texts))
-
-
-def search_options(alternatives: int, model: ModelInfo) -> JSONObject:
-    """Return {} without alternatives, else `nbest` and a beam that is large enough for them."""
-    if not alternatives:
-        return {}
-    return {"nbest": alternatives + 1, "beam": max(alternatives + 1, model["search"]["beam"])}
+def join_results(pieces: Sequence[Piece], results: Sequence[Sequence[str]]) -> list[str]:
+    """Join the n-th translations of all pieces per n, deduplicated; a piece with fewer takes its best."""
+    count = max(map(len, results), default=1)
+    texts = [join_pieces(pieces, [nbest[n] if n < len(nbest) else nbest[0] for nbest in results]) for n in range(count)]
+    return list(dict.fromkeys(texts))
 
 
 def build_response(body: TranslateRequest, route: LanguageRoute, results: list[list[str]]) -> JSONObject:
@@ -292,17 +253,6 @@ def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], sett
     body_schema = TranslateRequest.model_json_schema()
     request_body = {"required": True, "content": {JSON: {"schema": body_schema}, FORM: {"schema": body_schema}}}
 
-    async def handle_translate(request: Request) -> JSONObject:
-        """Parse, check and answer one translate request."""
-        body = parse_request(request.headers.get("content-type", ""), await request.body())
-        keys.check([*request_keys(request.headers), *([body.api_key.encode(errors="replace")] if body.api_key else [])])
-        check_limits(body, settings)
-        route = select_route(routes, body.source, body.target)
-        texts = [body.q] if isinstance(body.q, str) else body.q
-        options = search_options(body.alternatives, models[route.model])
-        results = await Translator(predict, route, body.alternatives + 1, options)(texts)
-        return build_response(body, route, results)
-
     @router.post(
         "/translate",
         summary="Translate texts",
@@ -312,9 +262,18 @@ def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], sett
     async def translate(request: Request) -> Response:
         """Long texts are split into sentences, and their translations are joined."""
         try:
-            return JSONResponse(await handle_translate(request))
+            body = parse_request(request.headers.get("content-type", ""), await request.body())
+            body_keys = [body.api_key.encode(errors="replace")] if body.api_key else []
+            keys.check([*request_keys(request.headers), *body_keys])
+            check_limits(body, settings)
+            route = select_route(routes, body.source, body.target)
+            texts = [body.q] if isinstance(body.q, str) else body.q
+            nbest, beam = body.alternatives + 1, models[route.model]["search"]["beam"]
+            options = {"nbest": nbest, "beam": max(nbest, beam)} if body.alternatives else {}
+            results = await translate_texts(predict, route, options, texts, MAX_PIECE_CHARS)
+            return JSONResponse(build_response(body, route, results))
         except APIError as error:
-            return JSONResponse({"error": error.message}, error.status, error_headers(error))
+            return JSONResponse({"error": error.message}, error.status, error.headers())
 
     @router.get(
         "/languages",

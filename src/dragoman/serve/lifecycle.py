@@ -30,7 +30,6 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that exits with code 0 after a signal; uvicorn itself raises the signal again."""
 
     def __init__(self, config: uvicorn.Config, drain_s: float, abort_requests: Callable[[], None]) -> None:
-        """Hold the seconds to drain, and the function that aborts all requests after them."""
         super().__init__(config)
         self.drain_s, self.abort_requests = drain_s, abort_requests
 
@@ -49,13 +48,8 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run(settings: ServerSettings, models: Mapping[str, str], on_ready: Callable[[str], None]) -> None:
-    """Serve until a signal. `models` maps names to paths; `on_ready` gets the server's URL once it is ready."""
-    asyncio.run(serve(settings, models, on_ready))
-
-
 async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: Callable[[str], None]) -> None:
-    """Bind the port, start the workers and the HTTP server, call `on_ready`, and serve until a signal."""
+    """Serve until a signal. `models` maps names to paths; `on_ready` gets the server's URL once it is ready."""
     listener = bind(settings.host, settings.port)
     pool = WorkerPool(settings, models)
     try:

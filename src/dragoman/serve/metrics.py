@@ -1,9 +1,5 @@
 """The server's Prometheus metrics, and the middleware that counts requests and logs unhandled exceptions.
 
-    dragoman_requests_total{route, code}   dragoman_request_seconds{route}   dragoman_in_flight
-    dragoman_queue_tokens   dragoman_job_items   dragoman_jobs_running   dragoman_jobs_total{outcome}
-    dragoman_workers_ready   dragoman_worker_restarts_total
-
 All are of this process since it started. A client that disconnects before its response counts with the code 499.
 """
 
@@ -35,7 +31,6 @@ class Metrics:
     """The metrics of one server, in a registry of their own."""
 
     def __init__(self, batcher: Batcher, pool: WorkerPool) -> None:
-        """Create all metrics, and have the batcher report each finished job."""
         self.batcher, self.pool = batcher, pool
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
@@ -77,18 +72,12 @@ class MetricsMiddleware:
     """ASGI middleware: counts every request once; logs an unhandled exception and answers 500 without details."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        """Hold the wrapped app and the metrics."""
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app; count and time the request, and answer 500 if the app raises before it responds."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         status, started = CLIENT_CLOSED_REQUEST, time.perf_counter()
 
         async def send_and_note_status(message: Message) -> None:
-            """Send a message, and note the status of the response."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]

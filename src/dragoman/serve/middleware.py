@@ -49,28 +49,21 @@ LIBRETRANSLATE_PATHS = ("/translate", "/languages")  # their errors have LibreTr
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # client ids that are accepted: they go into log lines
 
 
-def error_json(error: APIError, path: str) -> bytes:
-    """Serialize an error as JSON: in LibreTranslate's format for its paths, else in ours."""
-    return json.dumps({"error": error.message} if path in LIBRETRANSLATE_PATHS else error.body()).encode()
-
-
-def error_headers(error: APIError) -> dict[str, str]:
-    """Return the headers of an error response: Retry-After, WWW-Authenticate."""
-    return error.headers() | ({"WWW-Authenticate": 'Bearer realm="dragoman"'} if error.status == 401 else {})
+def error_response(error: APIError, path: str) -> tuple[dict[str, str], bytes]:
+    """Return headers and body of an error that closes the connection; LibreTranslate's paths have its format."""
+    body = json.dumps({"error": error.message} if path in LIBRETRANSLATE_PATHS else error.body()).encode()
+    fixed = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+    return fixed | error.headers(), body
 
 
 class APIKeys:
-    """The API keys that the server accepts; without any, everyone is admitted.
-
-    Every offered key is compared with every valid one, by digest: the time reveals nothing about a key or its length.
-    """
+    """The API keys that the server accepts; without any, everyone is admitted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        """Hold the SHA-256 digests of the keys."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def accepts(self, offered: Sequence[bytes]) -> bool:
-        """Return whether one of the offered keys is valid, or no keys are set; compares in constant time."""
+        """Whether one of the offered keys is valid; compares all, by digest: the time reveals nothing about a key."""
         is_valid = not self._digests
         for key in offered:
             digest = hashlib.sha256(key).digest()
@@ -95,27 +88,19 @@ def request_keys(headers: Headers) -> list[bytes]:
 
 
 def is_public(path: str) -> bool:
-    """Return whether the middleware checks no key: health checks, docs, pages, and /translate, which checks itself.
-
-    /translate also accepts a key in its body, so it checks for itself.
-    """
+    """Whether no key is checked here: health checks, docs, pages, and /translate, whose body may have one."""
     return path in ("/", "/translate", "/docs", "/openapi.json") or path.startswith(("/health/", "/static/"))
 
 
 class BodyReader:
-    """Reads the body of a request from `receive`, up to `limit` bytes.
-
-    connections.py reads at most 64 KiB at a time, so never more than limit + 64 KiB arrive.
-    """
+    """Reads the body of a request from `receive`, up to `limit` bytes and what connections.py reads at once."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
-        """Hold the ASGI `receive` and the limit on the body's bytes."""
         self.receive, self.limit = receive, limit
         self.bytes_read = 0
         self.is_complete = self.is_disconnected = False
 
     async def _read_chunk(self) -> bytes:
-        """Receive one part of the body; note whether it was the last, or the client has disconnected."""
         message = await self.receive()
         self.is_disconnected = message["type"] == "http.disconnect"
         self.is_complete = self.is_disconnected or not message.get("more_body", False)
@@ -153,24 +138,20 @@ class RequestLimitMiddleware:
     """Outermost ASGI middleware: checks host, API key and body of a request, adds security headers to its response."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, reads_media: bool = False) -> None:
-        """Hold app and settings; with `reads_media` a model reads images or sounds, so bodies may be larger."""
-        self.app, self.settings, self.reads_media = app, settings, reads_media
+        self.app, self.settings = app, settings
+        self.reads_media = reads_media  # a model reads images or sounds, so bodies may be larger
         self.reserved_bytes = 0  # for bodies larger than texts need
         self.keys = APIKeys(settings.keys)
         self.hosts = allowed_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request's headers, read its whole body within the limits, then call the app; else send the error."""
-        if scope["type"] != "http":  # lifespan
-            await self.app(scope, receive, send)
-            return
         headers, path = Headers(scope=scope), scope["path"]
         scope.setdefault("state", {})["request_id"] = id = request_id(headers)
         send = with_response_headers(send, path, id)
         body = BodyReader(receive, self._body_limit(path))
         with ExitStack() as reservation:
             try:
-                self._check_headers(path, headers)
+                self._check_headers(path, headers, body.limit)
                 self._reserve(headers, body.limit, reservation)
                 data = await body.read(self.settings.body_s)
             except APIError as error:
@@ -201,10 +182,9 @@ class RequestLimitMiddleware:
         reservation.callback(self._release, size)
 
     def _release(self, size: int) -> None:
-        """Give reserved memory back."""
         self.reserved_bytes -= size
 
-    def _check_headers(self, path: str, headers: Headers) -> None:
+    def _check_headers(self, path: str, headers: Headers, limit: int) -> None:
         """Raise APIError for a wrong host, a missing key, a compressed body or a wrong or too large Content-Length."""
         host = headers.get("host", "")
         if self.hosts and host and re.sub(r":\d*$", "", host).lower() not in self.hosts:
@@ -218,8 +198,8 @@ class RequestLimitMiddleware:
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             raise APIError(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
-        if int(length) > self._body_limit(path):
-            raise body_too_large(self._body_limit(path))
+        if int(length) > limit:
+            raise body_too_large(limit)
 
 
 def allowed_hosts(settings: ServerSettings) -> tuple[str, ...]:
@@ -244,7 +224,6 @@ def with_response_headers(send: Send, path: str, id: str) -> Send:
     """Wrap `send`: responses get security headers and the request id, and outside /static/ no-store."""
 
     async def wrapped(message: Message) -> None:
-        """Send a message; add the headers to the one that starts the response."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers.update(SECURITY_HEADERS | {"X-Request-Id": id})
@@ -261,7 +240,6 @@ def replay_body(data: bytes, receive: Receive) -> Receive:
     unread = [data]
 
     async def wrapped() -> Message:
-        """Return the body at the first call, then receive."""
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()
@@ -271,10 +249,8 @@ def replay_body(data: bytes, receive: Receive) -> Receive:
 
 async def send_error(error: APIError, path: str, body: BodyReader, send: Send) -> None:
     """Send an error response, let the client read it, and close the connection without reading the rest of the body."""
-    text = error_json(error, path)
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(text)), "Connection": "close"}
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error_headers(error)).items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    headers, text = error_response(error, path)
+    await send({"type": "http.response.start", "status": error.status, "headers": Headers(headers).raw})
     await send({"type": "http.response.body", "body": text, "more_body": True})
     if error.status != 408:  # a client that was too slow would not finish now
         await body.drain()
@@ -285,18 +261,12 @@ class CancelOnDisconnect:
     """ASGI middleware: cancels a route when its client disconnects."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Hold the wrapped app."""
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app for one request, and cancel it when the client disconnects."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         body_received, disconnected = asyncio.Event(), asyncio.Event()
 
         async def receive_body() -> Message:
-            """Receive the body; after it, wait for the disconnect and return that."""
             if body_received.is_set():
                 await disconnected.wait()
                 return {"type": "http.disconnect"}
@@ -306,7 +276,6 @@ class CancelOnDisconnect:
             return message
 
         async def cancel_on_disconnect(route: asyncio.Task[None]) -> None:
-            """After the body, wait until the client disconnects, then cancel the route."""
             await body_received.wait()
             while (await receive())["type"] != "http.disconnect":
                 pass

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.types import SPECIALS, Example
+from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.search import searches
 from dragoman.serve import uploads
-from dragoman.serve.schema import JSONObject, ModelInfo
+from dragoman.serve.schema import JSONObject, ModelInfo, Result
 
 
 def prediction_to_json(prediction: Prediction) -> JSONObject:
     """Convert a prediction, with its alternatives, to a result of /v1/predict."""
-    return {
-        "text": prediction.text,
-        "score": prediction.score,
-        "log_prob": prediction.log_prob,
-        "tokens": prediction.tokens,
-        "log_probs": prediction.log_probs,
-        "finish_reason": prediction.finish_reason,
-        "source_tokens": prediction.source_tokens,
-        "source_truncated": prediction.source_truncated,
+    return {name: getattr(prediction, name) for name in Result.model_fields} | {
         "alternatives": [prediction_to_json(other) for other in prediction.alternatives],
         "attention": None if prediction.attention is None else prediction.attention.tolist(),
     }
@@ -88,6 +80,6 @@ def vocabulary_pair(pipeline: Pipeline) -> Example:
     """Return an example whose sources are the first five tokens of the vocabulary."""
     codec = pipeline.codec
     tokenizer = codec.target if pipeline.continues_text else codec.source
-    first = len(SPECIALS) + len(tokenizer.extra_symbols)
+    first = tokenizer.vocabulary.symbol_count
     text = tokenizer.decode(list(range(first, min(first + 5, len(tokenizer)))))
     return Example(text, target_lang=codec.target_languages[0] if codec.target_languages else None, second_source=text)

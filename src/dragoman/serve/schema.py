@@ -23,12 +23,8 @@ MAX_COUNT = 1_000_000  # no server accepts more of anything …
 MAX_BASE64_CHARS = 1 << 30  # … except bytes
 
 Text = Annotated[str, Field(max_length=MAX_COUNT)]
-Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
 Language = Annotated[str, Field(min_length=1, max_length=100)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
-Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Length = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-
 
 MAX_LENGTH_RATIO = 10.0  # output tokens for each source token that a request may ask for
 
@@ -39,17 +35,18 @@ class APIError(Exception):
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
     ) -> None:
-        """Hold the parts of the response; `retry_after` is in seconds."""
         super().__init__(message)
-        self.status, self.code, self.message, self.field, self.retry_after = status, code, message, field, retry_after
+        self.status, self.code, self.message, self.field = status, code, message, field
+        self.retry_after = retry_after  # seconds
 
     def body(self) -> JSONObject:
-        """Return the JSON object of the response: code, message and field."""
+        """Return the JSON object of the response."""
         return {"error": {"code": self.code, "message": self.message, "field": self.field}}
 
     def headers(self) -> dict[str, str]:
-        """Return the Retry-After header if `retry_after` is set, else {}."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        """Return the headers of the response besides its type: Retry-After, WWW-Authenticate."""
+        retry = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return retry | ({"WWW-Authenticate": 'Bearer realm="dragoman"'} if self.status == 401 else {})
 
 
 class ErrorDetail(Options):
@@ -73,9 +70,6 @@ def field_path(location: Sequence[str | int]) -> str | None:
     return path.removeprefix(".") or None
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 TEXT_TAG, FILE_TAG = "<text>", "<file>"  # in the locations of pydantic's errors
 
 
@@ -86,7 +80,6 @@ class FileContent(Options):
 
 
 def _source_tag(value: object) -> str:
-    """Return the tag of the union: a file for a mapping, else a text."""
     return FILE_TAG if isinstance(value, dict | FileContent) else TEXT_TAG
 
 
@@ -110,14 +103,10 @@ class PredictInput(Options):
     target_lang: Language | None = None
 
 
-class ScoreInput(Options):
+class ScoreInput(PredictInput):
     """A source and the target to score; for a language model, `source` alone is the text."""
 
-    source: TextOrFile
-    second_source: TextOrFile | None = None
     target: Text | None = None
-    source_lang: Language | None = None
-    target_lang: Language | None = None
 
 
 Source = Annotated[
@@ -137,11 +126,10 @@ class PredictRequest(GenerationOptions):
     stream: bool = False  # server-sent events: token (greedy search), result, done
 
     def options(self) -> JSONObject:
-        """The generation options that the request sets, as JSON, and `attention` if it is true."""
-        values: JSONObject = self.model_dump(
-            mode="json", include=set(GenerationOptions.model_fields), exclude_unset=True
-        )
-        return values | ({"attention": True} if self.attention else {})
+        """The generation options that the request sets, as JSON, and `attention` and `stream` if they are true."""
+        names = set(GenerationOptions.model_fields)
+        values: JSONObject = self.model_dump(mode="json", include=names, exclude_unset=True)
+        return values | {name: True for name in ("attention", "stream") if getattr(self, name)}
 
 
 class UploadFields(Options):
@@ -186,8 +174,8 @@ def check_limits(body: Options, settings: ServerSettings) -> None:
     if len(inputs) > settings.max_inputs:
         text = f"there are {len(inputs):,} inputs; send at most {settings.max_inputs:,} in one request"
         raise APIError(422, "too_many", text, "inputs")
-    for location, text in iter_texts(body):
-        if len(text) > settings.max_text:
+    for location, text in iter_sources(body.model_dump()):
+        if isinstance(text, str) and len(text) > settings.max_text:
             *parents, last = location
             side = last if isinstance(last, str) else "text"
             message = f"the {side} has {len(text):,} characters; send at most {settings.max_text:,}"
@@ -221,25 +209,14 @@ def check_generation_limits(options: GenerationOptions, settings: ServerSettings
         )
 
 
-def iter_texts(value: object, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield every text of a request with its location; skip model names and the bytes of files."""
-    if isinstance(value, str):
+def iter_sources(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield every text and file of a request as JSON, with its location; skip model names."""
+    if isinstance(value, str) or (isinstance(value, dict) and "data" in value):
         yield location, value
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from iter_texts(item, (*location, i))
-    elif isinstance(value, Options) and not isinstance(value, FileContent):
-        for name in type(value).model_fields:
-            if name not in ("model", "models"):
-                yield from iter_texts(getattr(value, name), (*location, name))
-
-
-class SearchInfo(TypedDict):
-    """The search of a model's config."""
-
-    name: str
-    beam: int
-    is_sampling: bool
+    elif isinstance(value, list | tuple | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if key not in ("model", "models"):
+                yield from iter_sources(item, (*location, key))
 
 
 class ModelInfo(TypedDict):
@@ -253,14 +230,11 @@ class ModelInfo(TypedDict):
     source_languages: list[str]
     kind: Literal["pairs", "language model", "labels"]
     shape: JSONObject
-    search: SearchInfo
+    search: JSONObject  # of its config: name, beam, is_sampling
     max_source_positions: int
     precision: str
     device: str
     example: JSONObject  # an input that can be sent
-
-
-# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 class Result(Options):

@@ -60,9 +60,8 @@ def split_sentences(text: str, max_chars: int = MAX_PIECE_CHARS) -> list[Piece]:
     return pieces
 
 
-def join_pieces(pieces: Sequence[Piece], texts: Sequence[str] | None = None) -> str:
+def join_pieces(pieces: Sequence[Piece], texts: Sequence[str]) -> str:
     """Join pieces to one text, with `texts` (their translations) in place of their own."""
-    texts = [piece.text for piece in pieces] if texts is None else texts
     last = len(pieces) - 1
     spaces = [piece.space if i == last else _space_after(piece, texts[i]) for i, piece in enumerate(pieces)]
     return "".join(text + space for text, space in zip(texts, spaces, strict=True))
@@ -89,7 +88,6 @@ def _is_end(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _is_unambiguous(match: re.Match[str]) -> bool:
-    """Return whether a stop contains a mark that always ends a sentence, such as 。 or ؟."""
     return any(mark in _UNAMBIGUOUS for mark in match.group())
 
 
@@ -108,8 +106,11 @@ def _piece_end(text: str, start: int, end: int, max_chars: int) -> int:
     limit = start + max_chars
     if limit >= end or _past_spaces(text, limit) >= end:
         return end
-    for split_points, min_chars in ((_ambiguous_stops, max_chars // 2), (_commas, max_chars // 2), (_spaces, 0)):
-        candidates = [point for point in split_points(text, start, limit) if point - start > min_chars]
+    for pattern, min_chars in ((_STOP, max_chars // 2), (_COMMA, max_chars // 2), (_SPACE, 0)):
+        matches = pattern.finditer(text, start, limit)
+        if pattern is _STOP:
+            matches = (match for match in matches if match.group("space") or _is_unambiguous(match))
+        candidates = [match.end() for match in matches if match.end() - start > min_chars]
         if candidates:
             return _past_spaces(text, candidates[-1])
     while limit > max(start + 1, start + max_chars - 16) and _is_combining(text[limit]):
@@ -117,31 +118,12 @@ def _piece_end(text: str, start: int, end: int, max_chars: int) -> int:
     return _past_spaces(text, limit)
 
 
-def _ambiguous_stops(text: str, start: int, stop: int) -> list[int]:
-    """Return where stops end that white space follows, or that are unambiguous."""
-    return [
-        match.end() for match in _STOP.finditer(text, start, stop) if match.group("space") or _is_unambiguous(match)
-    ]
-
-
-def _commas(text: str, start: int, stop: int) -> list[int]:
-    """Return where commas, semicolons, colons and dashes end, with the white space after them."""
-    return [match.end() for match in _COMMA.finditer(text, start, stop)]
-
-
-def _spaces(text: str, start: int, stop: int) -> list[int]:
-    """Return where runs of white space end."""
-    return [match.end() for match in _SPACE.finditer(text, start, stop)]
-
-
 def _past_spaces(text: str, start: int) -> int:
-    """Return the index of the first character from `start` on that is no white space."""
     match = _SPACES.match(text, start)
     return match.end() if match else start
 
 
 def _is_combining(character: str) -> bool:
-    """Return whether a character is a combining mark or an invisible format character."""
     return unicodedata.combining(character) != 0 or unicodedata.category(character) in ("Mn", "Me", "Mc", "Cf")
 
 

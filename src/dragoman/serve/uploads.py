@@ -2,10 +2,9 @@
 
     {"data": "iVBORw0K…"} ─prepare_input→ + kind, field, limit ─worker→ bytes ─header check→ Example.content
 
-A request cannot name a file on the server. In error messages a file is called by its field, such as `inputs[3].source`,
-or "the image" in a view of one. A small file may decode to a huge one, so its header is checked before it is decoded:
-a PNG of 340 kB and 88 million pixels took 1.4 GB of memory, and an hour of silence in a FLAC of 180 kB kept a worker
-from answering pings for 3 s, long enough to be replaced.
+In error messages a file is called by its field, such as `inputs[3].source`, or "the image" in a view of one. A small
+file may decode to a huge one, so its header is checked before it is decoded: a PNG of 340 kB and 88 million pixels took
+1.4 GB of memory, and an hour of silence in a FLAC of 180 kB kept a worker from answering pings for 3 s.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import binascii
 import io
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from dragoman.core.errors import DataError, MissingExtra
 from dragoman.core.types import Example
-from dragoman.serve.schema import APIError, JSONObject, ModelInfo
+from dragoman.serve.schema import APIError, JSONObject, ModelInfo, iter_sources
 from dragoman.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -110,8 +109,13 @@ def media_limits(kind: str | None, field: str, settings: ServerSettings) -> JSON
     return {"kind": kind, "field": field, "limit": limit}
 
 
-def prepare_view_inputs(body: JSONObject, model: ModelInfo, settings: ServerSettings) -> None:
-    """Prepare `source`, `inputs` and `sources` of a view's request in place, see `prepare_input`."""
+def prepare_inputs(body: JSONObject, model: ModelInfo, settings: ServerSettings) -> None:
+    """Prepare `source`, `inputs` and `sources` of a request in place, see `prepare_input`; 413 for too large files."""
+    files = [file for _, file in iter_sources(body) if isinstance(file, dict)]
+    total = sum(len(file["data"]) * 3 // 4 - 2 for file in files)
+    if total > settings.media_bytes:
+        text = f"the files have {total:,} bytes; send at most {settings.media_bytes:,} in one request"
+        raise APIError(413, "too_large", text)
     if isinstance(body.get("source"), dict):
         prepare_input(body["source"], model, "", settings)
     for name in ("inputs", "sources"):
@@ -119,23 +123,12 @@ def prepare_view_inputs(body: JSONObject, model: ModelInfo, settings: ServerSett
             prepare_input(item, model, f"{name}[{i}].", settings)
 
 
-def check_media_size(values: Sequence[object], settings: ServerSettings) -> None:
-    """Raise a 413 if the base64 files among the values have more bytes than one request may."""
-    total = sum(len(value["data"]) * 3 // 4 - 2 for value in values if isinstance(value, dict))
-    if total > settings.media_bytes:
-        text = f"the files have {total:,} bytes; send at most {settings.media_bytes:,} in one request"
-        raise APIError(413, "too_large", text)
-
-
 def accepts_content_type(content_type: str, kind: str) -> bool:
     """Return whether a Content-Type fits a kind: octet-stream, one of its types, or any image/ or audio/."""
     sent = content_type.partition(";")[0].strip().lower()
     family = accepted_types(kind)[0].partition("/")[0]
-    return (
-        sent == OCTET_STREAM
-        or sent in accepted_types(kind)
-        or (family in ("image", "audio") and sent.startswith(f"{family}/"))
-    )
+    is_of_family = family in ("image", "audio") and sent.startswith(f"{family}/")
+    return is_of_family or sent in (OCTET_STREAM, *accepted_types(kind))
 
 
 def input_from_upload(model: ModelInfo, content_type: str, data: bytes, text: str | None) -> JSONObject:
@@ -167,13 +160,11 @@ def position_counter(codec: Codec, max_positions: int) -> Callable[[JSONObject],
     image_positions = max((len(modality.blank()) for modality in modalities), default=1)  # all images have one size
 
     def positions(value: object) -> int:
-        """Estimate the positions of one source: characters of a text, or frames by the bytes of a file."""
         if not isinstance(value, dict):
             return len(str(value or ""))  # almost never more tokens than characters
         return image_positions if value["kind"] == "image" else max(len(value["data"]) * 3 // 4 // BYTES_PER_FRAME, 1)
 
     def count(item: JSONObject) -> int:
-        """Sum the estimates of both sources, each at most `max_positions`."""
         return sum(min(positions(item.get(side)), max_positions) for side in SIDES)  # the model reads no more
 
     return count
@@ -293,9 +284,6 @@ HEADER_CHECKS: dict[str, Callable[[bytes, float], None]] = {
 }
 
 
-# -- sample files ------------------------------------------------------------------------------------------------------
-
-
 def sample_file(kind: str, modality: Modality) -> JSONObject | None:
     """Generate a small file of this kind in base64: colors, a tone, frames, numbers; None for an unknown kind."""
     import numpy as np
@@ -309,7 +297,11 @@ def sample_file(kind: str, modality: Modality) -> JSONObject | None:
         y, x = np.mgrid[:32, :32].astype(np.uint8) * 8
         import_pillow().Image.fromarray(np.stack([y, x, 255 - y], -1)).save(file, "png")
     elif kind == "audio":
-        write_tone(file, getattr(modality, "rate", 16_000))
+        from dragoman.modalities.audio import import_soundfile
+
+        rate = getattr(modality, "rate", 16_000)
+        tone = (8000 * np.sin(2 * np.pi * 440 / rate * np.arange(rate // 10))).astype(np.int16)  # a tenth of a second
+        import_soundfile().write(file, tone, rate, format="wav")
     elif kind == "video":
         np.save(file, np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3))
     else:
@@ -322,17 +314,3 @@ def prepare_sample(item: JSONObject, kinds: Mapping[str, str | None]) -> JSONObj
     """Return a sample input whose files have kind, field and default size limit added; `kinds` by side."""
     files: dict[str, JSONObject] = {side: item[side] for side in SIDES if isinstance(item.get(side), dict)}
     return item | {side: file | media_limits(kinds[side], side, ServerSettings()) for side, file in files.items()}
-
-
-def write_tone(file: io.BytesIO, rate: int) -> None:
-    """Write a tenth of a second of 440 Hz as a wav with this sample rate."""
-    import wave
-
-    import numpy as np
-
-    samples = (8000 * np.sin(2 * np.pi * 440 / rate * np.arange(rate // 10))).astype("<i2")
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(rate)
-        sound.writeframes(samples.tobytes())

@@ -23,79 +23,25 @@ if TYPE_CHECKING:
 SourceList = Annotated[list[Source], Field(min_length=1, max_length=2000)]
 
 
-class ViewRequest(Options):
-    """A view of a model; without a name, of the first."""
-
-    model: ModelName | None = None
-
-
-class PairViewRequest(ViewRequest):
-    """A view of one source, with a target or with the model's own output."""
-
-    source: Source
-    target: Text | None = None
-
-
-class SourcesViewRequest(ViewRequest):
-    """A view of several sources."""
-
-    sources: SourceList
-
-
-class OptionalSourcesViewRequest(ViewRequest):
-    """A view of several sources, or of sources that the view chooses."""
-
-    sources: SourceList | None = None
-
-
-class PairsViewRequest(ViewRequest):
-    """A view of pairs of source and target."""
-
-    inputs: Annotated[list[ScorePair], Field(min_length=1, max_length=5000)]
-
-
-class ComparedModels(Options):
-    """The models that a view compares; without names, only `model`."""
-
-    models: Annotated[list[ModelName], Field(max_length=8)] = []
-
-
-INPUT_SCHEMAS: dict[str, type[ViewRequest]] = {
-    "none": ViewRequest,
-    "pair": PairViewRequest,
-    "sources": SourcesViewRequest,
-    "pairs": PairsViewRequest,
+INPUT_FIELDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "pair": {"source": (Source, ...), "target": (Text | None, None)},  # without a target, of the model's own output
+    "sources": {"sources": (SourceList, ...)},
+    "pairs": {"inputs": (Annotated[list[ScorePair], Field(min_length=1, max_length=5000)], ...)},
 }
 
 
 def request_schema(name: str) -> type[Options]:
     """Generate the pydantic class of a view's requests: its inputs, and the options of its function."""
     view = find_view(name)
-    inputs = OptionalSourcesViewRequest if view.inputs_optional else INPUT_SCHEMAS[view.inputs]
-    compared = [ComparedModels] if view.compares_models else []
+    fields = {"model": (ModelName | None, None), **INPUT_FIELDS[view.inputs]}
+    if view.inputs_optional:  # the view chooses some
+        fields["sources"] = (SourceList | None, None)
+    if view.compares_models:  # without names, only `model`
+        fields["models"] = (Annotated[list[ModelName], Field(max_length=8)], [])
+    inputs = create_model("Inputs", __base__=Options, **fields)
     title = "".join(word.title() for word in name.split("_")) + "Request"
-    return create_model(title, __base__=(views.schema(name), *compared, inputs), __doc__=views.summary(name))
-
-
-def requested_models(model: str, item: JSONObject) -> list[str]:
-    """Return the names of the models that a view's request is about: its `models`, or else `model`."""
-    return item.get("models") or [model]
-
-
-def collect_sources(item: JSONObject) -> list[Any]:
-    """Return every text and file in a view's request, except model names; they determine its cost."""
-
-    def collect(value: Any) -> list[Any]:
-        """Return the texts and files in a nested value."""
-        if isinstance(value, dict) and "data" in value:
-            return [value]
-        if isinstance(value, dict):
-            return [part for one in value.values() for part in collect(one)]
-        if isinstance(value, list | tuple):
-            return [part for one in value for part in collect(one)]
-        return [value] if isinstance(value, str) else []
-
-    return collect({name: value for name, value in item.items() if name != "models"})
+    return create_model(title, __base__=(views.schema(name), inputs), __doc__=views.summary(name))
 
 
 def compute_view(pipelines: Mapping[str, Pipeline], model: str, name: str, item: JSONObject) -> ViewData:

@@ -40,7 +40,6 @@ class WorkerHandle:
     """The server's side of one worker: a process, which is replaced when it dies."""
 
     def __init__(self, number: int, settings: ServerSettings, load_message: JSONObject) -> None:
-        """Hold the settings and the message that a new process gets first; `supervise` starts the process."""
         self.number, self.settings, self.load_message = number, settings, load_message
         self.ready = asyncio.Event()
         self.models: list[ModelInfo] = []
@@ -52,8 +51,6 @@ class WorkerHandle:
         self.on_output: OnOutput | None = None  # of the running job
         self.cancelled_at: float | None = None  # when the running job was cancelled
         self.last_pong = 0.0
-        self.pongs: dict[int, asyncio.Future[bool]] = {}  # of pings not answered yet
-        self.pings = 0
 
     # -- one job -----------------------------------------------------------------------------------------------------
 
@@ -73,24 +70,8 @@ class WorkerHandle:
             self.cancelled_at = asyncio.get_running_loop().time()
             self.send({"kind": "cancel", "id": job})
 
-    async def is_responsive(self, timeout: float) -> bool:
-        """Return whether the process answers a ping within `timeout` seconds."""
-        if not self.ready.is_set():
-            return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                return await self.ping()
-        return False
-
-    def ping(self) -> asyncio.Future[bool]:
-        """Send a ping; the future is true once it is answered, false if the process dies first."""
-        self.pings += 1
-        self.pongs[self.pings] = asyncio.get_running_loop().create_future()
-        self.send({"kind": "ping", "id": self.pings})
-        return self.pongs[self.pings]
-
     def send(self, message: JSONObject) -> None:
-        """Write a message without waiting: the worker's reader thread always reads. A closed pipe is ignored."""
+        """Write a message without waiting: the worker's reader thread always reads. Ignore a closed pipe."""
         if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
             self.process.stdin.write(encode_message(message))
 
@@ -119,7 +100,7 @@ class WorkerHandle:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)])
 
     async def run_process(self, first_start: asyncio.Future[None]) -> str:
-        """Start a process, load its models and handle its messages until it exits; return how it exited."""
+        """Start a process, load its models and handle its messages until it exits; return how it did."""
         self.models = []
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -134,29 +115,22 @@ class WorkerHandle:
         try:
             self.send(self.load_message)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.start_s):
-                    self.models = self.loaded_models(await self.read_message())
+                message = await asyncio.wait_for(self.read_message(), self.settings.start_s) or {"models": []}
+                if message.get("kind") == "unusable":
+                    raise UserError(message["message"])
+                self.models = message["models"]
             if self.models:
                 monitor = asyncio.create_task(self.monitor())
                 if not first_start.done():
                     first_start.set_result(None)
-                while (message := await self.read_message()) is not None:
-                    self.handle_message(message)
+                while (output := await self.read_message()) is not None:
+                    self.handle_message(output)
         finally:
             self.ready.clear()
             if monitor is not None:
                 monitor.cancel()
             reason = await self.reap()
         return reason
-
-    def loaded_models(self, message: JSONObject | None) -> list[ModelInfo]:
-        """Return the models in a new process's first message; [] if it exited; UserError if it could not load them."""
-        if message is None:
-            return []
-        if message["kind"] == "unusable":
-            raise UserError(message["message"])
-        models: list[ModelInfo] = message["models"]
-        return models
 
     async def read_message(self) -> JSONObject | None:
         """Read the next message of the process; None at the end of the pipe."""
@@ -169,19 +143,14 @@ class WorkerHandle:
             return None
 
     def handle_message(self, message: JSONObject) -> None:
-        """Resolve a ping, or pass on a token, a result or the end of the running job."""
+        """Note a pong, or pass on a token, a result or the end of the running job."""
         if message["kind"] == "pong":
             self.last_pong = asyncio.get_running_loop().time()
-            pong = self.pongs.pop(message["id"], None)
-            if pong is not None and not pong.done():
-                pong.set_result(True)
-        elif message["id"] != self.running_job or self.outcome is None or self.outcome.done():
-            return
-        elif message["kind"] in ("token", "result"):
-            if self.on_output is not None:
+        elif message["id"] == self.running_job and self.on_output and self.outcome and not self.outcome.done():
+            if message["kind"] in ("token", "result"):
                 self.on_output(message)
-        else:
-            self.outcome.set_result(message)
+            else:
+                self.outcome.set_result(message)
 
     async def monitor(self) -> None:
         """Ping regularly; mark a silent process as not ready, and kill it if it stays silent or does not cancel."""
@@ -203,27 +172,22 @@ class WorkerHandle:
                 self.ready.clear()
             else:
                 self.ready.set()
-            self.ping()
+            self.send({"kind": "ping"})
             await asyncio.sleep(settings.ping_s)
 
     async def reap(self) -> str:
-        """Close the pipe, wait for the exit, kill if needed; fail the running job and pings; return how it exited."""
+        """Close the pipe, wait for the exit, kill if needed; fail the running job; return how it exited."""
         assert self.process is not None
         if self.process.stdin is not None:
             self.process.stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_TIMEOUT_S if self.is_stopping else REAP_TIMEOUT_S):
-                await self.process.wait()
+            await asyncio.wait_for(self.process.wait(), EXIT_TIMEOUT_S if self.is_stopping else REAP_TIMEOUT_S)
         with suppress(ProcessLookupError):
             if self.process.returncode is None:
                 self.process.kill()
         code = await self.process.wait()
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_exception(WorkerLost())
-        for pong in self.pongs.values():
-            if not pong.done():
-                pong.set_result(False)
-        self.pongs.clear()
         return describe_exit(code)
 
 
@@ -232,15 +196,8 @@ class WorkerPool:
 
     def __init__(self, settings: ServerSettings, models: Mapping[str, str]) -> None:
         """Create the handles of all workers; `models` maps names to paths. `start` starts them."""
-        load_message = {
-            "kind": "load",
-            "models": dict(models),
-            "device": settings.device,
-            "precision": settings.precision,
-            "reference": settings.reference,
-            "threads": settings.threads,
-            "plugins": settings.plugins,
-        }
+        load_options = settings.model_dump(include={"device", "precision", "reference", "threads", "plugins"})
+        load_message = {"kind": "load", "models": dict(models), **load_options}
         self.settings, self.paths = settings, dict(models)
         count = settings.workers or default_worker_count(settings.device)
         self.workers = [WorkerHandle(i + 1, settings, load_message) for i in range(count)]
@@ -273,17 +230,13 @@ class WorkerPool:
 
     @property
     def ready_count(self) -> int:
-        """How many workers are ready."""
+        """How many workers have answered a ping within silence_s."""
         return sum(worker.ready.is_set() for worker in self.workers)
 
     @property
     def restart_count(self) -> int:
         """How many times a worker was restarted."""
         return sum(worker.restarts for worker in self.workers)
-
-    async def count_responsive(self) -> int:
-        """Ping all workers; return how many answer in time."""
-        return sum(await asyncio.gather(*(worker.is_responsive(self.settings.silence_s) for worker in self.workers)))
 
 
 def default_worker_count(device: str) -> int:

@@ -4,12 +4,12 @@
                                             └──pong──────────────────────────────────────────────────────────→
 
 A message is its length in four bytes, a line of JSON, and for a `result` the JSON that is sent to the client unchanged;
-nothing is unpickled. A job has an id, a task (predict, score, inspect), a model, items and options. Every message about
-the job carries its id: a `token` while it runs, the `result` of each item, and one of done, failed and cancelled.
+nothing is unpickled. Every message about a job carries its id: a `token` while it runs, the `result` of each item, and
+one of done, failed and cancelled.
 
-The reader thread answers pings while the main thread computes. To cancel a job it signals the main thread, whose
-handler raises JobCancelled if that job is still running; the search stops a few milliseconds later. When the parent
-dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains and closes the pipe.
+To cancel a job, the reader thread signals the main thread, whose handler raises JobCancelled if that job is still
+running. When the parent dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains
+and closes the pipe.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
+from dragoman.core.errors import DragomanError, MissingExtra, UserError
+from dragoman.core.generation import GenerationOptions
 from dragoman.core.json import replace_nonfinite
+from dragoman.core.plugins import load_plugin
+from dragoman.serve import uploads
 from dragoman.serve.schema import JSONObject, ModelInfo
 
 if TYPE_CHECKING:
-    from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
 
 LENGTH_PREFIX = struct.Struct(">I")
@@ -40,9 +43,6 @@ logger = logging.getLogger("dragoman")
 
 class JobCancelled(BaseException):
     """The running job was cancelled. A BaseException, so that no `except Exception` on the way swallows it."""
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def encode_message(message: JSONObject, result: bytes = b"") -> bytes:
@@ -59,10 +59,7 @@ def decode_message(data: bytes) -> JSONObject:
 
 
 def encode_result(value: object) -> bytes:
-    """Serialize a value to JSON in chunks, so that pongs are not delayed; nonfinite numbers become null.
-
-    A number that JSON cannot express (log p of the impossible) becomes null.
-    """
+    """Serialize a value to JSON in chunks, so that pongs are not delayed; log p of the impossible becomes null."""
     return "".join(_json_chunks(value)).encode()
 
 
@@ -95,14 +92,10 @@ def read_message(file: IO[bytes]) -> JSONObject | None:
     return decode_message(data) if len(data) == size else None
 
 
-# -- the process -------------------------------------------------------------------------------------------------------
-
-
 class WorkerProcess:
     """The worker's side of the pipes: reads messages in a thread, runs jobs one by one in the main thread."""
 
     def __init__(self, input: IO[bytes], output: IO[bytes]) -> None:
-        """Hold the pipes from and to the server."""
         self.input, self.output = input, output
         self.jobs: queue.SimpleQueue[JSONObject] = queue.SimpleQueue()
         self.write_lock = threading.Lock()
@@ -124,7 +117,7 @@ class WorkerProcess:
         try:
             while (message := read_message(self.input)) is not None:
                 if message["kind"] == "ping":
-                    self.send({"kind": "pong", "id": message["id"]})
+                    self.send({"kind": "pong"})
                 elif message["kind"] == "cancel":
                     self.cancelled_job = message["id"]
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -140,8 +133,6 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Load the models of the first message, then run the queued jobs forever; return if loading fails."""
-        from dragoman.core.errors import UserError
-
         try:
             models = self.load_models(self.jobs.get())
         except UserError as error:
@@ -154,8 +145,6 @@ class WorkerProcess:
 
     def load_models(self, message: JSONObject) -> list[ModelInfo]:
         """Import plugins, load each model and run it once, so that no request waits for that; return descriptions."""
-        from dragoman.core.plugins import load_plugin
-
         for plugin in message["plugins"]:
             load_plugin(plugin)
         import torch
@@ -191,8 +180,6 @@ class WorkerProcess:
         """Compute a job and send each result; return {"kind": "done"}, or a failed message for an error."""
         import torch
 
-        from dragoman.core.errors import DragomanError
-
         try:
             for i, result in enumerate(self.compute(job)):
                 self.send_output({"kind": "result", "id": job["id"], "item": i}, encode_result(result))
@@ -209,13 +196,14 @@ class WorkerProcess:
 
     def compute(self, job: JSONObject) -> list[JSONObject]:
         """Compute the result of each item of a job: views, scores or predictions; tokens are sent as they come."""
-        from dragoman.serve import uploads
+        from dragoman.serve.responses import prediction_to_json
 
         pipeline, items = self.pipelines[job["model"]], job["items"]
         if job["task"] == "inspect":
             from dragoman.serve import view_routes
 
-            return [view_routes.compute_view(self.pipelines, job["model"], job["view"], item) for item in items]
+            view = job["options"]["view"]
+            return [view_routes.compute_view(self.pipelines, job["model"], view, item) for item in items]
         examples = [uploads.to_example(item) for item in items]
         if job["codec_fingerprint"] != self.codec_fingerprints[job["model"]]:  # the folder has changed: tokenize again
             examples = [replace(example, source_ids=None) for example in examples]
@@ -224,11 +212,17 @@ class WorkerProcess:
             return [{"log_prob": sum(row), "log_probs": row} for row in rows]
 
         def send_token(index: int, token: int) -> None:
-            """Send one token of an item."""
             self.send_output({"kind": "token", "id": job["id"], "item": index - job["first_index"], "token": token})
 
-        on_token = send_token if job["stream"] else None
-        return predict(pipeline, examples, job["options"], job["first_index"], on_token)
+        options, fields = job["options"], GenerationOptions.model_fields
+        predictions = pipeline.stream(
+            examples,
+            GenerationOptions.model_validate({name: value for name, value in options.items() if name in fields}),
+            attention=options.get("attention", False),
+            first_index=job["first_index"],
+            on_token=send_token if options.get("stream") else None,
+        )
+        return [prediction_to_json(prediction) for prediction in predictions]
 
     def send_output(self, message: JSONObject, result: bytes = b"") -> None:
         """Send a token or result of the running job; a cancellation takes effect after the write."""
@@ -238,43 +232,12 @@ class WorkerProcess:
         self.raise_if_cancelled()
 
 
-# -- predictions -------------------------------------------------------------------------------------------------------
-
-
-def predict(
-    pipeline: Pipeline,
-    examples: Sequence[Example],
-    options: JSONObject,
-    first_index: int = 0,
-    on_token: Callable[[int, int], None] | None = None,
-) -> list[JSONObject]:
-    """Predict with generation options and `attention` as JSON; return predictions as the API writes them.
-
-    `first_index` is the position of the first example in its request, `on_token` gets (position, token id).
-    """
-    from dragoman.core.generation import GenerationOptions
-    from dragoman.serve.responses import prediction_to_json
-
-    values = {name: value for name, value in options.items() if name != "attention"}
-    predictions = pipeline.stream(
-        examples,
-        GenerationOptions.model_validate(values),
-        attention=bool(options.get("attention", False)),
-        first_index=first_index,
-        on_token=on_token,
-    )
-    return [prediction_to_json(prediction) for prediction in predictions]
-
-
 def warm_up(pipeline: Pipeline, item: JSONObject) -> None:
     """Search two tokens greedily and by default; only MissingExtra is raised, other errors are logged."""
-    from dragoman.core.errors import DragomanError, MissingExtra
-    from dragoman.serve import uploads
-
     item = uploads.prepare_sample(item, uploads.source_kinds(pipeline.codec))
-    for options in ({"beam": 1, "max_new_tokens": 2}, {"max_new_tokens": 2}):
+    for options in (GenerationOptions(beam=1, max_new_tokens=2), GenerationOptions(max_new_tokens=2)):
         try:
-            predict(pipeline, [uploads.to_example(item)], options)
+            pipeline.predict([uploads.to_example(item)], options)
         except MissingExtra:
             raise
         except DragomanError as error:

@@ -50,9 +50,6 @@ class SplitStep(NamedTuple):
     number: int = 0  # of the merge in the order of learning, from 1
 
 
-# -- learning ----------------------------------------------------------------------------------------------------------
-
-
 def count_words(lines: Iterable[str]) -> Counter[str]:
     """Count the words of some texts, in the order of their first occurrence."""
     return Counter(word for line in lines for word in line.split())
@@ -66,10 +63,7 @@ def initial_symbols(counts: Iterable[str]) -> list[str]:
 def learn_merges(
     counts: Mapping[str, int], *, merges: int | None = None, size: int | None = None, ratio: float | None = None
 ) -> list[Merge]:
-    """Learn merges from word counts until one of the limits is reached: number, vocabulary size or compression ratio.
-
-    Without limits, until every word is one symbol.
-    """
+    """Learn merges from word counts until a limit is reached (number, vocabulary size, compression) or none is left."""
     corpus = _Corpus(counts)
     symbols = set(initial_symbols(counts))
     characters, learned = corpus.length, list[Merge]()
@@ -105,7 +99,6 @@ class _Corpus:
         return min(equals, key=self._first_position, default=None)
 
     def merge(self, pair: Pair) -> None:
-        """Merge a pair in all words that contain it, and update counts and lengths."""
         for i in tuple(self.word_ids[pair]):
             self._remove_pairs(i)
             before, self.words[i] = len(self.words[i]), merge_pair(self.words[i], pair)
@@ -113,26 +106,20 @@ class _Corpus:
             self._add_pairs(i)
 
     def _first_position(self, pair: Pair) -> tuple[int, int]:
-        """The first word that contains a pair, and the position in it."""
         word = min(self.word_ids[pair])
         return word, list(pairwise(self.words[word])).index(pair)
 
     def _add_pairs(self, i: int) -> None:
-        """Add the pairs of word i to counts and index."""
         for pair in pairwise(self.words[i]):
             self.counts[pair] += self.times[i]
             self.word_ids[pair].add(i)
 
     def _remove_pairs(self, i: int) -> None:
-        """Remove the pairs of word i from counts and index."""
         for pair in pairwise(self.words[i]):
             self.counts[pair] -= self.times[i]
             self.word_ids[pair].discard(i)
             if not self.word_ids[pair]:
                 del self.counts[pair], self.word_ids[pair]
-
-
-# -- splitting ---------------------------------------------------------------------------------------------------------
 
 
 def split_characters(word: str) -> list[str]:
@@ -166,9 +153,6 @@ def bracket_symbols(symbols: Iterable[str]) -> str:
     return "".join(symbol if len(symbol) == 1 else f"<{symbol}>" for symbol in symbols if symbol != END_OF_WORD)
 
 
-# -- tokenizers of models ----------------------------------------------------------------------------------------------
-
-
 class Explanation(NamedTuple):
     """How a tokenizer splits a text; for BPE with the merges, for unigram with the log-probability of each piece."""
 
@@ -193,10 +177,7 @@ def explain_split(tokenizer: Tokenizer, text: str) -> Explanation:
 
 
 def replay_merges(text: str, scores: Mapping[str, float]) -> list[SplitStep]:
-    """Apply the merges of a sentencepiece BPE model to a text: the best-scored first, the leftmost of equals.
-
-    Such a model scores its merges 0, −1, −2, … in the order of learning.
-    """
+    """Apply a sentencepiece model's merges, scored 0, −1, −2, … as learned: the best first, the leftmost of equals."""
     steps = [SplitStep(list(text))]
     while True:
         symbols = steps[-1].symbols

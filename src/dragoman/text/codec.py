@@ -2,9 +2,8 @@
 
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
-A source is never empty: even a blank line has its </s>. If the source is not text, a modality reads
-the file that it names, and the source is an array of numbers. A second source is encoded like the
-first, with the same tokenizer if both are texts, but without tags. For a model with a pointer,
+If the source is not text, a modality reads the file that it names, and the source is an array of
+numbers. A second source is encoded like the first, but without tags. For a model with a pointer,
 out-of-vocabulary words of a source get numbered copy slots: the first distinct one is <copy:0>, the
 next <copy:1>, on both sides; decoding turns a slot into its word again.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -88,12 +87,12 @@ class Codec:
     @property
     def target_languages(self) -> list[str]:
         """The target languages of a multilingual model; [] for others."""
-        return [symbol[4:-1] for symbol in self.source.extra_symbols if symbol.startswith("<to:")]
+        return [symbol[4:-1] for symbol in self.source.vocabulary.extra_symbols if symbol.startswith("<to:")]
 
     @property
     def source_languages(self) -> list[str]:
         """The source languages that a multilingual model distinguishes; [] for others."""
-        return [symbol[6:-1] for symbol in self.source.extra_symbols if symbol.startswith("<from:")]
+        return [symbol[6:-1] for symbol in self.source.vocabulary.extra_symbols if symbol.startswith("<from:")]
 
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> SourceIds:
         """The ids of an example's source with tags and </s>, or its numbers; with a generator, sampled subwords."""
@@ -121,10 +120,7 @@ class Codec:
         return [*self._replace_oov(ids, text, self.target, self._oov_words(source)), EOS]
 
     def decode(self, ids: Sequence[int], source: str = "", unknown: Sequence[str] = ()) -> str:
-        """Target ids → text without <s>, </s> and padding; copy slots become the words of the source.
-
-        `unknown` has a replacement for each <unk> in turn; "" keeps it.
-        """
+        """Target ids → text; copy slots become words of the source, each <unk> the next of `unknown` that is not ""."""
         ids = [i for i in ids if i >= len(SPECIALS) - 1]
         slot_words = dict(zip(self._copy_slot_ids, self._oov_words(source), strict=False))
         if not unknown and not any(id in slot_words for id in ids):
@@ -140,8 +136,9 @@ class Codec:
     @cached_property
     def _copy_slot_ids(self) -> list[int]:
         """The ids of the copy slots, in order; [] without a joint vocabulary."""
-        count = sum(symbol.startswith("<copy:") for symbol in self.target.extra_symbols) if self.is_joint else 0
-        return [id for symbol in copy_slot_symbols(count) if (id := self.target.symbol_id(symbol)) is not None]
+        vocabulary = self.target.vocabulary
+        symbols = vocabulary.names[: vocabulary.symbol_count] if self.is_joint else []
+        return [id for id, symbol in enumerate(symbols) if symbol.startswith("<copy:")]
 
     def _oov_words(self, source: str) -> list[str]:
         """The distinct out-of-vocabulary words of a source, in order; [] for a model without copy slots."""
@@ -163,17 +160,8 @@ class Codec:
         unknown_ids = {UNK, *self._copy_slot_ids}
         return [next(unknown, "") if id in unknown_ids else self.source.decode([id]).strip() for id in ids]
 
-    def source_pieces(self, ids: Sequence[int]) -> list[str]:
-        """The source tokens of ids, for display."""
-        return self.source.pieces(ids)
-
-    def target_pieces(self, ids: Sequence[int]) -> list[str]:
-        """The target tokens of ids, for display."""
-        return self.target.pieces(ids)
-
     def _tag_id(self, tag: str, example: Example) -> int:
-        """The id of a language tag; DataError, with the example's file and line, if the model does not know it."""
-        id = self.source.symbol_id(tag)
+        id = self.source.vocabulary.symbol_id(tag)
         if id is None:
             raise DataError(
                 f"the language tag {tag} was not in the training data, so the model cannot know it",
@@ -182,12 +170,24 @@ class Codec:
             )
         return id
 
-    # -- as files ------------------------------------------------------------------------------------------------
+    @property
+    def _tokenizers(self) -> dict[str, Tokenizer]:
+        return {"joint": self.source} if self.is_joint else {"source": self.source, "target": self.target}
 
     def to_files(self) -> dict[str, bytes]:
         """The learned tokenizers as files of a model folder, by name: joint.*, or source.* and target.*."""
-        sides = {"joint": self.source} if self.is_joint else {"source": self.source, "target": self.target}
-        return {f"{side}.{name}": data for side, part in sides.items() for name, data in part.to_files().items()}
+        sides = self._tokenizers.items()
+        return {f"{side}.{name}": data for side, part in sides for name, data in part.to_files().items()}
+
+    def restore(self, files: dict[str, bytes]) -> Codec:
+        """Load the tokenizers that `to_files` returned, among other files; ModelError if files are missing."""
+        for side, tokenizer in self._tokenizers.items():
+            prefix = f"{side}."
+            own_files = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
+            if not own_files:
+                raise ModelError(f"the files of the {side} tokenizer are missing")
+            tokenizer.restore(own_files)
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -205,88 +205,40 @@ def has_text_source(modality: Modality | None, second_source: SecondSourceReader
     return modality is None or isinstance(second_source, str)
 
 
+def build_codec(
+    source: Part,
+    target: Part,
+    joint: bool,
+    normalization: Form,
+    modality: Modality | None = None,
+    second_source: SecondSourceReader | None = None,
+) -> Codec:
+    """A codec with new tokenizers, which have yet to be learned or restored."""
+    reads_text = has_text_source(modality, second_source)
+    first = tokenizers.build(source if reads_text else target)
+    other = first if joint or not reads_text else tokenizers.build(target)
+    return Codec(first, other, normalization, modality, second_source)
+
+
 class CodecLearner:
     """Learns the tokenizers of a codec from single texts, in any order, so that one pass over a corpus is enough."""
 
-    def __init__(
-        self,
-        source: Part,
-        target: Part,
-        joint: bool,
-        normalization: Form,
-        modality: Modality | None = None,
-        second_source: SecondSourceReader | None = None,
-    ) -> None:
-        reads_text = has_text_source(modality, second_source)
-        self.source = tokenizers.build(source if reads_text else target)
-        self.target = self.source if joint or not reads_text else tokenizers.build(target)
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
         self.source_counts: Counter[str] = Counter()
-        self.target_counts = self.source_counts if self.target is self.source else Counter()
-        self.normalization, self.modality, self.second_source = normalization, modality, second_source
+        self.target_counts = self.source_counts if codec.is_joint else Counter()
 
     def add_source(self, text: str) -> None:
         """Count the learning units of a source text, normalized."""
-        self.source_counts.update(self.source.learning_units(normalize(text, self.normalization)))
+        self.source_counts.update(self.codec.source.learning_units(normalize(text, self.codec.normalization)))
 
     def add_target(self, text: str) -> None:
         """Count the learning units of a target text, normalized."""
-        self.target_counts.update(self.target.learning_units(normalize(text, self.normalization)))
+        self.target_counts.update(self.codec.target.learning_units(normalize(text, self.codec.normalization)))
 
     def finish(self, extra_symbols: Sequence[str]) -> Codec:
         """Learn the tokenizers from the counts; extra symbols (language tags) belong to the source."""
-        self.source.learn_from_counts(self.source_counts, extra_symbols)
-        if self.target is not self.source:
-            self.target.learn_from_counts(self.target_counts)
-        return Codec(self.source, self.target, self.normalization, self.modality, self.second_source)
-
-
-def learn_codec(
-    source: Part,
-    target: Part,
-    joint: bool,
-    normalization: Form,
-    sources: Iterable[str],
-    targets: Iterable[str],
-    extra_symbols: Sequence[str],
-    modality: Modality | None = None,
-    second_source: SecondSourceReader | None = None,
-) -> Codec:
-    """Learn new tokenizers from the training texts; extra symbols (language tags) belong to the source.
-
-    `sources` has the texts of every source that is text.
-    """
-
-    learner = CodecLearner(source, target, joint, normalization, modality, second_source)
-    if has_text_source(modality, second_source):
-        for text in sources:
-            learner.add_source(text)
-    for text in targets:
-        learner.add_target(text)
-    return learner.finish(extra_symbols)
-
-
-def restore_codec(
-    source: Part,
-    target: Part,
-    joint: bool,
-    normalization: Form,
-    files: dict[str, bytes],
-    modality: Modality | None = None,
-    second_source: SecondSourceReader | None = None,
-) -> Codec:
-    """Restore the codec of a model folder from its files; ModelError if files are missing."""
-
-    def restore_tokenizer(side: str, part: Part) -> Tokenizer:
-        prefix = f"{side}."
-        own_files = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
-        if not own_files:
-            raise ModelError(f"the files of the {side} tokenizer are missing")
-        tokenizer = tokenizers.build(part)
-        tokenizer.restore(own_files)
-        return tokenizer
-
-    if joint or not has_text_source(modality, second_source):
-        both = restore_tokenizer("joint", source if has_text_source(modality, second_source) else target)
-        return Codec(both, both, normalization, modality, second_source)
-    source_tokenizer, target_tokenizer = restore_tokenizer("source", source), restore_tokenizer("target", target)
-    return Codec(source_tokenizer, target_tokenizer, normalization, modality, second_source)
+        self.codec.source.learn_from_counts(self.source_counts, extra_symbols)
+        if not self.codec.is_joint:
+            self.codec.target.learn_from_counts(self.target_counts)
+        return self.codec

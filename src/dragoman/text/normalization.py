@@ -17,7 +17,7 @@ from typing import Literal
 Form = Literal["nfc", "nfd", "nfkc", "none"]
 
 _UNICODE: dict[Form, Literal["NFC", "NFD", "NFKC"]] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC"}
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def normalize(text: str, form: Form) -> str:
@@ -33,5 +33,5 @@ def replace_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
+        return SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
     return text

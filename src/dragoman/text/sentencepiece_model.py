@@ -7,8 +7,6 @@ Decoding turns "▁" into spaces and drops the first. It restores a text exactly
 included; only a "▁" in the text becomes a space. A piece has "▁" at its beginning or not at all:
 words are split independently of each other, and splits are sampled word by word. What no piece
 covers is spelled by its UTF-8 bytes, or is <unk>.
-
-Special symbols and language tags are control symbols of the sentencepiece model, which never match text.
 """
 
 from __future__ import annotations
@@ -23,19 +21,10 @@ from typing import TYPE_CHECKING
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, UNK
 from dragoman.text.normalization import replace_surrogates
-from dragoman.text.vocabulary import (
-    SPACE_MARKER,
-    TOKENIZER_FILE,
-    TokenizerFile,
-    Vocabulary,
-    count_units,
-    join_parts,
-    parse_tokenizer_file,
-)
+from dragoman.text.vocabulary import SPACE_MARKER, TOKENIZER_FILE, TokenizerFile, Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
-    from sentencepiece import SentencePieceProcessor
 
 MODEL_FILE = "tokenizer.model"
 MAX_WORD_LENGTH = 1000  # characters, in training; at 65,536 sentencepiece aborts the whole process
@@ -46,16 +35,12 @@ class SentencePieceTokenizer:
 
     kind: str
     corpus_format: str  # "text": one word on a line; "tsv": with its count
+    is_stochastic: bool
 
     def __init__(self, *, size: int, byte_fallback: bool, character_coverage: float) -> None:
         self.size, self.byte_fallback, self.character_coverage = size, byte_fallback, character_coverage
         self.model = b""
         self.vocabulary = Vocabulary((), byte_fallback=byte_fallback)
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether `sample` may differ from `encode`; a subclass says."""
-        raise NotImplementedError
 
     def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
         """Word counts as lines of a training corpus."""
@@ -66,32 +51,64 @@ class SentencePieceTokenizer:
         raise NotImplementedError
 
     def learn(self, lines: Iterable[str], extra_symbols: Sequence[str] = ()) -> None:
-        """Train a sentencepiece model on texts."""
-        self.learn_from_counts(count_units(lines, self.learning_units), extra_symbols)
+        self.learn_from_counts(Counter(unit for line in lines for unit in self.learning_units(line)), extra_symbols)
 
     def learning_units(self, text: str) -> Sequence[str]:
         """The words of a text. No piece spans a space, so the trainer needs nothing but their counts."""
         return replace_surrogates(text).translate(_SEPARATORS).split(" ")
 
     def learn_from_counts(self, counts: Counter[str], extra_symbols: Sequence[str] = ()) -> None:
-        """Train a sentencepiece model on the counts of words, and load it; DataError if there are none."""
         extra_symbols = list(dict.fromkeys(extra_symbols))
         counts = split_symbols(counts, extra_symbols)
         if not counts:
             raise DataError(f"the {self.kind} tokenizer has nothing to learn from: the training texts are empty")
-        model = train_sentencepiece(
-            self.corpus_lines(counts),
-            extra_symbols,
-            kind=self.kind,
-            corpus_format=self.corpus_format,
-            size=self.size,
-            byte_fallback=self.byte_fallback,
-            character_coverage=self.character_coverage,
-        )
-        self._load_model(model, extra_symbols, self.byte_fallback)
+        self._load_model(self._train_model(counts, extra_symbols), extra_symbols, self.byte_fallback)
+
+    def _train_model(self, counts: Counter[str], extra_symbols: list[str]) -> bytes:
+        import sentencepiece
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(self.corpus_lines(counts)),
+                input_format=self.corpus_format,
+                model_writer=model,
+                model_type=self.kind,
+                vocab_size=min(self.size, 1 << 30),
+                hard_vocab_limit=False,  # small corpora give fewer pieces
+                byte_fallback=self.byte_fallback,
+                character_coverage=self.character_coverage,
+                pad_id=PAD,
+                bos_id=BOS,
+                eos_id=EOS,
+                unk_id=UNK,
+                pad_piece=SPECIALS[PAD],
+                bos_piece=SPECIALS[BOS],
+                eos_piece=SPECIALS[EOS],
+                unk_piece=SPECIALS[UNK],
+                control_symbols=extra_symbols,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                max_sentence_length=1 << 20,
+                num_threads=1,  # more threads give other sums, hence other scores
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise self._training_error(str(error)) from None
+        return model.getvalue()
+
+    def _training_error(self, message: str) -> Exception:
+        small = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
+        if small:
+            remedy = ", set byte_fallback to false (256 fewer)" if self.byte_fallback else ""
+            return PartError(
+                f"{self.kind}: a vocabulary of size {self.size} is too small for the characters of the training texts. "
+                f"Set size to more than {small[1]}{remedy}, or lower character_coverage."
+            )
+        first = message.split("\n", 1)[0][:200]
+        return DataError(f"the {self.kind} tokenizer could not learn from the training texts (sentencepiece: {first})")
 
     def encode(self, text: str) -> list[int]:
-        """Text → ids of the best split."""
         ids: list[int] = self._processor.encode(replace_surrogates(text))
         return ids
 
@@ -100,7 +117,6 @@ class SentencePieceTokenizer:
         return []
 
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
-        """Text → ids of a random split; the best split where the tokenizer is not stochastic."""
         if not self.is_stochastic:
             return self.encode(text)
         return self.piece_ids([piece for word in split_words(text) for piece in self.sample_word(word, rng)])
@@ -118,20 +134,10 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids → text: "▁" becomes a space, except the first, which is dropped."""
-        return join_parts(self.vocabulary.surface_parts(ids)).replace(SPACE_MARKER, " ").removeprefix(" ")
+        return self.vocabulary.decode(ids).replace(SPACE_MARKER, " ").removeprefix(" ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The piece of each id, for display."""
         return [self.vocabulary.name(id) for id in ids]
-
-    def symbol_id(self, symbol: str) -> int | None:
-        """The id of a special or extra symbol; None if there is none."""
-        return self.vocabulary.symbol_id(symbol)
-
-    @property
-    def extra_symbols(self) -> Sequence[str]:
-        """The extra symbols of the vocabulary."""
-        return self.vocabulary.extra_symbols
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -144,8 +150,7 @@ class SentencePieceTokenizer:
         return {TOKENIZER_FILE: learned.to_bytes(), MODEL_FILE: self.model}
 
     def restore(self, files: dict[str, bytes]) -> None:
-        """Load what `to_files` saved, with the options it was learned with; ModelError if it is damaged."""
-        learned = parse_tokenizer_file(files, self.kind)
+        learned = TokenizerFile.parse(files, self.kind)
         if MODEL_FILE not in files:
             raise ModelError(f"{MODEL_FILE} of the {self.kind} tokenizer is missing; copy the model folder again")
         if hashlib.sha256(files[MODEL_FILE]).hexdigest() != learned.sha256:
@@ -157,11 +162,15 @@ class SentencePieceTokenizer:
         except ValueError as error:
             raise ModelError(f"{TOKENIZER_FILE} is damaged ({error}); copy the model folder again") from None
 
-    # -- the model as tables ---------------------------------------------------------------------------------------
-
     def _load_model(self, model: bytes, extra_symbols: Sequence[str], byte_fallback: bool) -> None:
         """Load a sentencepiece model: its pieces as our vocabulary, and their scores; ModelError if they do not fit."""
-        processor = load_sentencepiece(model)
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.LoadFromSerializedProto(model)
+        except RuntimeError:
+            raise ModelError(f"{MODEL_FILE} is not a sentencepiece model; copy the model folder again") from None
         names = [processor.id_to_piece(i) for i in range(len(processor))]
         symbols, reserved = (len(Vocabulary((), extra_symbols, byte_fallback=on)) for on in (False, byte_fallback))
 
@@ -196,53 +205,6 @@ def split_words(text: str) -> list[str]:
     return [SPACE_MARKER + word for word in replace_surrogates(text).replace(" ", SPACE_MARKER).split(SPACE_MARKER)]
 
 
-# -- learning ----------------------------------------------------------------------------------------------------------
-
-
-def train_sentencepiece(
-    corpus: Iterable[str],
-    extra_symbols: Sequence[str],
-    *,
-    kind: str,
-    corpus_format: str,
-    size: int,
-    byte_fallback: bool,
-    character_coverage: float,
-) -> bytes:
-    """Train a sentencepiece model on the lines of a corpus; returns its bytes."""
-    import sentencepiece
-
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(corpus),
-            input_format=corpus_format,
-            model_writer=model,
-            model_type=kind,
-            vocab_size=min(size, 1 << 30),
-            hard_vocab_limit=False,  # small corpora give fewer pieces
-            byte_fallback=byte_fallback,
-            character_coverage=character_coverage,
-            pad_id=PAD,
-            bos_id=BOS,
-            eos_id=EOS,
-            unk_id=UNK,
-            pad_piece=SPECIALS[PAD],
-            bos_piece=SPECIALS[BOS],
-            eos_piece=SPECIALS[EOS],
-            unk_piece=SPECIALS[UNK],
-            control_symbols=list(extra_symbols),
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            max_sentence_length=1 << 20,
-            num_threads=1,  # more threads give other sums, hence other scores
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise _training_error(str(error), kind, size, byte_fallback) from None
-    return model.getvalue()
-
-
 def split_symbols(words: Counter[str], extra_symbols: Sequence[str]) -> Counter[str]:
     """Split words that contain a special symbol, and words that are too long, as the trainer needs it.
 
@@ -260,28 +222,3 @@ def split_symbols(words: Counter[str], extra_symbols: Sequence[str]) -> Counter[
 
 # For the trainer, a tab separates a word from its count, and a word with "▅" is skipped. Neither is learned.
 _SEPARATORS = str.maketrans({SPACE_MARKER: " ", "\t": " ", "\u2585": " "})
-
-
-def _training_error(message: str, kind: str, size: int, byte_fallback: bool) -> Exception:
-    """A trainer's error message as an error with a remedy."""
-    small = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
-    if small:
-        remedy = ", set byte_fallback to false (256 fewer)" if byte_fallback else ""
-        return PartError(
-            f"{kind}: a vocabulary of size {size} is too small for the characters of the training texts. "
-            f"Set size to more than {small[1]}{remedy}, or lower character_coverage."
-        )
-    first = message.split("\n", 1)[0][:200]
-    return DataError(f"the {kind} tokenizer could not learn from the training texts (sentencepiece: {first})")
-
-
-def load_sentencepiece(model: bytes) -> SentencePieceProcessor:
-    """The sentencepiece processor of a serialized model; ModelError if it is none."""
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.LoadFromSerializedProto(model)
-    except RuntimeError:
-        raise ModelError(f"{MODEL_FILE} is not a sentencepiece model; copy the model folder again") from None
-    return processor

@@ -12,7 +12,7 @@ Only learned tokens are looked up in text. A text with "</s>" in it gets the id 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,33 +40,11 @@ class Vocabulary:
         symbols = [*SPECIALS, *extra_symbols]
         self.names = [*symbols, *(BYTE_TOKENS if byte_fallback else ()), *tokens]
         self._symbols = {symbol: i for i, symbol in enumerate(symbols)}
-        self._first_byte = len(symbols)  # the id of byte 0
+        self.symbol_count = len(symbols)  # special and extra symbols have the ids below it
         self._first_token = len(self.names) - len(self.tokens)  # the id of the first learned token
         self._tokens = {token: i for i, token in enumerate(tokens, self._first_token)}
         if len(self._symbols) < len(symbols) or len(self._tokens) < len(self.tokens):
             raise ValueError("a vocabulary cannot hold the same symbol twice")
-
-    @classmethod
-    def from_counts(
-        cls,
-        counts: Mapping[str, int],
-        extra_symbols: Sequence[str] = (),
-        *,
-        min_count: int = 1,
-        size: int | None = None,
-        byte_fallback: bool = False,
-    ) -> Vocabulary:
-        """The vocabulary of the most frequent tokens; `size` counts every entry, special symbols included."""
-        tokens = sorted((token for token, n in counts.items() if n >= min_count), key=lambda t: (-counts[t], t))
-        if size is not None:
-            reserved = len(cls((), extra_symbols, byte_fallback=byte_fallback))
-            if size <= reserved:
-                raise PartError(
-                    f"a vocabulary of size {size} is too small: special symbols{', bytes' if byte_fallback else ''} "
-                    f"and language tags take {reserved} ids. Set a larger size."
-                )
-            tokens = tokens[: size - reserved]
-        return cls(tokens, extra_symbols, byte_fallback=byte_fallback)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -81,11 +59,11 @@ class Vocabulary:
 
     def fallback_ids(self, text: str) -> list[int]:
         """The ids of a text that was not learned: its UTF-8 bytes with byte_fallback, else one <unk>."""
-        return [self._first_byte + byte for byte in text.encode()] if self.byte_fallback else [UNK]
+        return [self.symbol_count + byte for byte in text.encode()] if self.byte_fallback else [UNK]
 
     def id_to_byte(self, id: int) -> int | None:
         """The byte of an id; None if it is no byte token."""
-        return id - self._first_byte if self._first_byte <= id < self._first_token else None
+        return id - self.symbol_count if self.symbol_count <= id < self._first_token else None
 
     def name(self, id: int) -> str:
         """The token or symbol of an id; <unk> for an id out of range."""
@@ -94,21 +72,18 @@ class Vocabulary:
     def surface_parts(self, ids: Iterable[int], unknown: str = UNK_SURFACE) -> Iterator[str | int]:
         """The tokens of ids, bytes as ints; special and extra symbols are left out, <unk> becomes `unknown`."""
         for id in ids:
-            if self._first_byte <= id < self._first_token:
-                yield id - self._first_byte
+            if self.symbol_count <= id < self._first_token:
+                yield id - self.symbol_count
             elif self._first_token <= id < len(self.names):
                 yield self.names[id]
             elif id == UNK:
                 yield unknown
 
-
-def join_parts(parts: Iterable[str | int]) -> str:
-    """Join strings and bytes to a text; bytes that are not UTF-8 become U+FFFD."""
-    data = b"".join(part.encode() if isinstance(part, str) else bytes((part,)) for part in parts)
-    return data.decode("utf-8", errors="replace")
-
-
-# -- as a file ---------------------------------------------------------------------------------------------------------
+    def decode(self, ids: Iterable[int], unknown: str = UNK_SURFACE) -> str:
+        """Join the tokens and bytes of ids to a text; bytes that are not UTF-8 become U+FFFD."""
+        parts = self.surface_parts(ids, unknown)
+        data = b"".join(part.encode() if isinstance(part, str) else bytes((part,)) for part in parts)
+        return data.decode("utf-8", errors="replace")
 
 
 class TokenizerFile(BaseModel):
@@ -127,41 +102,30 @@ class TokenizerFile(BaseModel):
         """The file as JSON."""
         return self.model_dump_json(indent=1, exclude_defaults=True).encode() + b"\n"
 
-
-def parse_tokenizer_file(files: Mapping[str, bytes], kind: str) -> TokenizerFile:
-    """Parse the tokenizer.json of a model folder; ModelError if it is missing, damaged or of another kind."""
-    if TOKENIZER_FILE not in files:
-        raise ModelError(f"{TOKENIZER_FILE} of the {kind} tokenizer is missing; copy the model folder again")
-    try:
-        learned = TokenizerFile.model_validate_json(files[TOKENIZER_FILE])
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"])
-        problem = f"{where}: {first['msg']}" if where else first["msg"]
-        raise ModelError(f"{TOKENIZER_FILE} is damaged ({problem}); copy the model folder again") from None
-    if learned.kind != kind:
-        raise ModelError(
-            f"{TOKENIZER_FILE} belongs to a '{learned.kind[:40]}' tokenizer, but the config asks for '{kind}'"
-        )
-    return learned
-
-
-# -- tokenizers with a vocabulary --------------------------------------------------------------------------------------
-
-
-def count_units(lines: Iterable[str], learning_units: Callable[[str], Sequence[str]]) -> Counter[str]:
-    """Count the learning units of training texts."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(learning_units(line))
-    return counts
+    @classmethod
+    def parse(cls, files: Mapping[str, bytes], kind: str) -> TokenizerFile:
+        """Parse the tokenizer.json of a model folder; ModelError if it is missing, damaged or of another kind."""
+        if TOKENIZER_FILE not in files:
+            raise ModelError(f"{TOKENIZER_FILE} of the {kind} tokenizer is missing; copy the model folder again")
+        try:
+            learned = cls.model_validate_json(files[TOKENIZER_FILE])
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(key) for key in first["loc"])
+            problem = f"{where}: {first['msg']}" if where else first["msg"]
+            raise ModelError(f"{TOKENIZER_FILE} is damaged ({problem}); copy the model folder again") from None
+        if learned.kind != kind:
+            raise ModelError(
+                f"{TOKENIZER_FILE} belongs to a '{learned.kind[:40]}' tokenizer, but the config asks for '{kind}'"
+            )
+        return learned
 
 
 class LookupTokenizer:
     """A tokenizer that looks up whole tokens in a vocabulary; subclasses define how text is split and joined."""
 
     kind: str
-    is_stochastic = False
+    is_stochastic = False  # whether `sample` may differ from `encode`
 
     def __init__(
         self, *, min_count: int = 1, size: int | None = None, byte_fallback: bool = False, lowercase: bool = False
@@ -179,26 +143,31 @@ class LookupTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids → text: the tokens joined without spaces."""
-        return join_parts(self.vocabulary.surface_parts(ids))
+        return self.vocabulary.decode(ids)
 
     def learn(self, lines: Iterable[str], extra_symbols: Sequence[str] = ()) -> None:
-        """Build the vocabulary from training texts."""
-        self.learn_from_counts(count_units(lines, self.learning_units), extra_symbols)
+        """Learn the vocabulary from training texts; extra symbols get ids of their own."""
+        self.learn_from_counts(Counter(unit for line in lines for unit in self.learning_units(line)), extra_symbols)
 
     def learning_units(self, text: str) -> Sequence[str]:
-        """The tokens of a text, whose counts decide the vocabulary."""
+        """The units of a text that learning counts: its tokens."""
         return self.split(self._clean(text))
 
     def learn_from_counts(self, counts: Counter[str], extra_symbols: Sequence[str] = ()) -> None:
-        """Build the vocabulary from the counts of tokens; DataError if it would be empty."""
-        self.vocabulary = Vocabulary.from_counts(
-            counts,
-            list(dict.fromkeys(extra_symbols)),
-            min_count=self.min_count,
-            size=self.size,
-            byte_fallback=self.byte_fallback,
-        )
-        if not self.vocabulary.tokens and not self.byte_fallback:
+        """Learn the vocabulary from the counts of all learning units, for callers that count on their own."""
+        extra_symbols = list(dict.fromkeys(extra_symbols))
+        tokens = sorted((token for token, n in counts.items() if n >= self.min_count), key=lambda t: (-counts[t], t))
+        if self.size is not None:
+            reserved = len(Vocabulary((), extra_symbols, byte_fallback=self.byte_fallback))
+            if self.size <= reserved:
+                raise PartError(
+                    f"a vocabulary of size {self.size} is too small: special symbols"
+                    f"{', bytes' if self.byte_fallback else ''} and language tags take {reserved} ids. "
+                    "Set a larger size."
+                )
+            tokens = tokens[: self.size - reserved]
+        self.vocabulary = Vocabulary(tokens, extra_symbols, byte_fallback=self.byte_fallback)
+        if not tokens and not self.byte_fallback:
             raise DataError(
                 f"the {self.kind} tokenizer found no token that occurs at least min_count={self.min_count} times "
                 "in the training texts. Give it more text, or lower min_count."
@@ -223,27 +192,18 @@ class LookupTokenizer:
         ]
 
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
-        """The same as `encode`, without using the generator: there is one split."""
+        """Text → ids of a random split; here there is one split, and the generator is not used."""
         return self.encode(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The token of each id, for display."""
+        """The token of each id, for display; special symbols by name."""
         return [self.vocabulary.name(id) for id in ids]
-
-    def symbol_id(self, symbol: str) -> int | None:
-        """The id of a special or extra symbol; None if there is none."""
-        return self.vocabulary.symbol_id(symbol)
-
-    @property
-    def extra_symbols(self) -> Sequence[str]:
-        """The extra symbols of the vocabulary."""
-        return self.vocabulary.extra_symbols
 
     def __len__(self) -> int:
         return len(self.vocabulary)
 
     def to_files(self) -> dict[str, bytes]:
-        """The vocabulary as tokenizer.json."""
+        """What was learned, as files by name."""
         learned = TokenizerFile(
             kind=self.kind,
             extra=tuple(self.vocabulary.extra_symbols),
@@ -254,8 +214,8 @@ class LookupTokenizer:
         return {TOKENIZER_FILE: learned.to_bytes()}
 
     def restore(self, files: dict[str, bytes]) -> None:
-        """Load what `to_files` saved, with the options it was learned with; ModelError if it is damaged."""
-        learned = parse_tokenizer_file(files, self.kind)
+        """Load what `to_files` returned, with the options it was learned with; ModelError if it is damaged."""
+        learned = TokenizerFile.parse(files, self.kind)
         try:
             self.vocabulary = Vocabulary(learned.tokens, learned.extra, byte_fallback=learned.byte_fallback)
         except ValueError as error:
@@ -263,5 +223,4 @@ class LookupTokenizer:
         self.byte_fallback, self.lowercase = learned.byte_fallback, learned.lowercase
 
     def _clean(self, text: str) -> str:
-        """The text without lone surrogates, in lower case with `lowercase`."""
         return replace_surrogates(text.lower() if self.lowercase else text)

@@ -24,14 +24,7 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         parameters = {name for name, _ in model.named_parameters()}
         for name, x in unique_weights(model).items():
-            self.shadow[name].lerp_(
-                x, 1 - decay if name in parameters else 1.0
-            )  # a buffer is a running average already
-
-    def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite the average with a saved one."""
-        for name, x in self.shadow.items():
-            x.copy_(weights[name])
+            self.shadow[name].lerp_(x, 1 - decay if name in parameters else 1.0)  # a buffer is an average already
 
 
 @contextmanager
@@ -40,10 +33,14 @@ def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterat
     current = unique_weights(model)
     own = {name: x.clone() for name, x in current.items()}
     with torch.no_grad():
-        for name, x in current.items():
-            x.copy_(weights[name])
+        copy_weights(weights, current)
         try:
             yield
         finally:
-            for name, x in current.items():
-                x.copy_(own[name])
+            copy_weights(own, current)
+
+
+def copy_weights(weights: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors in place with those of the same names."""
+    for name, x in into.items():
+        x.copy_(weights[name])

@@ -2,17 +2,15 @@
 
     g = Σ_r n_r g_r / Σ_r n_r        g_r: the gradient of rank r's batches, a mean over their n_r tokens (or sentences)
 
-n_r g_r is a sum over tokens, so g is the mean over the tokens of all ranks and does not depend on the number of ranks.
-Gradients are all-reduced after the backward pass, in flat buckets, and not by torch's DistributedDataParallel: a rank
-may split a batch that did not fit into memory, have no batch at the end of the epochs, leave a parameter unused, or
-replay its backward pass as a CUDA graph, and none of these may change which collectives the other ranks wait for. The
-cost is that communication does not overlap with the backward pass: 260 MB per update for a Transformer-base.
+n_r g_r is a sum over tokens, so g does not depend on the number of ranks. Gradients are all-reduced after the backward
+pass, in flat buckets, and not by torch's DistributedDataParallel (docs/architecture.md says why). So communication does
+not overlap with the backward pass: 260 MB per update for a Transformer-base.
 
     update         all-gather of a few numbers (loss, tokens, signals) → gradient buckets → the same optimizer step
     rank 0         prepares, validates, saves and logs; the others wait for its result, as long as it is alive
     heartbeat.py   every rank sends heartbeats; one that stops is named, and all end
 
-r rank, n_r what its gradient is a mean over. Only this file imports torch.distributed, and only with several ranks.
+Only this file imports torch.distributed, and only with several ranks.
 """
 
 from __future__ import annotations
@@ -25,14 +23,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped, UserError
 from dragoman.training.gradient import GradientResult
-from dragoman.training.heartbeat import EXIT_SECONDS, RESTART_HINT, HeartbeatMonitor, KeyValueStore, format_ranks
+from dragoman.training.heartbeat import EXIT_SECONDS, RESTART_HINT, HeartbeatMonitor, format_ranks
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 BUCKET_SIZE = 1 << 23  # numbers reduced at once: 32 MB of float32, large for the network, small beside the model
 
@@ -40,72 +41,39 @@ T = TypeVar("T")
 StopSignal = Callable[[], int | None]  # the number of the signal that asks for a stop, if one came
 
 
-class RankGroup(Protocol):
-    """The collectives that a trainer uses."""
+class RankGroup:
+    """The collectives that a trainer uses; in one process, as here, each is the identity."""
 
-    rank: int  # of this process
-    world_size: int
+    rank, world_size = 0, 1
 
     @property
     def is_rank0(self) -> bool:
         """Whether this process prepares, validates, saves and logs for all."""
-        ...
+        return self.rank == 0
 
     def local_device(self, device: torch.device) -> torch.device:
         """The device of this rank, where `device` is the one that the config selects."""
-        ...
+        return device
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
-        ...
 
     def reduce_gradient(
         self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
     ) -> GradientResult:
         """Average the gradients of all ranks, weighted by `weight`, and sum their losses and tokens."""
-        ...
-
-    def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
-        """Turn the stop signal of this process into one that is the same on all ranks."""
-        ...
-
-    def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
-        """Compute a value on rank 0 alone and return it, as JSON can hold it, on all ranks."""
-        ...
-
-    def all_gather(self, value: T) -> list[T]:
-        """A small value of every rank, in their order."""
-        ...
-
-
-class SingleRank:
-    """Training in one process: every collective is the identity."""
-
-    rank, world_size, is_rank0 = 0, 1, True
-
-    def local_device(self, device: torch.device) -> torch.device:
-        """`device` itself, which the config selects."""
-        return device
-
-    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Leave the tensors as they are."""
-
-    def reduce_gradient(
-        self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
-    ) -> GradientResult:
-        """Return the result of this rank; weight and parameters are ignored."""
         return result
 
     def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
-        """Return the signal of this process."""
+        """Turn the stop signal of this process into one that is the same on all ranks."""
         return own_signal
 
     def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
-        """Compute the value here and return it."""
+        """Compute a value on rank 0 alone and return it, as JSON can hold it, on all ranks."""
         return compute()
 
     def all_gather(self, value: T) -> list[T]:
-        """The value of this rank alone, as a list."""
+        """A small value of every rank, in their order."""
         return [value]
 
 
@@ -125,7 +93,7 @@ def join_ranks(device: torch.device, timeout: float) -> Iterator[RankGroup]:
     """Connect to the other ranks, if there are any, for as long as the training lasts."""
     rank, world_size = rank_and_world_size()
     if world_size == 1:
-        yield SingleRank()
+        yield RankGroup()
         return
     ranks = DistributedRanks(rank, world_size, device, timeout)
     try:
@@ -139,7 +107,7 @@ def join_ranks(device: torch.device, timeout: float) -> Iterator[RankGroup]:
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
-class DistributedRanks:
+class DistributedRanks(RankGroup):
     """This rank of several; all ranks call its methods (but `synchronize_signals`) in the same order."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
@@ -159,7 +127,7 @@ class DistributedRanks:
                 f"rank {rank}: not all {world_size} ranks connected to {address} within {timeout} s: {error}"
             ) from None
         name = rendezvous(store, rank, world_size, timeout)
-        self.store: KeyValueStore = dist.PrefixStore(name, store)
+        self.store: Store = dist.PrefixStore(name, store)
         # The monitor has a connection of its own: a connection serves one call at a time.
         self.monitor = HeartbeatMonitor(dist.PrefixStore(name, store.clone()), rank, world_size, timeout)
         self.monitor.start()
@@ -169,13 +137,7 @@ class DistributedRanks:
             group = dist.PrefixStore("group", self.store)
             dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=limit)
 
-    @property
-    def is_rank0(self) -> bool:
-        """Whether this process prepares, validates, saves and logs for all."""
-        return self.rank == 0
-
     def local_device(self, device: torch.device) -> torch.device:
-        """The GPU of this rank, or the CPU, as chosen at the start; `device` is ignored."""
         return self._device
 
     @contextmanager
@@ -194,8 +156,6 @@ class DistributedRanks:
         with self._explain_failures():
             yield
 
-    # -- tensors ---------------------------------------------------------------------------------------------------
-
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0: equal seeds need not give equal weights on different machines."""
         for x in tensors:
@@ -205,17 +165,16 @@ class DistributedRanks:
     def reduce_gradient(
         self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
     ) -> GradientResult:
-        """Average the gradients of all ranks, weighted by `weight`, and sum their losses and tokens.
+        """RankGroup.reduce_gradient, with one exchange of numbers: loss, tokens, smallest batch limit, stop signal.
 
-        If any loss or gradient is not finite, the sum is not, so all ranks skip the same updates. The smallest batch
-        limit of any rank is returned to all, and so is a stop signal that any rank received.
+        If any loss or gradient is not finite, the sum is not, so all ranks skip the same updates.
         """
         absent = [p.grad is None for p in parameters]
         max_area = math.inf if result.max_area is None else result.max_area
         row = [float(result.loss), result.tokens, weight, max_area, self._own_signal() or 0, sum(absent)]
         losses, tokens, weights, max_areas, signals, missing = zip(*self._all_gather_numbers(row), strict=True)
         self._signal = max(self._signal, int(max(signals)))
-        if any(missing):
+        if any(missing):  # a parameter without a gradient on any rank must get none, not zeros
             absent = self._all_true(absent)
         present = [p for p, is_absent in zip(parameters, absent, strict=True) if not is_absent]
         self._all_reduce_gradients(present, weight / sum(weights))
@@ -223,7 +182,6 @@ class DistributedRanks:
         return GradientResult(sum(losses), int(sum(tokens)), None if math.isinf(smallest) else int(smallest))
 
     def _all_gather_numbers(self, row: Sequence[float]) -> list[list[float]]:
-        """The numbers of every rank, a row each."""
         rows = torch.empty(self.world_size, len(row), dtype=torch.float64)
         with self._collective():
             self.dist.all_gather(list(rows.unbind()), torch.tensor(row, dtype=torch.float64))
@@ -231,10 +189,6 @@ class DistributedRanks:
         return values
 
     def _all_true(self, flags: Sequence[bool]) -> list[bool]:
-        """For each flag, whether it is true on all ranks.
-
-        A parameter without a gradient on any rank must get none, not zeros.
-        """
         every = torch.tensor(flags, dtype=torch.uint8)
         with self._collective():
             self.dist.all_reduce(every, self.dist.ReduceOp.MIN)
@@ -252,25 +206,19 @@ class DistributedRanks:
                     p.grad = torch.empty_like(p)
                 p.grad.copy_(g.view_as(p))  # in place: a captured backward pass writes to the same memory again
 
-    # -- values ----------------------------------------------------------------------------------------------------
-
     def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
-        """A stop signal that is the same on all ranks: `reduce_gradient` exchanges it with every update."""
+        # `reduce_gradient` exchanges it with every update.
         self._own_signal = own_signal
         return lambda: self._signal or None
 
     def all_gather(self, value: T) -> list[T]:
-        """A small value of every rank, in their order."""
         values = [value] * self.world_size
         with self._collective():
             self.dist.all_gather_object(values, value)
         return values
 
     def broadcast_from_rank0(self, compute: Callable[[], T]) -> T:
-        """Compute a value on rank 0 alone and return it, as JSON can hold it, on all ranks.
-
-        It may take any time: the others wait as long as rank 0 sends heartbeats, and not inside a collective.
-        """
+        # It may take any time: the others wait as long as rank 0 sends heartbeats, and not inside a collective.
         self._broadcasts += 1
         key = f"broadcast/{self._broadcasts}"
         if self.is_rank0:
@@ -289,9 +237,9 @@ class DistributedRanks:
             pause = min(0.1, 1.2 * pause)
 
     def leave(self, error: BaseException | None) -> None:
-        """Disconnect, and tell the other ranks why; rank 0 leaves last, since its process may hold the store.
+        """Announce a failure of this rank, or else destroy the process group; rank 0 waits a while for the others.
 
-        A stop and a divergence end all ranks in the same way, so they need no announcement.
+        A stop and a divergence end all ranks in the same way. Rank 0's process may hold the store.
         """
         is_common = error is None or isinstance(error, TrainingStopped | TrainingDiverged)
         knows_failure = self.monitor.failure_raised
@@ -309,7 +257,7 @@ class DistributedRanks:
             self.dist.destroy_process_group()
 
 
-def rendezvous(store: KeyValueStore, rank: int, world_size: int, timeout: float) -> str:
+def rendezvous(store: Store, rank: int, world_size: int, timeout: float) -> str:
     """Wait until all ranks are there; returns the prefix under which they store their keys.
 
     torchrun's store outlives the ranks: after a restart it still holds the keys of the ranks before, and no count of

@@ -53,14 +53,11 @@ def compute_gradient(
     world_size: int = 1,
     graph_step: GraphStep | None = None,
 ) -> GradientResult:
-    """Compute the gradient of mean loss into `p.grad`; batches above `max_area` or out of memory are split.
-
-    With `graph_step` the fast path computes it.
-    """
+    """Compute the gradient of mean loss into `p.grad`; batches above `max_area` or out of memory are split."""
     tokens = sum(batch.tokens for batch in batches)
     count = tokens if loss_per == "token" else sum(len(batch) for batch in batches)
-    pieces = [piece for batch in batches for piece in split_batch(batch, max_area)]
     while True:
+        pieces = [piece for batch in batches for piece in split_batch(batch, max_area)]
         if graph_step is None:
             model.zero_grad(set_to_none=True)
         else:
@@ -90,7 +87,6 @@ def compute_gradient(
                 "lower data.max_source or data.max_target"
             )
         max_area = too_large.area // 2
-        pieces = [piece for batch in batches for piece in split_batch(batch, max_area)]
         if graph_step is not None:
             graph_step.release_graphs()
         release_captured_loops(model.decoder)
@@ -121,10 +117,8 @@ def split_batch(batch: Batch, max_area: int | None) -> list[Batch]:
     if max_area is None or batch.area <= max_area or len(batch) == 1:
         return [batch]
     half = len(batch) // 2
-    return [
-        *split_batch(batch.slice_rows(0, half), max_area),
-        *split_batch(batch.slice_rows(half, len(batch)), max_area),
-    ]
+    first, second = batch.slice_rows(0, half), batch.slice_rows(half, len(batch))
+    return split_batch(first, max_area) + split_batch(second, max_area)
 
 
 def piece_seed(seed: int, step: int, piece: int) -> int:

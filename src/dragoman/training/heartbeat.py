@@ -11,9 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dragoman.core.errors import RunError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 INTERVAL = 1.0  # seconds between two heartbeats
 MISSED_BEATS = 2.5  # a rank that missed so many is lost, once a connection has broken
@@ -22,39 +25,14 @@ EXIT_SECONDS = 2.0  # that a process has to end by itself, or to let others read
 RESTART_HINT = "Mend or replace it, and start again: the same command goes on from the last checkpoint"
 
 
-class KeyValueStore(Protocol):
-    """What is used of torch.distributed.Store."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Read a value."""
-        ...
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read several values."""
-        ...
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
-        ...
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, and return it."""
-        ...
-
-
 class HeartbeatMonitor:
-    """Sends the heartbeats of this rank and notes when those of the others last changed.
+    """Sends the heartbeats of this rank and notes, by its own clock, when those of the others last changed.
 
-    Clocks of machines differ, so each rank measures by its own. Two threads: one calls the store, which may never
-    answer; the other only watches the clock, and ends the process where the main thread cannot (it may wait inside a
-    collective forever).
+    Two threads: one calls the store, which may never answer; the other only watches the clock, and ends the process
+    where the main thread cannot (it may wait inside a collective forever).
     """
 
-    def __init__(self, store: KeyValueStore, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
         self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
         self.collectives = 0  # that this rank has joined
         self.interval = min(INTERVAL, timeout / 5)
@@ -86,7 +64,7 @@ class HeartbeatMonitor:
                 beats = self.store.multi_get(self.keys) if all_started else self.beats
                 announced = self.store.get("left/1").decode() if self.store.check(["left/1"]) else None
             except RuntimeError as error:
-                self._set_failure(f"rank {self.rank} lost the store on rank 0's machine: {error}")
+                self._note_first_failure(f"rank {self.rank} lost the store on rank 0's machine: {error}")
                 return
             now = self.polled_at = time.monotonic()
             if not all_started:
@@ -97,9 +75,9 @@ class HeartbeatMonitor:
             self.beats = beats
             rank, seconds = self.most_silent_rank()
             if announced is not None:
-                self._set_failure(announced)
+                self._note_first_failure(announced)
             elif seconds > self.timeout:
-                self._set_failure(silence_message(rank, seconds))
+                self._note_first_failure(silence_message(rank, seconds))
 
     def _watch_clock(self) -> None:
         """Thread: set a failure if this process was frozen or the store is silent; end the process at the deadline."""
@@ -107,11 +85,11 @@ class HeartbeatMonitor:
         while not self.stopped.wait(self.interval / 2):
             now = time.monotonic()
             if now - before > self.timeout:
-                self._set_failure(
+                self._note_first_failure(
                     f"rank {self.rank} was frozen for {now - before:.0f} s; the others went on without it"
                 )
             elif now - self.polled_at > self.timeout:
-                self._set_failure(
+                self._note_first_failure(
                     f"rank {self.rank} has had no answer from the store on rank 0's machine for "
                     f"{now - self.polled_at:.0f} s: rank 0 or the network to it is frozen or cut off. {RESTART_HINT}"
                 )
@@ -120,8 +98,8 @@ class HeartbeatMonitor:
                 os.write(2, f"error: {self.failure or 'a rank was lost'}\n".encode())
                 os._exit(RunError.code)
 
-    def _set_failure(self, message: str) -> None:
-        """Note why all ranks must end, if no reason is noted yet, and set the deadline of this process."""
+    def _note_first_failure(self, message: str) -> None:
+        """Unless a failure is noted already, note why all ranks must end; this process ends in EXIT_SECONDS at most."""
         if self.failure is None:
             self.failure, self.deadline = message, min(self.deadline, time.monotonic() + EXIT_SECONDS)
 
@@ -171,10 +149,8 @@ class HeartbeatMonitor:
 
 
 def silence_message(rank: int, seconds: float) -> str:
-    """The error message for a rank without heartbeats for so many seconds, with a hint."""
     return f"rank {rank} has sent no heartbeat for {seconds:.1f} s: it was killed, frozen or cut off. {RESTART_HINT}"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """The ranks in words: "rank 1", or "ranks 1, 2"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,9 +1,6 @@
-"""The training loop as a generator: `run(config, folder)` yields a Report for everything that happens.
+"""The training loop as a generator: `run(config, folder)` yields a Report for everything that happens; nothing prints.
 
     prepare data → build or resume → for each step: gradient, update; now and then: log, validate, save → finish
-
-Nothing here prints: the command line shows the reports, a test asserts on them. The newest undamaged checkpoint always
-holds all that is needed to resume exactly, so a killed process loses only the steps since.
 
 Of several ranks (`torchrun`) rank 0 prepares the data and broadcasts the result; from then on all ranks yield the same
 reports, and rank 0 writes.
@@ -13,32 +10,25 @@ from __future__ import annotations
 
 import base64
 import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict
+from typing import Any
 
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config
 from dragoman.core import files, yaml
+from dragoman.core.formats import check_run_format
+from dragoman.core.processes import handle_signal
 from dragoman.inference.device import select_device
-from dragoman.text.codec import restore_codec
-from dragoman.training import distributed, prepare
+from dragoman.training import distributed, prepare, tokenizer_learning
 from dragoman.training.distributed import RankGroup
 from dragoman.training.prepare import TrainingData
 from dragoman.training.report import Report
 from dragoman.training.run_folder import RunFolder
-from dragoman.training.tokenizer_learning import (
-    TokenizerLearner,
-    adopt_tokenizers,
-    can_learn_while_checking,
-    learns_tokenizers,
-    load_or_learn_codec,
-)
 from dragoman.training.trackers.tensorboard import open_tensorboard
 from dragoman.training.trainer import Trainer
 
@@ -60,7 +50,6 @@ def run(config: Config, folder: Path | None = None, *, allow_change: Sequence[st
 
 
 def _run(config: Config, run_folder: RunFolder, allow_change: Sequence[str], ranks: RankGroup) -> Iterator[Report]:
-    """Prepare or receive the run, build or resume the trainer, train and finish; yields the reports of each."""
     steps = config.training.steps
     if ranks.is_rank0:
         prepared = yield from _prepare_run(config, run_folder, allow_change)
@@ -68,19 +57,18 @@ def _run(config: Config, run_folder: RunFolder, allow_change: Sequence[str], ran
         serialized = ranks.broadcast_from_rank0(lambda: serialize(prepared))
         prepared = prepared if ranks.is_rank0 else deserialize(serialized, run_folder)
     trainer = Trainer(prepared.config, run_folder, prepared.data, ranks)
-    checkpoint = prepared.checkpoint
-    if checkpoint is None:
+    step, beginning = 0, "training begins"
+    if prepared.checkpoint is None:
         trainer.start()
     else:
-        trainer.resume(checkpoint, allow_change)
-    step = trainer.progress.step
-    if checkpoint is not None and prepared.finished_step == step and not allow_change:
-        yield Report("end", step, steps, f"already finished at step {step}; the model is in {run_folder.path}")
-        return
-    if checkpoint is not None:
-        trainer.rewind_run_folder(checkpoint)
+        trainer.resume(prepared.checkpoint, allow_change)
+        step = trainer.progress.step
+        if prepared.finished_step == step and not allow_change:
+            yield Report("end", step, steps, f"already finished at step {step}; the model is in {run_folder.path}")
+            return
+        trainer.rewind_run_folder(prepared.checkpoint)
+        beginning = f"resumed from step {step}"
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    beginning = f"resumed from step {step}" if checkpoint is not None else "training begins"
     where = f"{trainer.device}" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
     yield Report("start", step, steps, f"{beginning}: {parameters:,} parameters on {where}")
     with catch_stop_signals() as stop_signal:
@@ -101,16 +89,7 @@ class PreparedRun:
     finished_step: int | None
 
 
-class SerializedRun(TypedDict):
-    """A prepared run as JSON."""
-
-    config: str
-    codec: dict[str, str]
-    checkpoint: str | None
-    finished_step: int | None
-
-
-def serialize(run: PreparedRun) -> SerializedRun:
+def serialize(run: PreparedRun) -> dict[str, Any]:
     """A prepared run as JSON, for the other ranks; of its data only the codec is sent."""
     return {
         "config": run.config.to_yaml(),
@@ -120,19 +99,11 @@ def serialize(run: PreparedRun) -> SerializedRun:
     }
 
 
-def deserialize(run: SerializedRun, run_folder: RunFolder) -> PreparedRun:
+def deserialize(run: Mapping[str, Any], run_folder: RunFolder) -> PreparedRun:
     """The prepared run on another rank; it reads the token stores that rank 0 has built, or builds its own."""
     config = configs.validate(yaml.parse(run["config"], "rank 0's config"), "rank 0's config")
     contents = {name: base64.b64decode(text) for name, text in run["codec"].items()}
-    options = config.tokenizer
-    codec = restore_codec(
-        options.source,
-        options.target or options.source,
-        options.joint,
-        config.data.normalization,
-        contents,
-        *prepare.source_readers(config),
-    )
+    codec = configs.build_codec(config).restore(contents)
     data = prepare.prepare_data(config, codec, cache_folder(config, run_folder))
     checkpoint = None if run["checkpoint"] is None else Path(run["checkpoint"])
     return PreparedRun(config, data, checkpoint, run["finished_step"])
@@ -146,12 +117,11 @@ def cache_folder(config: Config, run_folder: RunFolder) -> Path:
 def _prepare_run(
     config: Config, run_folder: RunFolder, allow_change: Sequence[str]
 ) -> Generator[Report, None, PreparedRun]:
-    """Find the checkpoint, check the data or config, prepare tokenizers and token stores; yields notices."""
-
     def notice(text: str) -> Report:
         return Report("notice", 0, config.training.steps, text)
 
-    run_folder.check_format()
+    if run_folder.checkpoints.is_dir():
+        check_run_format(run_folder.path)
     config = prepare.resolve_max_source(config)
     checkpoint, ignored = model_folder.latest_checkpoint(run_folder.path)
     for folder in (run_folder.path, run_folder.checkpoints):
@@ -159,15 +129,16 @@ def _prepare_run(
     for text in ignored:
         yield notice(f"ignored: {text}")
     if checkpoint is None:
-        learner = TokenizerLearner(config) if can_learn_while_checking(config) else None
+        can_learn = tokenizer_learning.can_learn_while_checking(config)
+        learner = tokenizer_learning.TokenizerLearner(config) if can_learn else None
         for text in prepare.check_data(config, learner.add if learner is not None else None):
             yield notice(text)
-        codec, config = load_or_learn_codec(config, learner)
+        codec, config = tokenizer_learning.load_or_learn_codec(config, learner)
     else:
         model = model_folder.load(checkpoint)
         codec = model.codec
-        if not learns_tokenizers(config):
-            config = adopt_tokenizers(config, model.config)
+        if not tokenizer_learning.learns_tokenizers(config):
+            config = tokenizer_learning.adopt_tokenizers(config, model.config)
         run_folder.check_config(config, allow_change)
     run_folder.write_config(config)
     data = prepare.prepare_data(config, codec, cache_folder(config, run_folder))
@@ -180,19 +151,13 @@ def _prepare_run(
 def catch_stop_signals() -> Iterator[Callable[[], int | None]]:
     """A function that returns the first stop signal (Ctrl-C, SIGTERM, SIGUSR1); a second Ctrl-C stops at once."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # only the main thread receives signals
-        return
 
     def receive(number: int, frame: FrameType | None) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
 
-    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    previous = {kind: signal.signal(kind, receive) for kind in kinds}
-    try:
+    with ExitStack() as stack:
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            stack.enter_context(handle_signal(kind, receive))
         yield lambda: received[0] if received else None
-    finally:
-        for kind, handler in previous.items():
-            signal.signal(kind, handler)

@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dragoman import config as configs
-from dragoman.config import Config, compatibility
-from dragoman.core.errors import DataError, RunError
-from dragoman.core.types import Example, Modality
+from dragoman.config import Config, compatibility, source_readers
+from dragoman.core.errors import DataError
+from dragoman.core.types import Example
 from dragoman.data.objectives import Objective, objectives
 from dragoman.data.quality.diagnosis import check_pairs
 from dragoman.data.readers import find_reader, read_pairs, spec_files
 from dragoman.data.store import cache as caching
 from dragoman.data.store.store import TokenStore
 from dragoman.modalities.archives import check_search_paths, has_archive_suffix, source_files
-from dragoman.text.codec import Codec, SecondSourceReader
+from dragoman.text.codec import Codec
 
 SAMPLE_SEED = 1  # not the config's: runs with different seeds are validated on the same examples
 
@@ -45,10 +44,7 @@ class TrainingData:
 
 
 def check_data(config: Config, on_example: Callable[[Example], None] | None = None) -> Iterator[str]:
-    """The fast data check: raises an error that must be mended, and yields every other finding as a sentence.
-
-    `on_example` receives every training example, so that one pass over the files serves the check and another purpose.
-    """
+    """The fast data check: raises an error that must be mended, and yields every other finding as a sentence."""
     data = config.data
     check_search_paths(data.files)
     valid = [data.valid] if data.valid else []
@@ -71,14 +67,9 @@ def check_data(config: Config, on_example: Callable[[Example], None] | None = No
         has_location = not first.locations or first.locations[0] in message
         raise DataError(f"{message if has_location else f'{first.locations[0]}: {message}'}{more}")
     ignored = {"length-limits"}
-    if configs.build_modality(config) is not None:  # a source is the name of a file
+    if source_readers(config)[0] is not None:  # a source is the name of a file
         ignored |= {"unseen-source", "length-ratio"}
     yield from (finding.message for finding in report.findings if finding.code not in ignored)
-
-
-def source_readers(config: Config) -> tuple[Modality | None, SecondSourceReader | None]:
-    """The modality of the first source (None: text), and what reads the second (None: there is none)."""
-    return configs.build_modality(config), configs.build_second_source(config)
 
 
 def resolve_max_source(config: Config) -> Config:
@@ -130,11 +121,9 @@ def prepare_data(config: Config, codec: Codec, cache: Path) -> TrainingData:
 
 def media_fingerprints(config: Config, path: str, cache: Path) -> list[str]:
     """Hashes of the files (images, sounds …) that the sources of a corpus name; none where all sources are text."""
-    modality, second_source = source_readers(config)
-    sides = [
-        *(["source"] if modality is not None else []),
-        *(["second_source"] if second_source not in (None, "text") else []),
-    ]
+    first, second = source_readers(config)
+    are_media = {"source": first is not None, "second_source": second not in (None, "text")}
+    sides = [side for side, is_media in are_media.items() if is_media]
     if not sides:
         return []
     files_by_name: dict[str, list[str]] = {}
@@ -146,8 +135,8 @@ def media_fingerprints(config: Config, path: str, cache: Path) -> list[str]:
     archives = [file for file in every if has_archive_suffix(file)]
     base_names = json.dumps([[os.path.basename(file) for file in files] for files in files_by_name.values()])
     return [
-        caching.hash_files([Path(file) for file in archives], cache),
-        caching.hash_many_files([file for file in every if not has_archive_suffix(file)], cache),
+        caching.hash_files(archives, cache),
+        caching.hash_files([file for file in every if not has_archive_suffix(file)], cache),
         hashlib.sha256(base_names.encode()).hexdigest(),
     ]
 
@@ -180,10 +169,7 @@ def sample_examples(
 
 
 def is_readable(example: Example, codec: Codec) -> bool:
-    """Whether the files that an example names as sources can be read and encoded; text always can.
-
-    A file that cannot would end the run at a validation.
-    """
+    """Whether the files that an example names as sources can be read; one that cannot would end a validation."""
     try:
         if codec.modality is not None:
             codec.encode_source(example)
@@ -210,12 +196,3 @@ def skipped_notices(data: TrainingData) -> Iterator[str]:
     for name, store in stores:
         if store.skipped:
             yield f"{name}: {len(store):,} pairs are used; left out: {store.skip_summary}"
-
-
-def check_same_data(saved: list[str], data: TrainingData, run: Path) -> None:
-    """Raise RunError if the fingerprints of the data differ from the saved ones."""
-    if saved != data.fingerprints:
-        raise RunError(
-            f"{run}: the training or validation files have changed since the run was started, so it cannot be resumed "
-            "exactly. Start a new run with --run DIR, or accept the change with --allow-change data"
-        )

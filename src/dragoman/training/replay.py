@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -23,7 +23,6 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, SPECIALS, Example
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.training.prepare import is_readable, read_examples
-from dragoman.training.report import ReplayFrame, ReplaySource
 
 MAX_TOKENS = 100  # of a result: an untrained model seldom stops by itself
 MAX_ATTENTION_WEIGHTS = MAX_TOKENS**2  # of a result; more would make a line of a megabyte
@@ -38,19 +37,19 @@ def select_examples(pipeline: Pipeline) -> list[Example]:
     every = read_examples(config, config.data.valid)
     readable = (e for e in every if e.source.strip() and not e.source_truncated and is_readable(e, pipeline.codec))
     first = list(itertools.islice(readable, config.training.replay))
-    return [replace(e, source=_first_half(e.source.strip())) for e in first] if pipeline.continues_text else first
+    if not pipeline.continues_text:
+        return first
+    texts = [e.source.strip() for e in first]
+    return [replace(e, source=text[: (len(text) + 1) // 2]) for e, text in zip(first, texts, strict=True)]
 
 
-def _first_half(text: str) -> str:
-    """The first half of a text, its middle character included."""
-    return text[: (len(text) + 1) // 2]
-
-
-def replay_frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> ReplayFrame:
+def replay_frame(pipeline: Pipeline, examples: Sequence[Example], step: int) -> dict[str, Any]:
     """Predict the examples with greedy search, as a line of replay.jsonl; generators and mode stay as they are."""
     options = [replay_options(pipeline, example) for example in examples]
-    with preserve_state(pipeline):
+    is_training: bool = pipeline.model.training
+    with torch.random.fork_rng([pipeline.device] if pipeline.device.type == "cuda" else []):
         predictions = pipeline.predict(examples, options, attention=True)
+    pipeline.model.train(is_training)
     has_eos = pipeline.model.head is None  # the labels of a head have no </s>
     return {
         "step": step,
@@ -67,7 +66,7 @@ def replay_options(pipeline: Pipeline, example: Example) -> GenerationOptions:
     return greedy.merge(GenerationOptions(max_new_tokens=MAX_TOKENS)) if usual > MAX_TOKENS else greedy
 
 
-def serialize_prediction(example: Example, prediction: Prediction, has_eos: bool) -> ReplaySource:
+def serialize_prediction(example: Example, prediction: Prediction, has_eos: bool) -> dict[str, Any]:
     """A source and its prediction as JSON."""
     tokens = prediction.tokens
     if has_eos and prediction.finish_reason == "eos":
@@ -83,15 +82,3 @@ def serialize_prediction(example: Example, prediction: Prediction, has_eos: bool
         "tokens": tokens,
         "attention": None if weights is None else [[round(a, DIGITS) for a in row] for row in weights.tolist()],
     }
-
-
-@contextmanager
-def preserve_state(pipeline: Pipeline) -> Iterator[None]:
-    """Restore torch's random generators and the training mode of the model afterwards."""
-    mode: bool = pipeline.model.training
-    devices = [pipeline.device] if pipeline.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            pipeline.model.train(mode)

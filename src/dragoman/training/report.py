@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 ReportKind = Literal["notice", "start", "step", "log", "validation", "saved", "skipped", "split", "end"]
 Metrics = dict[str, Any]  # a line of metrics.jsonl: kind, step and numbers by name
@@ -23,24 +23,6 @@ class Report:
     loss: float = math.nan
     tokens_per_second: float = 0.0
     seconds_left: float = math.nan
-
-
-class ReplaySource(TypedDict):
-    """The prediction for one source in a line of replay.jsonl."""
-
-    source: str
-    output: str
-    log_prob: float | None
-    source_tokens: list[str]
-    tokens: list[str]
-    attention: list[list[float]] | None  # a row for each token
-
-
-class ReplayFrame(TypedDict):
-    """A line of replay.jsonl: the predictions at a checkpoint."""
-
-    step: int
-    sources: list[ReplaySource]
 
 
 class Clock:

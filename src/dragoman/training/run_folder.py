@@ -26,9 +26,9 @@ import torch
 from dragoman.config import Config, validate
 from dragoman.core import files, yaml
 from dragoman.core.errors import RunError, UserError
-from dragoman.core.formats import FORMAT, RUN_FILE, check_run_format
+from dragoman.core.formats import FORMAT, RUN_FILE
 from dragoman.core.json import replace_nonfinite
-from dragoman.training.report import Metrics, ReplayFrame
+from dragoman.training.report import Metrics
 from dragoman.version import __version__
 
 # Options that may differ when a run is resumed: no weight depends on them.
@@ -76,11 +76,6 @@ class RunFolder:
 
     # -- format and config ---------------------------------------------------------------------------------------------
 
-    def check_format(self) -> None:
-        """Raise an error for a run that was started with another format; a folder without checkpoints passes."""
-        if self.checkpoints.is_dir():
-            check_run_format(self.path)
-
     def check_config(self, config: Config, allowed: Sequence[str]) -> None:
         """Raise RunError if a config differs from the saved one, but in data paths, `allowed` and RESUMABLE_OPTIONS."""
         path = self.path / "config.yaml"
@@ -120,13 +115,9 @@ class RunFolder:
 
     # -- metrics and log -----------------------------------------------------------------------------------------------
 
-    def record_metrics(self, values: Metrics) -> None:
-        """Append a line to metrics.jsonl; JSON has no NaN and no infinity, so they become null."""
-        self._append("metrics.jsonl", json.dumps(replace_nonfinite(values)))
-
-    def record_replay(self, frame: ReplayFrame) -> None:
-        """Append a line to replay.jsonl."""
-        self._append("replay.jsonl", json.dumps(frame, allow_nan=False))
+    def record(self, values: Metrics, file: str = "metrics.jsonl") -> None:
+        """Append a line of JSON to a file, which has no NaN and no infinity: they become null."""
+        self._append(file, json.dumps(replace_nonfinite(values)))
 
     def truncate_records(self, step: int, last_validation: int) -> None:
         """Remove metrics and replay frames after a checkpoint: a resumed run writes them again.
@@ -139,10 +130,7 @@ class RunFolder:
 
     @property
     def seconds(self) -> float:
-        """Time spent training, as metrics.jsonl last recorded it; 0 without a record or on a rank that only reads.
-
-        It is not in a checkpoint, whose bytes must not depend on the speed.
-        """
+        """Time spent training, by metrics.jsonl: a checkpoint's bytes must not depend on the speed. 0: no record."""
         path = self.path / "metrics.jsonl"
         if not self.is_writer or not path.exists():
             return 0.0
@@ -150,7 +138,6 @@ class RunFolder:
         return max((line["seconds"] for line in lines if line["kind"] == "train"), default=0.0)
 
     def _filter_lines(self, name: str, keep: Callable[[Metrics], bool]) -> None:
-        """Rewrite a JSON-lines file with the lines that `keep` accepts; damaged lines are dropped."""
         path = self.path / name
         if not self.is_writer or not path.exists():
             return
@@ -168,7 +155,6 @@ class RunFolder:
         self._append("train.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def _append(self, name: str, line: str) -> None:
-        """Append a line to a file, if this process writes."""
         if not self.is_writer:
             return
         data = f"{line}\n".encode()
@@ -176,7 +162,6 @@ class RunFolder:
             file.write(data)
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file atomically, if this process writes."""
         if self.is_writer:
             files.write_file(self.path / name, text.encode())
 
@@ -197,7 +182,7 @@ class RunFolder:
 
 def _without_paths(config: Config) -> dict[str, object]:
     """A config as a mapping without the names of its data files, whose contents are compared elsewhere."""
-    value = config.to_mapping()
+    value = config.model_dump()
     value["data"]["train"] = [{**corpus, "path": ""} for corpus in value["data"]["train"]]
     value["data"]["valid"] = value["data"]["valid"] is not None
     return value

@@ -31,7 +31,6 @@ def sample_inputs(model: Seq2Seq, batch: Batch, teacher_forcing_ratio: float) ->
 
 
 def _sample_inputs(model: Seq2Seq, batch: Batch, gold: Tensor, teacher_forcing_ratio: float) -> Tensor:
-    """Decoder inputs (B, T), step by step: gold with this probability and at padding, else sampled by the model."""
     state = model.start(model.encode(*batch.encoder_inputs), Capacity(1, gold.shape[1]))
     inputs, use_gold = [gold[:, 0]], torch.rand(gold.shape, device=gold.device) < teacher_forcing_ratio
     for t in range(1, gold.shape[1]):

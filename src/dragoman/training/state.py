@@ -16,7 +16,7 @@ from dragoman.checkpoint import model_folder
 from dragoman.core.errors import ModelError
 from dragoman.core.formats import FORMAT, check_format
 from dragoman.optim.schedules import Schedule, ScheduleState
-from dragoman.training.averaging import MovingAverage
+from dragoman.training.averaging import MovingAverage, copy_weights
 
 
 @dataclass
@@ -77,7 +77,7 @@ def restore_state(
     weights = model_folder.load_tensors(folder, "model.safetensors")
     tensors = model_folder.load_tensors(folder, "training.safetensors")
     if average is not None:
-        average.restore(weights)
+        copy_weights(weights, average.shadow)
         weights = {name.removeprefix("weights."): x for name, x in tensors.items() if name.startswith("weights.")}
     model_folder.load_weights(model, weights, str(folder))
     states: dict[int, dict[str, Tensor]] = {}

@@ -10,20 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dragoman.checkpoint import model_folder
-from dragoman.config import Config
+from dragoman.config import Config, build_codec, source_readers
 from dragoman.core.errors import RunError
 from dragoman.core.types import Example
 from dragoman.data.objectives import objectives
-from dragoman.text.codec import (
-    Codec,
-    CodecLearner,
-    copy_slot_symbols,
-    has_text_source,
-    language_tags,
-)
+from dragoman.text.codec import Codec, CodecLearner, copy_slot_symbols, has_text_source, language_tags
 from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
-from dragoman.training.prepare import expand_references, read_examples, source_readers
+from dragoman.training.prepare import expand_references, read_examples
 
 MAX_EXAMPLES = 5_000_000  # that tokenizers are learned from
 
@@ -32,18 +26,9 @@ class TokenizerLearner:
     """Learns the tokenizers of a config from the examples of its training files, in one pass."""
 
     def __init__(self, config: Config) -> None:
-        options = config.tokenizer
         self.config, self.count = config, 0
         self.language_tags: set[str] = set()
-        self.modality, self.second_source = source_readers(config)
-        self.codec = CodecLearner(
-            options.source,
-            options.target or options.source,
-            options.joint,
-            config.data.normalization,
-            self.modality,
-            self.second_source,
-        )
+        self.learner = CodecLearner(build_codec(config))
 
     def add(self, example: Example) -> None:
         """Count the texts of an example, up to MAX_EXAMPLES of them, and its language tags."""
@@ -52,11 +37,11 @@ class TokenizerLearner:
             self.count += 1
             if self.count > MAX_EXAMPLES or pair.source_truncated:
                 continue
-            if self.modality is None:
-                self.codec.add_source(pair.source)
-            if self.second_source == "text":
-                self.codec.add_source(pair.second_source)
-            self.codec.add_target(pair.target or "")
+            if self.learner.codec.modality is None:
+                self.learner.add_source(pair.source)
+            if self.learner.codec.second_source == "text":
+                self.learner.add_source(pair.second_source)
+            self.learner.add_target(pair.target or "")
 
     def finish(self) -> Codec:
         """Learn the tokenizers from the counts, with the objective's symbols, copy slots and language tags."""
@@ -64,7 +49,7 @@ class TokenizerLearner:
         if slots is None:
             slots = 16 if getattr(self.config.model, "pointer", None) else 0
         symbols = objectives.build(self.config.training.objective).extra_symbols
-        return self.codec.finish([*symbols, *copy_slot_symbols(slots), *sorted(self.language_tags)])
+        return self.learner.finish([*symbols, *copy_slot_symbols(slots), *sorted(self.language_tags)])
 
 
 def learns_tokenizers(config: Config) -> bool:
@@ -73,9 +58,9 @@ def learns_tokenizers(config: Config) -> bool:
 
 
 def can_learn_while_checking(config: Config) -> bool:
-    """Whether the data check reads the training files as the tokenizers do, so that one pass serves both.
+    """Whether one pass over the training files serves the data check and the tokenizers.
 
-    A file that is also the validation set may have further references, which the check of training pairs refuses.
+    Not if one of them is the validation set, too: it may have further references, which the check of pairs refuses.
     """
     return learns_tokenizers(config) and all(corpus.path != config.data.valid for corpus in config.data.train)
 
@@ -113,7 +98,6 @@ def adopt_tokenizers(config: Config, other: Config) -> Config:
 
 
 def _training_examples(config: Config) -> Iterator[Example]:
-    """The examples of all training files, one file after the other."""
     return itertools.chain.from_iterable(read_examples(config, corpus.path) for corpus in config.data.train)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from dragoman.core.types import Batch
 from dragoman.data.batching import BatchStream, Cursor
 from dragoman.data.loader import load_batches
 from dragoman.engines.base import open_training_engine
-from dragoman.engines.training.graph_step import force_eager
 from dragoman.inference.device import select_device
 from dragoman.inference.pipeline import Pipeline
 from dragoman.optim.optimizers import optimizers
@@ -34,17 +33,16 @@ from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
 from dragoman.training import replay
 from dragoman.training.averaging import MovingAverage, temporary_weights
-from dragoman.training.backbone import load_backbone
-from dragoman.training.distributed import RankGroup, SingleRank
+from dragoman.training.distributed import RankGroup
 from dragoman.training.gradient import compute_gradient, optimizer_step
-from dragoman.training.prepare import TrainingData, check_same_data
+from dragoman.training.initial_weights import freeze_parameters, load_backbone, load_initial_weights
+from dragoman.training.prepare import TrainingData
 from dragoman.training.report import Clock, Metrics, Report, ReportKind
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.scheduled_sampling import sample_inputs
 from dragoman.training.state import Progress, read_progress, restore_state, serialize_state
 from dragoman.training.update_batches import group_updates
 from dragoman.training.validation import is_better, validate
-from dragoman.training.warm_start import freeze_parameters, load_initial_weights
 
 MAX_NONFINITE_UPDATES = 3  # in a row, then training stops
 REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
@@ -54,10 +52,10 @@ class Trainer:
     """Model, optimizer, schedule, moving average and data of a run, and its progress."""
 
     def __init__(
-        self, config: Config, run_folder: RunFolder, data: TrainingData, ranks: RankGroup | None = None
+        self, config: Config, run_folder: RunFolder, data: TrainingData, ranks: RankGroup = RankGroup()
     ) -> None:
         self.config, self.options, self.run_folder, self.data = config, config.training, run_folder, data
-        self.ranks = ranks or SingleRank()
+        self.ranks = ranks
         self.device = self.ranks.local_device(select_device(config.runtime.device))
         self.progress = Progress(data=data.fingerprints, ranks=self.ranks.world_size)
 
@@ -82,8 +80,12 @@ class Trainer:
     def resume(self, checkpoint: Path, allowed: Sequence[str]) -> None:
         """Restore all state from a checkpoint; RunError if data or ranks changed and `allowed` does not name them."""
         saved = read_progress(checkpoint)
-        if "data" not in allowed:
-            check_same_data(saved.data, self.data, self.run_folder.path)
+        if "data" not in allowed and saved.data != self.data.fingerprints:
+            raise RunError(
+                f"{self.run_folder.path}: the training or validation files have changed since the run was started, so "
+                "it cannot be resumed exactly. Start a new run with --run DIR, or accept the change with "
+                "--allow-change data"
+            )
         if "ranks" not in allowed and saved.ranks != self.ranks.world_size:
             raise RunError(
                 f"{self.run_folder.path}: this run was trained on {saved.ranks} ranks; now there are "
@@ -106,13 +108,11 @@ class Trainer:
             self.run_folder.write_pointer("best", best)
 
     def _set_threads(self, threads: int) -> None:
-        """Set torch's CPU threads, keep the number for checkpoints, and write env.json."""
         torch.set_num_threads(threads)
         self.progress.threads = threads
         self.run_folder.describe_machine(self.device, threads, self.ranks.world_size)
 
     def _build_model(self) -> None:
-        """Build the model with the config's seed on the device, its pipeline, and the examples of the replay."""
         torch.manual_seed(self.config.seed)
         codec = self.data.codec
         model = build_model(self.config, codec.source_size, len(codec.target), codec.second_source_size)
@@ -121,7 +121,6 @@ class Trainer:
         self.replay_examples = replay.select_examples(self.pipeline)
 
     def _build_optimizer(self) -> None:
-        """Freeze parameters, and build optimizer, schedules and, if asked for, the moving average."""
         freeze_parameters(self.model, self.options.freeze)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizers.build(self.options.optimizer, self.parameters)
@@ -172,7 +171,7 @@ class Trainer:
         self.model.uses_fused_loss = not reference_only
         self.graph_step, choices = open_training_engine(self.model, self.device, self.options, reference_only)
         if self.graph_step is None and self.device.type == "cuda" and not reference_only:
-            blocker = dict(choices)["compiled"]
+            blocker = choices["compiled"]
             yield self.report("notice", message=f"batches are padded, and steps are not captured as a whole: {blocker}")
 
     @property
@@ -206,11 +205,8 @@ class Trainer:
         result = self.ranks.reduce_gradient(result, weight, self.parameters)
         if result.max_area != progress.max_area:
             progress.max_area = result.max_area
-            text = (
-                "a batch did not fit into memory and was split; from now on all batches of more than "
-                f"{result.max_area:,} tokens are split"
-            )
-            yield self.report("split", message=text)
+            text = "a batch did not fit into memory and was split; from now on all batches of more than "
+            yield self.report("split", message=f"{text}{result.max_area:,} tokens are split")
         loss, norm = optimizer_step(self.optimizer, self.parameters, options.clip, result.loss)
         if math.isfinite(loss) and math.isfinite(norm):
             progress.nonfinite_updates = 0
@@ -228,13 +224,12 @@ class Trainer:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The training loss of a batch at this step; a decoder reads the inputs that scheduled sampling draws."""
-        options = self.options
-        inputs = None
+        options, inputs = self.options, None
         if self.model.decoder:
-            inputs = sample_inputs(self.model, batch, self.sampling_schedule.teacher_forcing_ratio(self.progress.step))
-        return self.model.loss(
-            batch, options.label_smoothing, r_drop=options.r_drop, ctc=options.ctc_weight, inputs=inputs
-        )
+            ratio = self.sampling_schedule.teacher_forcing_ratio(self.progress.step)
+            inputs = sample_inputs(self.model, batch, ratio)
+        weights = {"r_drop": options.r_drop, "ctc": options.ctc_weight}
+        return self.model.loss(batch, options.label_smoothing, **weights, inputs=inputs)
 
     def report_skipped(self, batches: list[Batch], own_loss: float, loss: float, norm: float) -> Report:
         """The report of an update that was skipped; after MAX_NONFINITE_UPDATES in a row, raise TrainingDiverged."""
@@ -267,7 +262,7 @@ class Trainer:
                 "tokens_per_second": round(clock.tokens_per_second, 1),
             }
             progress.window_loss, progress.window_tokens = 0.0, 0
-            self.run_folder.record_metrics(values)
+            self.run_folder.record(values)
             yield self.report("log", values=values, loss=values["loss"], **_speed(clock))
         improved = False
         is_last = progress.step == options.steps
@@ -292,12 +287,12 @@ class Trainer:
         progress.last_validation = progress.step
         self.schedule.observe(improved)
         values = {"kind": "valid", "step": progress.step, "epoch": progress.epoch, **scores}
-        self.run_folder.record_metrics(values)
+        self.run_folder.record(values)
         return self.report("validation", values=values), improved
 
     def validate_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, float]:
         """The loss and metrics of the model on the validation set with these weights instead of its own."""
-        with temporary_weights(self.model, weights), force_eager():
+        with temporary_weights(self.model, weights), torch.compiler.set_stance("force_eager"):
             return validate(self.pipeline, self.data, self.config)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -317,11 +312,10 @@ class Trainer:
         return self.report("saved", message=f"saved {folder}")
 
     def _write_checkpoint(self, folder: Path, is_best: bool) -> None:
-        """Record a replay frame, save the checkpoint, move the pointers, and remove old checkpoints."""
         if self.replay_examples:  # before the checkpoint: a process killed between the two repeats both
-            with temporary_weights(self.model, self.weights()), force_eager():
+            with temporary_weights(self.model, self.weights()), torch.compiler.set_stance("force_eager"):
                 frame = replay.replay_frame(self.pipeline, self.replay_examples, self.progress.step)
-                self.run_folder.record_replay(frame)
+                self.run_folder.record(frame, "replay.jsonl")
         if folder.exists():
             files.remove_folder(folder)
         state = serialize_state(self.progress, self.model, self.optimizer, self.average)
@@ -332,7 +326,6 @@ class Trainer:
         self._remove_old_checkpoints()
 
     def _remove_old_checkpoints(self) -> None:
-        """Remove all but the newest `keep` checkpoints and the best, averages included."""
         best = model_folder.read_pointer(self.run_folder.path, "best")
         old = model_folder.list_checkpoints(self.run_folder.path)[: -self.options.keep]
         for folder in [*old, *self.run_folder.checkpoints.glob("average-*")]:
@@ -346,11 +339,16 @@ class Trainer:
         if self.data.valid is not None and progress.last_validation < progress.step:  # the epochs ended between two
             report, improved = self.validate()
             yield report
-        if self.ranks.broadcast_from_rank0(lambda: self._newest_checkpoint() != f"step-{progress.step}"):
+        if not self.ranks.broadcast_from_rank0(self._is_saved):
             yield self.save_checkpoint(is_best=improved)
         elif improved:  # not saved again: that would first remove the checkpoint, maybe the only one
             self.run_folder.write_pointer("best", f"step-{progress.step}")
-        averaged = (yield from self._report_average()) if options.average > 1 else 0
+        averaged = 0
+        if options.average > 1:
+            values, is_kept = self.ranks.broadcast_from_rank0(self._average_checkpoints)
+            averaged = int(values["checkpoints"]) if is_kept else 0
+            if "loss" in values:
+                yield self.report("validation", values=values)
         self.ranks.broadcast_from_rank0(lambda: self.run_folder.write_pointer("finished", str(progress.step)))
         summary = f"best at step {progress.best_step}" if progress.best is not None else "no validation set"
         if averaged:
@@ -358,20 +356,13 @@ class Trainer:
             summary = f"best: {kept}" if progress.best is not None else f"{summary}, {kept} is kept"
         if self.is_out_of_patience:
             summary += f", no improvement in {progress.bad_validations} validations"
-        yield self.report(
-            "end", message=f"finished at step {progress.step} ({summary}); the model is in {self.run_folder.path}"
-        )
+        text = f"finished at step {progress.step} ({summary}); the model is in {self.run_folder.path}"
+        yield self.report("end", message=text)
 
-    def _newest_checkpoint(self) -> str | None:
-        """The name of the newest checkpoint in the run folder; None: there is none."""
-        return next((folder.name for folder in reversed(model_folder.list_checkpoints(self.run_folder.path))), None)
-
-    def _report_average(self) -> Generator[Report, None, int]:
-        """Average the last checkpoints and yield the validation; returns how many, or 0 if the average is not kept."""
-        values, is_kept = self.ranks.broadcast_from_rank0(self._average_checkpoints)
-        if "loss" in values:
-            yield self.report("validation", values=values)
-        return int(values["checkpoints"]) if is_kept else 0
+    def _is_saved(self) -> bool:
+        """Whether the newest checkpoint in the run folder is that of the current step."""
+        names = [folder.name for folder in model_folder.list_checkpoints(self.run_folder.path)]
+        return names[-1:] == [f"step-{self.progress.step}"]
 
     def _average_checkpoints(self) -> tuple[Metrics, bool]:
         """Average the last checkpoints, saved as best if validation improves: the values, and whether kept."""
@@ -383,7 +374,7 @@ class Trainer:
         mean = model_folder.average_weights(folders)
         if self.data.valid is not None:
             values |= self.validate_weights(mean)
-            self.run_folder.record_metrics(values)
+            self.run_folder.record(values)
             if not is_better(options.best, values, progress.best_scores, options.validate_metrics):
                 return values, False
         folder = self.run_folder.checkpoints / f"average-{progress.step}"
@@ -394,7 +385,6 @@ class Trainer:
         return values, True
 
     def _raise_stopped(self, number: int) -> None:
-        """Raise TrainingStopped for a signal, with exit code 130 (Ctrl-C) or 143."""
         name = signal.Signals(number).name
         code = 130 if number == signal.SIGINT else 143
         text = f"stopped by {name} after step {self.progress.step}, which is saved; the same command resumes the run"
@@ -406,5 +396,4 @@ class Trainer:
 
 
 def _speed(clock: Clock) -> dict[str, float]:
-    """The clock's tokens per second and seconds left, as fields of a report."""
     return {"tokens_per_second": clock.tokens_per_second, "seconds_left": clock.seconds_left}

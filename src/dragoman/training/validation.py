@@ -15,7 +15,7 @@ import torch
 from dragoman.config import Config
 from dragoman.core.registry import Part
 from dragoman.data.batching import validation_batches
-from dragoman.data.objectives import Objective
+from dragoman.data.objectives import Objective, Pairs
 from dragoman.data.store.store import TokenStore
 from dragoman.evaluation.metrics import corpus_score, metrics
 from dragoman.inference.pipeline import Pipeline
@@ -23,7 +23,7 @@ from dragoman.training.prepare import TrainingData
 
 
 @torch.no_grad()
-def validation_loss(pipeline: Pipeline, store: TokenStore, tokens: int, objective: Objective | None = None) -> float:
+def validation_loss(pipeline: Pipeline, store: TokenStore, tokens: int, objective: Objective = Pairs()) -> float:
     """The mean negative log-probability of a target token over a store; sets the model to evaluation mode."""
     pipeline.model.eval()
     total, count = 0.0, 0

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import DataError
 from dragoman.core.registry import Part
@@ -26,7 +27,6 @@ from dragoman.data.lines import LINE_LIMIT
 from dragoman.data.quality import diagnosis, survey
 from dragoman.data.quality.diagnosis import check_pairs
 from dragoman.data.quality.report import Finding, QualityReport
-from dragoman.text import codec as codecs
 
 
 def write(folder: Path, content: bytes | str, name: str = "a.tsv") -> str:
@@ -321,7 +321,7 @@ def test_unknown_tokens_are_counted_and_the_most_frequent_are_named(tmp_path):
 def test_what_is_unknown_is_named_as_the_tokenizer_reads_it(tmp_path):
     pairs = [("\uac04 \ub09c", "\uac04"), ("\uac00", "\ub098")]
     only = Part("characters")
-    codec = codecs.learn_codec(only, only, True, "nfd", [pairs[0][0]], [pairs[0][1]], [])
+    codec = learn_codec(only, only, True, "nfd", [pairs[0][0]], [pairs[0][1]], [])
     assert "unknown-source" not in codes(check_pairs(write(tmp_path, table(pairs)), codec=codec, normalization="nfd"))
     path = write(tmp_path, table([("\ud55c", "\uac00")]))  # han: of its three letters the first was not learned
     found = finding(check_pairs(path, codec=codec, normalization="nfd"), "unknown-source")

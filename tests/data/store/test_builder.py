@@ -34,11 +34,11 @@ def test_a_store_gives_back_every_pair_with_its_ids_lengths_and_texts(tmp_path_f
     built = build_store(examples, codec, tmp_path_factory.mktemp("cache") / "store", **LIMITS, keep_text=True)
     assert len(built) == len(rows)
     for i, example in enumerate(examples):
-        assert built.source(i).tolist() == codec.encode_source(example)
-        assert built.target(i).tolist() == codec.encode_target(example.target)
+        assert built.sources[i].tolist() == codec.encode_source(example)
+        assert built.targets[i].tolist() == codec.encode_target(example.target)
         assert built.example(i) == example
-    assert built.source_lengths.tolist() == [len(s) + 1 for s, _ in rows]
-    assert built.target_lengths.tolist() == [len(t) + 1 for _, t in rows]
+    assert built.lengths(np.arange(len(built)))[0].tolist() == [len(s) + 1 for s, _ in rows]
+    assert built.lengths(np.arange(len(built)))[1].tolist() == [len(t) + 1 for _, t in rows]
     assert built.lines.tolist() == [7 * i for i in range(len(rows))]
     some = np.array([len(rows) - 1, 0])
     assert [lengths.tolist() for lengths in built.lengths(some)] == [
@@ -46,7 +46,7 @@ def test_a_store_gives_back_every_pair_with_its_ids_lengths_and_texts(tmp_path_f
         [len(rows[-1][1]) + 1, len(rows[0][1]) + 1],
     ]
     again = np.array([len(rows) - 1, 0, len(rows) - 1])
-    for gather, side in ((built.gather_sources, 0), (built.gather_targets, 1)):
+    for gather, side in ((built.sources.gather, 0), (built.targets.gather, 1)):
         ids, lengths = gather(again)
         assert ids.tolist() == [id for i in again for id in codec.encode_target(rows[i][side])]
         assert lengths.tolist() == [len(rows[i][side]) + 1 for i in again]
@@ -64,7 +64,7 @@ def test_ids_take_two_bytes_where_the_vocabulary_fits_and_four_where_not(tmp_pat
     codec = Letters(vocabulary, shift=vocabulary - 123)  # the id of "z" is the last
     built = build_store([Example("az", "z", line=1)], codec, tmp_path / "store", **LIMITS, keep_text=False)
     assert (tmp_path / "store" / "source.ids").stat().st_size == 3 * width
-    assert built.source(0).tolist() == [vocabulary - 26, vocabulary - 1, EOS]
+    assert built.sources[0].tolist() == [vocabulary - 26, vocabulary - 1, EOS]
 
 
 def test_unusable_pairs_are_left_out_and_counted_by_reason(tmp_path):
@@ -177,8 +177,8 @@ def test_a_single_text_is_stored_as_a_target_without_a_source(tmp_path):
     limits = {"max_source": 50, "max_target": 100}
     built = build_store(texts, Letters(), tmp_path / "s", **limits, keep_text=True, objective=LanguageModel())
     assert not built.is_paired
-    assert [built.target(i).tolist() for i in range(len(built))] == [[97, 98, 99, EOS], [101, EOS]]
-    assert built.source_lengths.tolist() == [0, 0]
+    assert [built.targets[i].tolist() for i in range(len(built))] == [[97, 98, 99, EOS], [101, EOS]]
+    assert built.lengths(np.arange(len(built)))[0].tolist() == [0, 0]
     assert built.skipped == {"blank": 1, "too long": 1}  # a text may have to stand on the source's side
     assert built.example(0).target == "abc"
     assert not store.open_store(tmp_path / "s").is_paired

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import config as configs
-from dragoman.core.errors import DataError
+from dragoman.core.errors import DataError, RunError
 from dragoman.core.types import Example
 from dragoman.data.store import store
 from dragoman.data.store.builder import build_store
@@ -137,7 +137,7 @@ def test_a_damaged_store_is_noticed_and_built_again(tmp_path, name, damage):
     with pytest.raises(DataError, match="Delete the folder"):
         store.open_store(file.parent)
     again = prepared()
-    assert [again.source(i).tolist() for i in range(3)] == [Letters().encode_source(example) for example in pairs()]
+    assert [again.sources[i].tolist() for i in range(3)] == [Letters().encode_source(example) for example in pairs()]
     assert not leftovers(tmp_path / "cache")
 
 
@@ -168,7 +168,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     write(tmp_path / "cache", "a file where a folder should be")
     data = write(tmp_path / "a.tsv", "x")
-    with pytest.raises(DataError, match="cache"):
+    with pytest.raises(RunError, match=r"cache: cannot be written: .*; choose another folder"):
         open_or_build([data], pairs, Letters(), tmp_path / "cache", **LIMITS, keep_text=False)
     with pytest.raises(DataError, match="could not be built"):
         build_store(pairs(), Letters(), tmp_path / "cache" / "store", **LIMITS, keep_text=False)

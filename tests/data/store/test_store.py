@@ -24,7 +24,7 @@ def test_a_store_travels_to_another_process_as_its_path(tmp_path):
     built = build_store(pairs(2000), Letters(), tmp_path / "store", max_source=9999, max_target=9999, keep_text=True)
     sent = pickle.dumps(built)
     assert len(sent) < 1000
-    assert pickle.loads(sent).source(1234).tolist() == built.source(1234).tolist()
+    assert pickle.loads(sent).sources[1234].tolist() == built.sources[1234].tolist()
 
 
 def test_a_store_of_another_format_is_refused(tmp_path):

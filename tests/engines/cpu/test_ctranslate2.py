@@ -14,10 +14,10 @@ import torch
 from dragoman.core.errors import MissingExtra
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Hypothesis
-from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, model_blocker
+from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, model_blocker, search_blocker
 from dragoman.engines.length_batches import pad_ids
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import SearchConstraints, searches
+from dragoman.search import Search, SearchConstraints, searches
 
 V = 90
 GREEDY = searches.build(Part("greedy"))
@@ -56,7 +56,7 @@ def test_greedy_results_and_the_log_p_of_their_tokens_are_ours(name: str) -> Non
     built, sources = model(**OPTIONS[name]), some_sources(80)
     limits = SearchConstraints(torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)]))
     engine = CTranslate2Engine(built, "float32")
-    assert engine.serves(GREEDY, limits)
+    assert search_blocker(built, GREEDY, limits) is None
     expected = decode_with_reference(built, sources, limits)
     found = [hypotheses[0] for hypotheses in engine(sources, GREEDY, limits)]
     same = [
@@ -81,6 +81,13 @@ def test_a_result_with_padding_or_a_beginning_in_it_is_asked_for_again() -> None
     assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
 
 
+def test_a_source_of_nothing_but_its_end_is_decoded() -> None:
+    pytest.importorskip("ctranslate2")
+    built, sources, limits = model(), [[5, EOS], [EOS], [6, 7, EOS]], SearchConstraints(torch.full((3,), 4))
+    found = [hypotheses[0].tokens for hypotheses in CTranslate2Engine(built, "float32")(sources, GREEDY, limits)]
+    assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
+
+
 def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
     pytest.importorskip("ctranslate2")
     built, sources = model(), some_sources(30)
@@ -102,13 +109,16 @@ def test_nothing_is_left_behind_by_a_conversion(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_it_would_do_otherwise_is_refused() -> None:
-    pytest.importorskip("ctranslate2")
-    engine, longest = CTranslate2Engine(model(position=Part("learned", {"length": 40})), "float32"), torch.tensor([5])
-    assert engine.serves(GREEDY, SearchConstraints(longest))
-    assert not engine.serves(searches.build(Part("beam")), SearchConstraints(longest))
-    assert not engine.serves(GREEDY, SearchConstraints(longest, 1))
-    assert not engine.serves(GREEDY, SearchConstraints(torch.tensor([40])))
-    assert not engine.serves(GREEDY, SearchConstraints(longest, processors=[lambda log_p, history, rows: log_p]))
+    built, longest = model(position=Part("learned", {"length": 40})), torch.tensor([5])
+
+    def serves(search: Search, limits: SearchConstraints) -> bool:
+        return search_blocker(built, search, limits) is None
+
+    assert serves(GREEDY, SearchConstraints(longest))
+    assert not serves(searches.build(Part("beam")), SearchConstraints(longest))
+    assert not serves(GREEDY, SearchConstraints(longest, 1))
+    assert not serves(GREEDY, SearchConstraints(torch.tensor([40])))
+    assert not serves(GREEDY, SearchConstraints(longest, processors=[lambda log_p, history, rows: log_p]))
 
 
 def test_the_length_that_its_beam_divides_by_counts_the_end() -> None:

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 from dragoman.core import processes
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
-from dragoman.engines.cpu.engine import CPUEngine, length_limits, model_blocker
-from dragoman.engines.cpu.search import beam_search, top_tokens
+from dragoman.engines.cpu.engine import CPUEngine, model_blocker
+from dragoman.engines.cpu.search import LengthLimits, beam_search, top_tokens
 from dragoman.engines.cpu.transformer_step import CPUTransformer
 from dragoman.engines.length_batches import batch_by_length, pad_ids
 from dragoman.nn.seq2seq import Seq2Seq
@@ -205,7 +205,8 @@ def test_a_beam_keeps_to_every_step_of_the_reference(
         )
     )
     expected = search(tables.step, lambda capacity: tables.start(None, capacity), limits)
-    assert_same(beam_search(search, tables, None, length_limits(limits)), expected)  # type: ignore[arg-type]
+    bounds = LengthLimits(longest.numpy(), (longest // 3).numpy())
+    assert_same(beam_search(search, tables, None, bounds), expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [64, 640])

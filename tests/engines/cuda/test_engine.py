@@ -24,15 +24,19 @@ from torch import Tensor, nn
 from dragoman.core import tree
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Memory, Output
-from dragoman.engines.base import decode_with_reference, open_engine
+from dragoman.engines.base import open_engine
+from dragoman.engines.cuda import engine as cuda_engine
 from dragoman.engines.cuda.encode import EncodeBatch, SourceEncoder
 from dragoman.engines.cuda.engine import CUDAEngine, model_blocker
 from dragoman.engines.cuda.graphs import GraphRecorder
 from dragoman.engines.cuda.slot_search import build_slot_search
 from dragoman.engines.cuda.step import TransformerStep, TransformerWeights, transformer_step_blocker
+from dragoman.engines.reference import decode_with_reference
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import SearchConstraints, searches
 from dragoman.search.logits_processors import NoUnkProcessor
+
+from . import plain_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.backends.cudnn.allow_tf32 = False  # as select_device has it
@@ -54,10 +58,10 @@ def built(decoder: Part, **options: Any) -> Seq2Seq:
     return model
 
 
-def triton_kernels() -> Any:
-    """Where there is a GPU: without one they would run in Triton's interpreter, which some tests are about."""
+def search_kernels() -> Any:
+    """Those of the GPU, where there is one: Triton's interpreter is slow, and some tests are about it."""
     if DEVICE.type == "cpu":
-        return None
+        return plain_kernels
     from dragoman.engines.cuda.kernels import search
 
     return search
@@ -94,10 +98,14 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_more_sentences_than_slots_get_the_results_of_the_reference_path(name: str) -> None:
+def test_more_sentences_than_slots_get_the_results_of_the_reference_path(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE.type == "cpu":  # a Transformer's own step is for Triton
+        monkeypatch.setattr(cuda_engine, "transformer_step_blocker", lambda model: "there is no GPU")
     model, (sources, limits) = built(FAMILIES[name]), sentences(9)
     for search in (searches.build(Part("greedy")), searches.build(Part("beam", {"beam": 3}))):
-        engine = CUDAEngine(model, torch.float32, triton_kernels(), max_rows=4 * search.num_hypotheses)
+        engine = CUDAEngine(model, torch.float32, search_kernels(), max_rows=4 * search.num_hypotheses)
         want = decode_with_reference(model, sources, search, limits)
         assert_same(want, engine(sources, search, limits))
         assert_same(want, engine(sources, search, limits))  # on decode graphs that exist, and have been used
@@ -109,14 +117,14 @@ def test_steps_in_which_no_sentence_can_end_change_nothing(search: Part) -> None
     """Nothing is polled before the shortest output can be done; then some end at once and others continue."""
     model, (sources, _) = built(FAMILIES["ssru"]), sentences(7)
     limits = SearchConstraints(torch.tensor([9, 12, 6, 7, 12, 11, 9]), torch.tensor([5, 9, 6, 7, 5, 11, 7]))
-    engine = CUDAEngine(model, torch.float32, None, max_rows=4 * searches.build(search).num_hypotheses)
+    engine = CUDAEngine(model, torch.float32, search_kernels(), max_rows=4 * searches.build(search).num_hypotheses)
     got = engine(sources, searches.build(search), limits)
     assert_same(decode_with_reference(model, sources, searches.build(search), limits), got)
 
 
 def test_a_length_limit_of_nothing_and_one_sentence_alone_are_served() -> None:
     model, search = built(FAMILIES["ssru"]), searches.build(Part("beam", {"beam": 2}))
-    engine = CUDAEngine(model, torch.float32, None)
+    engine = CUDAEngine(model, torch.float32, search_kernels())
     limits = SearchConstraints(torch.tensor([0]), 0)
     assert_same(decode_with_reference(model, [[5, 6, EOS]], search, limits), engine([[5, 6, EOS]], search, limits))
     assert engine([], search, SearchConstraints(torch.zeros(0, dtype=torch.long), 0)) == []
@@ -216,7 +224,7 @@ def test_a_transformer_goes_through_all_its_kernels_to_the_results_of_the_refere
 
 
 def test_rules_and_traces_are_left_to_the_reference_path() -> None:
-    engine, search = CUDAEngine(built(Part("rnn")), torch.float32, None), searches.build(Part("beam"))
+    engine, search = CUDAEngine(built(Part("rnn")), torch.float32, search_kernels()), searches.build(Part("beam"))
     assert engine.serves(search, SearchConstraints(torch.tensor([5])))
     assert not engine.serves(search, SearchConstraints(torch.tensor([5]), processors=[NoUnkProcessor()]))
     assert not engine.serves(search, SearchConstraints(torch.tensor([5]), traces={}))
@@ -254,7 +262,7 @@ class Remembers(nn.Module):
 def test_a_state_that_grows_falls_back_to_the_reference_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model, (sources, limits) = built(Part("rnn")), sentences(5)
     model.decoder = Remembers()
-    engine, search = CUDAEngine(model, torch.float32, None), searches.build(Part("greedy"))
+    engine, search = CUDAEngine(model, torch.float32, search_kernels()), searches.build(Part("greedy"))
     with caplog.at_level(logging.WARNING, "dragoman"):
         got = engine(sources, search, limits)
     assert_same(decode_with_reference(model, sources, search, limits), got)

@@ -36,6 +36,8 @@ from dragoman.engines.cuda.slot_search import (
 )
 from dragoman.search import Search, SearchConstraints, searches
 
+from . import plain_kernels
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STATES = 13  # histories are told apart by a number below this
 
@@ -125,13 +127,13 @@ def test_a_beam_in_slots_finds_what_the_beam_finds(seed: int, search: Search, V:
     tables = Tables(seed, 5, V)
     want = tables.search(search)
     assume(apart(want))
-    assert_same(want, through_slots(tables, search, slots, None))
+    assert_same(want, through_slots(tables, search, slots, plain_kernels))
 
 
 @given(st.integers(0, 2**32), st.integers(4, 12), st.integers(1, 4))
 def test_greedy_search_in_slots_finds_what_greedy_search_finds(seed: int, V: int, slots: int) -> None:
     tables, search = Tables(seed, 5, V), searches.build(Part("greedy"))
-    assert_same(tables.search(search), through_slots(tables, search, slots, None))
+    assert_same(tables.search(search), through_slots(tables, search, slots, plain_kernels))
 
 
 def test_greedy_search_stops_where_no_token_is_allowed() -> None:
@@ -139,7 +141,7 @@ def test_greedy_search_stops_where_no_token_is_allowed() -> None:
     tables.longest[:], tables.shortest[:] = 3, torch.tensor([0, 2, 3])
     want = tables.search(search)
     assert [h[0].finish_reason for h in want] == ["eos", "no_valid_token", "no_valid_token"]
-    assert_same(want, through_slots(tables, search, 2, None))
+    assert_same(want, through_slots(tables, search, 2, plain_kernels))
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def test_results_are_a_list_of_those_that_there_are() -> None:
     length[0], reason[0] = torch.tensor([1, 2, 99]), torch.tensor([1, 0, 99])
     tokens[0, 0, :1], log_probs[0, 0, :2] = 7, torch.tensor([-0.5, -0.25])
     tokens[0, 1, :2], log_probs[0, 1, :2] = torch.tensor([8, 9]), torch.tensor([-0.5, -1.5])
-    slot_search = BeamSlotSearch(1, 3, max_length, 5, False, torch.device("cpu"), None)
+    slot_search = BeamSlotSearch(1, 3, max_length, 5, False, torch.device("cpu"), plain_kernels)
     best, nothing = slot_search.read_results(buffer, max_length)
     want = [Hypothesis([7], [-0.5, -0.25], -0.75, "eos"), Hypothesis([8, 9], [-0.5, -1.5], -2.0, "length")]
     assert best == want

@@ -5,11 +5,12 @@ import os
 import pytest
 import torch
 
+from dragoman.core import tree
 from dragoman.core.registry import Part
 from dragoman.core.types import PAD
 from dragoman.data.batching import collate
 from dragoman.engines.training.fused_transformer import FusedTransformer, fused_transformer_blocker
-from dragoman.engines.training.packing import pack, packed_tensors, replace_tensors
+from dragoman.engines.training.packing import pack
 from dragoman.nn.seq2seq import Seq2Seq
 
 if not torch.cuda.is_available():
@@ -71,8 +72,7 @@ def a_batch(rows, multiple):
     """Pairs, padded and packed."""
     batch = collate(rows, list(range(len(rows))))
     packed = pack(batch, multiple)
-    longest = packed.sources.max_length, packed.targets.max_length
-    return batch, replace_tensors([x.to(DEVICE) for x in packed_tensors(packed)], longest)
+    return batch, tree.map(lambda x: x.to(DEVICE), packed)
 
 
 @pytest.mark.parametrize("options", [{"activation": "swiglu"}, {"position": Part("rotary")}, {"dropout": 0.1}])

@@ -5,15 +5,14 @@ import torch
 
 from dragoman.core.registry import Part
 from dragoman.data.batching import collate
+from dragoman.engines.length_batches import round_up
 from dragoman.engines.training.rnn_graph import (
     CapturedLoop,
     build_state,
     captured_loop_blocker,
     pad_inputs,
     release_captured_loops,
-    round_up,
     round_up_shape,
-    use_captured_loop,
 )
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -85,7 +84,7 @@ def test_a_captured_loop_gives_the_same_loss_and_gradients(options):
     wanted = model.loss(batch, 0.1)
     truth = [g.clone() for g in torch.autograd.grad(wanted, weights, allow_unused=True) if g is not None]
     wanted = wanted.detach()
-    use_captured_loop(model.decoder)
+    model.decoder.step_loop = CapturedLoop(model.decoder)
     for _ in range(3):  # uncaptured, captured, replayed
         loss = model.loss(batch, 0.1)
         found = [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]

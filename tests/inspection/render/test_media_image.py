@@ -156,5 +156,3 @@ def test_any_word_is_written_as_it_is_and_nothing_is_no_picture(tmp_path: Path) 
     assert {"$x$", "a␣b", "<001B>"} <= set(found)
     assert "what ? · photo.jpg →" in found
     assert sum(text.count("y") for text in found if set(text) == {"y"}) == 200
-    with pytest.raises(ValueError, match="nothing to draw"):
-        draw_media_attention(tmp_path / "b.svg", [])

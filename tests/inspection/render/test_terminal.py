@@ -14,7 +14,14 @@ from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 from rich.console import Console
 
-from dragoman.inspection.render.terminal import GLYPHS, SHADES, render_grid_maps, render_heat_map, visible
+from dragoman.inspection.render.terminal import (
+    GLYPHS,
+    SHADES,
+    print_heat_map,
+    render_grid_maps,
+    render_heat_map,
+    visible,
+)
 
 # Characters that have broken terminals before: controls, direction marks, wide and combining ones, joiners, surrogates.
 NASTY = "\x1b\x00\x07\r\n\t\x7f\x9b\u202e\u200d\u200b\u2028\ufeff\ufe0f\ud800\u0301\u093e\u1161日ｶ한e  🇩👍🏽\U000e0001"
@@ -61,7 +68,9 @@ def test_a_wide_map_goes_on_below_in_blocks_that_fit():
 
 def test_the_terminal_says_how_wide_it_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "12")
-    drawn = lines(render_heat_map(np.zeros((1, 30)), ["a"] * 30, ["b"], color=False))
+    screen = io.StringIO()
+    print_heat_map(Console(file=screen, color_system=None), np.zeros((1, 30)), ["a"] * 30, ["b"])
+    drawn = screen.getvalue().split("\n")
     assert [len(line.split()) for line in drawn if line.startswith("  a")] == [5] * 6
 
 
@@ -169,7 +178,7 @@ def test_very_long_tokens_leave_room_for_the_map():
 
 def test_weights_that_do_not_fit_the_tokens_are_refused():
     with pytest.raises(ValueError, match=r"weights are \(1, 2\); 2 target and 1 source tokens"):
-        render_heat_map([[0.5, 0.5]], ["a"], ["x", "y"], color=False)
+        render_heat_map([[0.5, 0.5]], ["a"], ["x", "y"], color=False, width=80)
 
 
 def test_empty_sides_do_not_fail():

@@ -120,7 +120,7 @@ def test_an_rnn_looks_by_its_additive_score(rnn: Pipeline) -> None:
 
     def keep(_: Any, given: tuple[Any, ...], __: Any) -> None:
         queries.append(given[0][0, 0].double().numpy())
-        keys.append(given[1][0].double().numpy())
+        keys.append(given[1].keys[0, 0].double().numpy())
 
     handle = attention.register_forward_hook(keep)
     rnn.token_scores([(SOURCES["rnn"], TARGETS["rnn"])])

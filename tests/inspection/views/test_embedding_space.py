@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import UserError
@@ -17,7 +18,6 @@ from dragoman.core.types import Example
 from dragoman.inference import ensemble
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.views.embedding_space import MIN_TEXTS, nearest_neighbors, project_embeddings, project_pca
-from dragoman.text import codec as codecs
 
 TEXTS = ["ab", "ba", "abcd", "dcba", "aaaa", "d", "cd" * 5]
 
@@ -29,7 +29,7 @@ def build(encoder: Any = "rnn", **changes: Any) -> Pipeline:
     }
     config = configs.validate(value | changes, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd"], ["abcd"], [])
+    codec = learn_codec(part, part, config.tokenizer.joint, "nfc", ["abcd"], ["abcd"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import PartError, UserError
@@ -16,7 +17,6 @@ from dragoman.inference import ensemble
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.views.positions import MAX_POSITIONS, compute_position_similarity, scheme_similarity
 from dragoman.nn.positions import positions
-from dragoman.text import codec as codecs
 
 L = 12
 
@@ -28,7 +28,7 @@ def build(encoder: Any, decoder: Any, **changes: Any) -> Pipeline:
     }
     config = configs.validate(value | changes, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, False, "nfc", ["abcd"], ["abcd"], [])
+    codec = learn_codec(part, part, False, "nfc", ["abcd"], ["abcd"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 

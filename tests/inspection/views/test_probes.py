@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.errors import DataError, UserError
@@ -20,7 +22,7 @@ from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.inspection import probe_inputs
 from dragoman.inspection.probe_inputs import MinimalPair, NeutralSource
 from dragoman.inspection.views import probes
-from dragoman.inspection.views.probes import ProbeResult, run_probes
+from dragoman.inspection.views.probes import Case, ProbeResult, run_probes
 from dragoman.text import codec as codecs
 from dragoman.text.tokenizers import tokenizers
 
@@ -32,8 +34,8 @@ def said(source: str, text: str, *, ended: str = "eos", attention: list[list[flo
     return Prediction(text, 0.0, 0.0, tokens, [], ended, [*source.split(), "</s>"], attention=looked)
 
 
-def many(*pairs: tuple[str, str]) -> tuple[list[Example], list[Prediction]]:
-    return [Example(source) for source, _ in pairs], [said(source, text) for source, text in pairs]
+def many(*pairs: tuple[str, str]) -> list[Case]:
+    return [(Example(source), said(source, text)) for source, text in pairs]
 
 
 def hit(check: ProbeResult) -> list[str]:
@@ -43,8 +45,20 @@ def hit(check: ProbeResult) -> list[str]:
 # -- repetition --------------------------------------------------------------------------------------------------------
 
 
+def repetition(cases: list[Case]) -> ProbeResult:
+    return probes.find_hits("repetition", "outputs repeat themselves", cases, probes.describe_repetition)
+
+
+def under_translation(cases: list[Case], usual: float) -> ProbeResult:
+    return probes.find_hits("under-translation", "", cases, partial(probes.describe_omission, usual))
+
+
+def over_translation(cases: list[Case], usual: float) -> ProbeResult:
+    return probes.find_hits("over-translation", "", cases, partial(probes.describe_excess, usual))
+
+
 def test_a_loop_is_three_times_in_a_row_and_more_than_in_the_source() -> None:
-    sources, outputs = many(
+    cases = many(
         ("a b", "x x x"),
         ("b c", "x x"),
         ("c d", "so x y x y x y end"),
@@ -53,11 +67,10 @@ def test_a_loop_is_three_times_in_a_row_and_more_than_in_the_source() -> None:
         ("no no no ", "nein nein nein nein"),
         ("e f", "x y x z x"),
     )
-    check = probes.check_repetition(sources, outputs)
+    check = repetition(cases)
     assert hit(check) == ["a b", "c d", "no no no "]
     assert (check.name, check.of) == ("repetition", 7)
     assert check.hits[0].detail == "'x' 3 times in a row"
-    assert probes.check_repetition(sources, outputs, "babble").name == "babble"
 
 
 def plain_loop(tokens: list[str]) -> int:
@@ -84,13 +97,13 @@ def test_the_longest_loop_is_that_of_a_plain_count(tokens: list[str]) -> None:
 
 def test_an_output_of_few_different_tokens_repeats_itself_unless_its_source_does() -> None:
     various = "a b c d e f g h i"
-    sources, outputs = many(
+    cases = many(
         (various, "x x y y x y y x x y"),  # 2 of 9 at the end, and the source with its </s> has 9 of 9
         (various + " j", "u v w x x y y z z u"),
         ("a a b a a b b a", "x x y y x y y x x"),
         ("a b c", "x x y"),  # too short to say
     )
-    check = probes.check_repetition(sources, outputs)
+    check = repetition(cases)
     assert hit(check) == [various]
     assert check.hits[0].detail == "2 different tokens among the last 10"
 
@@ -100,7 +113,7 @@ def test_an_output_of_few_different_tokens_repeats_itself_unless_its_source_does
 
 def test_a_hallucination_is_far_too_long_or_endless_or_does_not_change_with_the_source() -> None:
     fluent = "it was the best of times"
-    sources, outputs = many(
+    cases = many(
         ("ag ag ag", "one two three four five six seven eight nine ten eleven twelve thirteen"),  # 14 for 4
         ("ug ug ug", "one two three"),
         (". . . . .", fluent),
@@ -112,16 +125,18 @@ def test_a_hallucination_is_far_too_long_or_endless_or_does_not_change_with_the_
         ("¿ ¿ ¿ ¿ ¿", fluent),
         ("¡ ¡ ¡ ¡ ¡", fluent),
     )
-    for output in outputs[-2:]:
+    for _, output in cases[-2:]:
         output.source_tokens[:-1] = ["<unk>"] * 5  # which the model cannot tell apart
-    check = probes.check_hallucination(sources, outputs, 1.0)
+    check = probes.check_hallucination(cases, 1.0)
     assert hit(check) == ["ag ag ag", ". . . . .", "! ! ! ! !"]
     assert check.hits[0].detail.startswith("3.5 times")
     assert check.hits[1].detail == "nearly the same as for '! ! ! ! !'"
-    assert hit(probes.check_hallucination(sources, outputs, 2.0)) == [". . . . .", "! ! ! ! !"]
-    endless = [Example("ag ag ag"), Example("ug ug ug")]
-    said_on = [said("ag ag ag", "a b c d e", ended="length"), said("ug ug ug", "u v", ended="length")]
-    assert hit(probes.check_hallucination(endless, said_on, 1.0)) == ["ag ag ag"]
+    assert hit(probes.check_hallucination(cases, 2.0)) == [". . . . .", "! ! ! ! !"]
+    endless = [
+        (Example("ag ag ag"), said("ag ag ag", "a b c d e", ended="length")),
+        (Example("ug ug ug"), said("ug ug ug", "u v", ended="length")),
+    ]
+    assert hit(probes.check_hallucination(endless, 1.0)) == ["ag ag ag"]
 
 
 # -- copying -----------------------------------------------------------------------------------------------------------
@@ -137,8 +152,7 @@ def test_copying_counts_unless_a_reference_copies_too() -> None:
         Example("a road", "eine Straße"),
     ]
     texts = ["The  old bridge", "the old bridge", "Angela Merkel", "Berlin", "no reference", "eine Straße"]
-    outputs = [said(source.source, text) for source, text in zip(sources, texts, strict=True)]
-    check = probes.check_copying(sources, outputs)
+    check = probes.check_copying([(one, said(one.source, text)) for one, text in zip(sources, texts, strict=True)])
     assert hit(check) == ["the old bridge", "the old bridges", "no reference"]
     assert "in 2 more copying is right" in check.what
     assert [found.detail for found in check.hits] == ["100 % alike", "97 % alike", "100 % alike"]  # 2 · 14 / 29
@@ -163,31 +177,30 @@ def test_a_source_with_little_attention_on_more_than_half_is_under_translated() 
     half = said("a b c d", "x", attention=[[0.5, 0.4, 0.02, 0.03, 0.05], [0.5, 0.4, 0.03, 0.02, 0.05]])
     more = said("a b c d", "y", attention=[[0.8, 0.04, 0.05, 0.04, 0.07], [0.8, 0.05, 0.04, 0.04, 0.07]])
     nothing = said("a b c d", "", attention=[[0.0, 0.0, 0.0, 0.0, 1.0]])
-    sources = [Example("half"), Example("more"), Example("nothing")]
-    check = probes.check_under_translation(sources, [half, more, nothing], 1.0)
+    check = under_translation([(Example("half"), half), (Example("more"), more), (Example("nothing"), nothing)], 1.0)
     assert hit(check) == ["more"]
     assert check.hits[0].detail == "3 of 4 source tokens got hardly any attention: b c d"
 
 
 def test_a_source_token_with_the_attention_of_too_many_tokens_is_over_translated() -> None:
     once = [[0.1, 0.8, 0.1]] * 8  # the second token: 6.4
-    sources, outputs = [Example("a b")], [said("a b", "x y x y x z x", attention=once)]
-    check = probes.check_over_translation(sources, outputs, 1.5)
+    cases = [(Example("a b"), said("a b", "x y x y x z x", attention=once))]
+    check = over_translation(cases, 1.5)
     assert check.hits[0].detail == "'b' has the attention of 6.4 target tokens"
-    assert not probes.check_over_translation(sources, outputs, 1.7).hits  # 6.8 are allowed
-    on_end = [said("a b", "x y x y x z x", attention=[[0.1, 0.1, 0.8]] * 8)]
-    assert not probes.check_over_translation(sources, on_end, 1.0).hits
+    assert not over_translation(cases, 1.7).hits  # 6.8 are allowed
+    on_end = [(Example("a b"), said("a b", "x y x y x z x", attention=[[0.1, 0.1, 0.8]] * 8))]
+    assert not over_translation(on_end, 1.0).hits
 
 
 def test_without_attention_the_length_tells_under_and_over_translation() -> None:
     source = " ".join("abcdefghi")  # 10 tokens with </s>
     short, shorter, long, longer = (said(source, " ".join(["x", "y"] * 20)[: 2 * n - 1]) for n in (2, 1, 21, 22))
     assert [len(output.tokens) for output in (short, shorter, long, longer)] == [2, 1, 21, 22]
-    sources, outputs = [Example(str(n)) for n in (2, 1, 21, 22)], [short, shorter, long, longer]
+    cases = [(Example(str(len(output.tokens))), output) for output in (short, shorter, long, longer)]
     # With </s> 10 are usual: fewer than 10 / 2 − 2 = 3 are too few, more than 10 · 2 + 2 = 22 too many.
-    assert hit(probes.check_under_translation(sources, outputs, 1.0)) == ["1"]
-    assert hit(probes.check_over_translation(sources, outputs, 1.0)) == ["22"]
-    assert hit(probes.check_over_translation(sources, outputs, 2.0)) == []
+    assert hit(under_translation(cases, 1.0)) == ["1"]
+    assert hit(over_translation(cases, 1.0)) == ["22"]
+    assert hit(over_translation(cases, 2.0)) == []
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -196,8 +209,9 @@ def test_without_attention_the_length_tells_under_and_over_translation() -> None
 def test_outputs_without_end_and_without_words_are_counted() -> None:
     sources = [Example("a"), Example("b"), Example("c"), Example("  ")]
     outputs = [said("a", "x y", ended="length"), said("b", " "), said("c", "z"), said(" ", "", ended="blank")]
-    assert hit(probes.check_length(sources, outputs)) == ["a"]
-    assert hit(probes.check_empty(sources, outputs)) == ["b"]
+    cases = list(zip(sources, outputs, strict=True))
+    assert hit(probes.find_hits("length", "", cases, probes.describe_length)) == ["a"]
+    assert hit(probes.find_hits("empty", "", cases, probes.describe_empty)) == ["b"]
 
 
 # -- minimal pairs and pronouns ----------------------------------------------------------------------------------------
@@ -213,8 +227,7 @@ def test_pairs_are_counted_where_outputs_are_equal_or_miss_what_was_expected() -
     ]
     texts = ["die Katze", "die Katze", "eine Katze", "ein Hund"]
     texts += ["she sings.", "He sings.", "she sings", "she dances", "it sings", "the end"]
-    outputs = [said("", text) for text in texts]
-    check = probes.check_minimal_pairs(pairs, outputs)
+    check = probes.check_minimal_pairs(pairs, texts)
     assert [tuple(found) for found in check.hits] == [
         ("the cat", "die Katze", "the same output as for 'the dog'"),
         ("uncle", "she dances", "'he' is missing"),
@@ -251,7 +264,7 @@ def test_an_item_is_skewed_where_every_output_has_the_same_gendered_pronoun() ->
         ("baker", "Bread!"),
     ]
     items = [NeutralSource(f"source {i}", item) for i, (item, _) in enumerate(said_of)]
-    outputs = [said("", text) for _, text in said_of]
+    outputs = [text for _, text in said_of]
     check = probes.check_neutral_sources(items, outputs, probe_inputs.parse_pronouns(probe_inputs.PRONOUNS))
     assert [found.detail for found in check.hits] == ["nurse: always 'she'", "judge: always 'he'"]
     assert check.of == 6
@@ -305,7 +318,7 @@ LINES = ["the old bridge, the new road", "an older bridge", "naïve té", "a b c
 
 def codec_of(kind: str, lines: list[str] = LINES) -> codecs.Codec:
     part = Part(kind, {"size": 300} if kind in ("bpe", "unigram") else {})
-    return codecs.learn_codec(part, part, True, "nfc", lines, [], [])
+    return learn_codec(part, part, True, "nfc", lines, [], [])
 
 
 @pytest.mark.parametrize("kind", tokenizers.names)
@@ -347,7 +360,7 @@ def test_a_syllable_is_repeated_without_spaces_where_the_model_knows_none() -> N
 
 def test_a_vocabulary_of_word_parts_alone_still_gives_sources() -> None:
     part = Part("bpe", {"size": 11, "byte_fallback": False})
-    codec = codecs.learn_codec(part, part, True, "nfc", ["xyz zyx"], [], [])
+    codec = learn_codec(part, part, True, "nfc", ["xyz zyx"], [], [])
     assert all(source.strip() for source in probe_inputs.sample_sources(codec, 10))
 
 
@@ -363,10 +376,10 @@ def test_minimal_pairs_are_read_with_and_without_expectations(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("a\tb\nonly one", ":2: found 1 columns"),
-        ("a\tb\tc", ":1: found 3 columns"),
-        ("a\t ", "one of them blank"),
-        ("a\ta", "both sources are the same"),
+        ("a\tb\nonly one", r":2: found \['only one'\]; a pair is two .* tabs between them"),
+        ("a\tb\tc", r":1: found \['a', 'b', 'c'\]"),
+        ("a\t ", r":1: found \['a', ''\]"),
+        ("a\ta", r":1: found \['a', 'a'\]; a pair is two different sources"),
         ("\n \n", "all lines are blank"),
     ],
 )
@@ -392,7 +405,7 @@ def test_neutral_sources_come_one_by_one_or_from_templates_and_items(tmp_path: P
         NeutralSource("Dia jururawat", "jururawat"),
         NeutralSource("Dia doktor", "doktor"),
     ]
-    with pytest.raises(DataError, match=r"templates.txt:1: found 1 columns.*templates"):
+    with pytest.raises(DataError, match=r"templates.txt:1: found \['Dia bekerja.*a tab between them, or templates"):
         probe_inputs.read_neutral_sources(templates)
     with pytest.raises(DataError, match=r"list.tsv:1: found no \{\}"):
         probe_inputs.read_neutral_sources(listed, items)
@@ -436,10 +449,8 @@ def test_given_sources_and_references_replace_sampled_ones(rnn: Pipeline) -> Non
     assert "pairs" not in checks
     assert checks["length"]["count"] == sum(output.finish_reason == "length" for output in outputs[:4])
     ratios = sorted((len(o.tokens) + 1) / len(o.source_tokens) for o in outputs if o.finish_reason != "empty_source")
-    usual = [Example(text, output.text) for text, output in zip(texts, outputs, strict=True) if text.strip()]
-    found = probes.median_length_ratio(
-        rnn, usual, [output for output in outputs if output.finish_reason != "empty_source"]
-    )
+    cases = [(Example(text, one.text), one) for text, one in zip(texts, outputs, strict=True) if text.strip()]
+    found = probes.median_length_ratio(rnn, cases)
     assert ratios[1] <= found <= ratios[2]
     with pytest.raises(UserError, match="all sources are blank"):
         run_probes(rnn, sources=["", " "])
@@ -466,7 +477,7 @@ def test_a_model_of_several_languages_needs_a_target_language() -> None:
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, False, "nfc", ["abcd"], ["abcd"], ["<to:de>", "<to:fr>"])
+    codec = learn_codec(part, part, False, "nfc", ["abcd"], ["abcd"], ["<to:de>", "<to:fr>"])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     pipeline = Pipeline(model, codec, config, torch.device("cpu"))
     with pytest.raises(UserError, match="de, fr; choose one"):

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.config.schema import Corpus
-from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference.pipeline import Pipeline, Prediction
 from dragoman.inspection.assessment import Assessment, assess, score_metric
 from dragoman.inspection.length_units import strip_eos
 from dragoman.inspection.views.quality import GZIP_RATIO, MAX_TRAINING_BYTES, count_training_tokens, quality_report
-from dragoman.text import codec as codecs
 
 SOURCES = ["a b", "a", "a c c", "b", "a a a a", "zebra a"]
 TARGETS = ["A B", "A", "A C C", "B", "A A A A", "Z A"]
@@ -126,15 +125,6 @@ def test_the_worst_come_first_whichever_way_a_metric_points() -> None:
     assert [entry["index"] for entry in quality_report({"one": one}, "exact")["worst"]] == [1, 2, 4, 5, 0, 3]
 
 
-def test_what_cannot_be_reported_is_refused_with_a_sentence() -> None:
-    with pytest.raises(UserError, match="no model"):
-        quality_report({})
-    with pytest.raises(UserError, match="did you mean 'exact'"):
-        quality_report({"one": GOOD}, "exat")
-    with pytest.raises(UserError, match="'two' was assessed on other pairs"):
-        quality_report({"one": GOOD, "two": assessment(["A"], ["a"])})
-
-
 # -- counts of training tokens -----------------------------------------------------------------------------------------
 
 
@@ -145,7 +135,7 @@ def build(*paths: Path | str) -> Pipeline:
     }
     config = configs.validate(value, "a test")
     part = config.tokenizer.source
-    codec = codecs.learn_codec(part, part, False, "nfc", ["abc"], ["x"], [])
+    codec = learn_codec(part, part, False, "nfc", ["abc"], ["x"], [])
     model = configs.build_model(config, len(codec.source), len(codec.target))
     return Pipeline(model, codec, config, torch.device("cpu"))
 

@@ -53,8 +53,8 @@ def test_each_step_has_the_distribution_after_its_beginning(kind: str, request: 
             assert step["entropy"] == pytest.approx(-(np.exp(log_p) * log_p).sum(), abs=1e-4)
             assert [one["id"] for one in step["top"]] == best.tolist()
             np.testing.assert_allclose([one["log_prob"] for one in step["top"]], log_p[best], atol=1e-5)
-            assert [one["token"] for one in step["top"]] == pipeline.codec.target_pieces(best.tolist())
-            assert step["token"] == pipeline.codec.target_pieces([step["id"]])[0]
+            assert [one["token"] for one in step["top"]] == pipeline.codec.target.pieces(best.tolist())
+            assert step["token"] == pipeline.codec.target.pieces([step["id"]])[0]
 
 
 def with_options(pipeline: Pipeline, **options: Any) -> Pipeline:

@@ -10,30 +10,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
-from dragoman.data.lines import MAX_LOCATIONS, OnError, ReadIssue, read_blocker
-from dragoman.data.quality.report import (
-    SEVERITIES,
-    Finding,
-    QualityReport,
-    Severity,
-    SideStatistics,
-    SplitStatistics,
-    format_count,
-)
+from dragoman.data.lines import MAX_LOCATIONS, OnError, format_count, read_blocker
+from dragoman.data.quality.report import SEVERITIES, Finding, QualityReport, Severity, SideStatistics, SplitStatistics
 from dragoman.data.quality.survey import SplitSurvey, TextStatistics, survey_split
 from dragoman.data.readers import spec_files
 from dragoman.data.readers.parallel import LineCountMismatch
+from dragoman.text.codec import Codec
 from dragoman.text.normalization import Form
-
-if TYPE_CHECKING:
-    from dragoman.text.codec import Codec
 
 LENGTH_LIMITS = (64, 128, 256, 512, 1024)
 FAST_CHECK_PAIRS = 200_000  # of each file that the fast check reads
@@ -66,30 +56,20 @@ def check_pairs(
 ) -> QualityReport:
     """Check the pairs of each split, and their overlap. Raises DataError only for a file that cannot be opened.
 
-    Texts are checked in the Unicode form of training. With a codec, lengths are counted in tokens,
-    unknown tokens are counted, and files of sources are read. The fast check reads the first
-    FAST_CHECK_PAIRS pairs of each file, without the codec; of longer parallel files it counts all
-    lines.
-
-    `on_train_example` receives every training example, so that one pass over the files can serve
-    two purposes; with on_error="stop" none after a line that cannot be read.
+    With a codec, tokens are counted and files of sources are read. The fast check reads the first
+    FAST_CHECK_PAIRS pairs of each file, without the codec. `on_train_example` receives every training
+    example, so that one pass serves two purposes; with on_error="stop" none after a bad line.
     """
     specs_by_split = {"train": _as_list(train), "valid": _as_list(valid), "test": _as_list(test)}
-    _check_readable(spec for specs in specs_by_split.values() for spec in specs)
-    splits = [
-        survey_split(
-            name,
-            specs,
-            columns,
-            normalization,
-            None if fast else codec,
-            FAST_CHECK_PAIRS if fast else None,
-            on_train_example if name == "train" else None,
-            on_error,
-        )
-        for name, specs in specs_by_split.items()
-        if specs
-    ]
+    for path in (path for specs in specs_by_split.values() for spec in specs for path in spec_files(spec)):
+        if reason := read_blocker(path):
+            raise DataError(reason, path)
+    codec, max_pairs = (None, FAST_CHECK_PAIRS) if fast else (codec, None)
+    splits = []
+    for name, specs in specs_by_split.items():
+        if specs:
+            on_example = on_train_example if name == "train" else None
+            splits.append(survey_split(name, specs, columns, normalization, codec, max_pairs, on_example, on_error))
     findings = [finding for split in splits for finding in _split_findings(split, limits)]
     for other in splits[1:]:
         if splits[0].name == "train":
@@ -99,31 +79,22 @@ def check_pairs(
 
 
 def _as_list(specs: str | Sequence[str]) -> list[str]:
-    """A list of specs, from one spec or several."""
     return [specs] if isinstance(specs, str) else list(specs)
 
 
-def _check_readable(specs: Iterable[str]) -> None:
-    """Raise DataError for the first file of some specs that cannot be read."""
-    for spec in specs:
-        for path in spec_files(spec):
-            if reason := read_blocker(path):
-                raise DataError(reason, path)
-
-
-# -- findings: of one split -----------------------------------------------------------------------------------------
-
-
 def _split_findings(split: SplitSurvey, limits: Sequence[int]) -> Iterator[Finding]:
-    """All findings of one split: read errors, empty files, issues, duplicates, lengths, unknown tokens."""
     name = split.name
     for error in split.read_errors:
         code = "sides" if isinstance(error, LineCountMismatch) else "unreadable"
         yield Finding("error", code, str(error), 1, (f"{error.file}:{error.line}",) if error.line else ())
     for spec in split.empty_files:
         yield Finding("error", "empty", f"{spec}: there is not one usable pair in it")
-    for read_issue in split.report:
-        yield _read_issue_finding(read_issue)
+    for issue in split.report:
+        detail = f"; the first: {issue.detail}" if issue.detail else ""
+        detail += f". {issue.remedy}" if issue.remedy else ""
+        message = f"{issue.file}: {issue.description}{detail}"
+        severity = READ_SEVERITIES.get(issue.kind, "error")
+        yield Finding(severity, issue.kind, message, issue.count, tuple(issue.locations))
     for code, issue in split.issues.items():
         severity, sentence = _ISSUE_SENTENCES[code]
         if code == "identical" and issue.count > COMMON_ISSUE_SHARE * split.pairs:
@@ -156,15 +127,6 @@ _ISSUE_SENTENCES: dict[str, tuple[Severity, str]] = {
 }
 
 
-def _read_issue_finding(issue: ReadIssue) -> Finding:
-    """The finding for an issue that a reader counted."""
-    severity = READ_SEVERITIES.get(issue.kind, "error")
-    detail = f"; the first: {issue.detail}" if issue.detail else ""
-    detail += f". {issue.remedy}" if issue.remedy else ""
-    message = f"{issue.file}: {issue.description}{detail}"
-    return Finding(severity, issue.kind, message, issue.count, tuple(issue.locations))
-
-
 def _repeated_rows(keys: np.ndarray) -> np.ndarray:
     """The rows whose key occurred in an earlier row, in order."""
     order = np.argsort(keys, kind="stable")
@@ -172,26 +134,26 @@ def _repeated_rows(keys: np.ndarray) -> np.ndarray:
     return np.sort(order[1:][again])
 
 
-def _locations(split: SplitSurvey, rows: np.ndarray) -> tuple[str, ...]:
-    """`file:line` of the first MAX_LOCATIONS of these rows."""
-    return tuple(split.location(int(row)) for row in rows[:MAX_LOCATIONS])
+def _row_findings(
+    split: SplitSurvey, code: str, rows: np.ndarray, total: int, what: str, *, warning_share: float
+) -> Iterator[Finding]:
+    """A finding for these rows of a split, if there are any: a warning if they exceed a share of the total."""
+    if len(rows):
+        severity: Severity = "warning" if len(rows) > warning_share * total else "notice"
+        message = f"{split.name}: {format_count(len(rows), 'pair', total)} {what}"
+        locations = tuple(split.location(int(row)) for row in rows[:MAX_LOCATIONS])
+        yield Finding(severity, code, message, len(rows), locations)
 
 
 def _duplicate_findings(split: SplitSurvey) -> Iterator[Finding]:
-    """Findings for pairs that repeat an earlier pair, and for sources with another target."""
     pairs, sources = np.array(split.pair_keys), np.array(split.source_keys)
     repeated = _repeated_rows(pairs)
-    if len(repeated):
-        severity: Severity = "warning" if len(repeated) > COMMON_ISSUE_SHARE * len(pairs) else "notice"
-        message = f"{split.name}: {format_count(len(repeated), 'pair', len(pairs))} repeating an earlier pair"
-        yield Finding(severity, "duplicates", message, len(repeated), _locations(split, repeated))
+    what = "repeating an earlier pair"
+    yield from _row_findings(split, "duplicates", repeated, len(pairs), what, warning_share=COMMON_ISSUE_SHARE)
     once = np.setdiff1d(np.arange(len(pairs)), repeated, assume_unique=True)
     other = once[_repeated_rows(sources[once])]
-    if len(other):
-        message = (
-            f"{split.name}: {format_count(len(other), 'pair', len(pairs))} giving an earlier source another target"
-        )
-        yield Finding("notice", "many-targets", message, len(other), _locations(split, other))
+    what = "giving an earlier source another target"
+    yield from _row_findings(split, "many-targets", other, len(pairs), what, warning_share=1.0)
 
 
 def _length_ratio_findings(split: SplitSurvey) -> Iterator[Finding]:
@@ -202,15 +164,12 @@ def _length_ratio_findings(split: SplitSurvey) -> Iterator[Finding]:
     middle = np.median(ratios)
     spread = 1.4826 * np.median(np.abs(ratios - middle))  # estimates the standard deviation
     far = np.flatnonzero(np.abs(ratios - middle) > max(OUTLIER_DEVIATIONS * spread, math.log(3)))
-    if len(far):
-        severity: Severity = "warning" if len(far) > WARNING_SHARE * len(ratios) else "notice"
-        usual = f"usually {math.exp(middle):.2f} target characters for one of the source"
-        message = f"{split.name}: {format_count(len(far), 'pair', len(ratios))} with an unusual length ratio ({usual})"
-        yield Finding(severity, "length-ratio", message, len(far), _locations(split, far))
+    usual = f"usually {math.exp(middle):.2f} target characters for one of the source"
+    what = f"with an unusual length ratio ({usual})"
+    yield from _row_findings(split, "length-ratio", far, len(ratios), what, warning_share=WARNING_SHARE)
 
 
 def _unknown_token_findings(split: SplitSurvey) -> Iterator[Finding]:
-    """A finding for each side with unknown tokens: their share, and the most frequent ones."""
     for side, texts in (("source", split.source), ("target", split.target)):
         if texts.unknown:
             share = texts.unknown / texts.tokens
@@ -220,7 +179,6 @@ def _unknown_token_findings(split: SplitSurvey) -> Iterator[Finding]:
 
 
 def _length_limit_findings(split: SplitSurvey, limits: Sequence[int]) -> Iterator[Finding]:
-    """A finding on how many pairs each length limit would drop, if any does."""
     dropped = {limit: n for limit, n in _dropped_by_limit(split, limits).items() if n}
     if dropped:
         parts = ", ".join(f"{limit:,}: {n:,} ({n / split.pairs:.1%})" for limit, n in dropped.items())
@@ -234,11 +192,7 @@ def _dropped_by_limit(split: SplitSurvey, limits: Sequence[int]) -> dict[int, in
 
 
 def _length_unit(split: SplitSurvey) -> Literal["tokens", "characters"]:
-    """The unit of a split's lengths: tokens with a codec, else characters."""
     return "characters" if split.codec is None else "tokens"
-
-
-# -- findings: between two splits -----------------------------------------------------------------------------------
 
 
 def _overlap_findings(train: SplitSurvey, other: SplitSurvey) -> Iterator[Finding]:
@@ -249,12 +203,8 @@ def _overlap_findings(train: SplitSurvey, other: SplitSurvey) -> Iterator[Findin
         ("overlap-pairs", pairs, "also in train"),
         ("overlap-sources", sources, "with a source of train"),
     ):
-        rows = np.flatnonzero(mask)
-        if len(rows):
-            message = (
-                f"{other.name}: {format_count(len(rows), 'pair', len(mask))} {what}; scores on them flatter the model"
-            )
-            yield Finding("warning", code, message, len(rows), _locations(other, rows))
+        what = f"{what}; scores on them flatter the model"
+        yield from _row_findings(other, code, np.flatnonzero(mask), len(mask), what, warning_share=0.0)
     for side, texts, train_texts in (("source", other.source, train.source), ("target", other.target, train.target)):
         if side == "source" and train.has_file_sources:
             continue
@@ -263,9 +213,6 @@ def _overlap_findings(train: SplitSurvey, other: SplitSurvey) -> Iterator[Findin
             named = ", ".join(map(repr, unseen[:MAX_EXAMPLES])) + (", …" if len(unseen) > MAX_EXAMPLES else "")
             message = f"{other.name}: {format_count(len(unseen), f'{side} character')} never seen in train: {named}"
             yield Finding("notice", f"unseen-{side}", message, len(unseen))
-
-
-# -- statistics -----------------------------------------------------------------------------------------------------
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:
@@ -279,7 +226,6 @@ def _quantile(histogram: Counter[int], share: float) -> int:
 
 
 def _side_statistics(texts: TextStatistics) -> SideStatistics:
-    """Total, median, 95th percentile and longest length in characters, and the number of distinct ones."""
     return SideStatistics(
         characters=sum(length * n for length, n in texts.lengths.items()),
         median=_quantile(texts.lengths, 0.5),
@@ -290,7 +236,6 @@ def _side_statistics(texts: TextStatistics) -> SideStatistics:
 
 
 def _split_statistics(split: SplitSurvey, limits: Sequence[int]) -> SplitStatistics:
-    """The number of pairs, the statistics of both sides, and how many pairs each limit would drop."""
     return SplitStatistics(
         split.pairs,
         _side_statistics(split.source),

@@ -7,9 +7,11 @@ A finding is one kind of issue, however often it occurs, with the file and line 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Literal
+
+from dragoman.data.lines import format_count
 
 Severity = Literal["error", "warning", "notice"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "notice")
@@ -62,42 +64,23 @@ class QualityReport:
 
     def as_json(self) -> dict[str, object]:
         """The report as JSON values, with `ok`."""
-        return {
-            "ok": self.ok,
-            "findings": [asdict(finding) | {"locations": list(finding.locations)} for finding in self.findings],
-            "statistics": {
-                name: asdict(one) | {"dropped": {str(limit): n for limit, n in one.dropped.items()}}
-                for name, one in self.statistics.items()
-            },
-        }
+        return {"ok": self.ok, **asdict(self)}
 
     def render(self) -> str:
         """The report as plain text for a terminal."""
-        return "\n".join([*_render_statistics(self.statistics), *_render_findings(self.findings)])
+        return "\n".join(self._lines())
 
-
-def _render_statistics(statistics: dict[str, SplitStatistics]) -> Iterator[str]:
-    """Lines of text: for each split its pairs, and lengths and characters of both sides."""
-    for name, one in statistics.items():
-        yield f"{name}: {format_count(one.pairs, 'pair')}"
-        for label, side in (("source", one.source), ("target", one.target)):
-            lengths = f"median {side.median:,}, 95 % {side.percentile_95:,}, longest {side.longest:,}"
-            yield f"  {label}  {side.characters:,} characters, {side.distinct:,} distinct; length: {lengths}"
-
-
-def _render_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines of text: each finding with its locations, then how many there are of each severity."""
-    yield ""
-    for finding in findings:
-        yield f"{finding.severity:<8} {finding.message}  [{finding.code}]"
-        if finding.locations:
-            more = ", …" if finding.count > len(finding.locations) else ""
-            yield f"         at {', '.join(finding.locations)}{more}"
-    counts = [format_count(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES]
-    yield ", ".join(counts)
-
-
-def format_count(count: int, what: str, total: int = 0) -> str:
-    """`1 pair`, `1,200 pairs`, followed by their share of a total if one is given."""
-    share = f" ({count / total:.1%})" if total else ""
-    return f"{count:,} {what}{'' if count == 1 else 's'}{share}"
+    def _lines(self) -> Iterator[str]:
+        for name, one in self.statistics.items():
+            yield f"{name}: {format_count(one.pairs, 'pair')}"
+            for label, side in (("source", one.source), ("target", one.target)):
+                lengths = f"median {side.median:,}, 95 % {side.percentile_95:,}, longest {side.longest:,}"
+                yield f"  {label}  {side.characters:,} characters, {side.distinct:,} distinct; length: {lengths}"
+        yield ""
+        for finding in self.findings:
+            yield f"{finding.severity:<8} {finding.message}  [{finding.code}]"
+            if finding.locations:
+                more = ", …" if finding.count > len(finding.locations) else ""
+                yield f"         at {', '.join(finding.locations)}{more}"
+        severities = [finding.severity for finding in self.findings]
+        yield ", ".join(format_count(severities.count(severity), severity) for severity in SEVERITIES)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import UNK, Example
-from dragoman.data.lines import MAX_LOCATIONS, OnError, ReadReport, count_lines
+from dragoman.data.lines import Issue, OnError, ReadReport, count_lines
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.text.normalization import Form, normalize
 
@@ -31,22 +31,6 @@ if TYPE_CHECKING:
 
 MAX_COMPARED_PAIRS = 10_000_000  # of a split: 240 MB
 MAX_UNKNOWN_TEXTS = 100_000  # distinct ones that are counted
-
-
-@dataclass
-class IssueCount:
-    """How often an issue occurs, its first locations, and details of the first one."""
-
-    count: int = 0
-    locations: list[str] = field(default_factory=list)
-    detail: str = ""
-
-    def add(self, example: Example, detail: str = "") -> None:
-        """Count the issue in an example; keep the first locations and the first detail."""
-        self.count += 1
-        self.detail = self.detail or detail
-        if len(self.locations) < MAX_LOCATIONS:
-            self.locations.append(f"{example.file}:{example.line}")
 
 
 @dataclass
@@ -86,7 +70,7 @@ class SplitSurvey:
         self.partly_read: list[str] = []  # files of which only the beginning was read
         self.source, self.target = TextStatistics(), TextStatistics()
         self.lengths: Counter[int] = Counter()  # of the longer side, in tokens or characters
-        self.issues: dict[str, IssueCount] = {}
+        self.issues: dict[str, Issue] = {}
         # One entry for each pair without a blank side:
         self.pair_keys, self.source_keys = array("Q"), array("Q")
         self.ratios, self.lines = array("f"), array("I")
@@ -99,45 +83,44 @@ class SplitSurvey:
 
     def add_issue(self, code: str, example: Example, detail: str = "") -> None:
         """Count the issue `code` in an example."""
-        self.issues.setdefault(code, IssueCount()).add(example, detail)
+        self.issues.setdefault(code, Issue(code, detail=detail)).add(example.file, example.line)
 
     def add(self, example: Example) -> None:
         """Add a pair to the statistics, and count its issues."""
         self.pairs_read += 1
         if example.source_truncated:
             return  # training leaves it out, and the readers have reported it
-        source, target = example.source, example.target
-        blank = (not source.strip(), target is not None and not target.strip())
+        blank = (not example.source.strip(), example.target is not None and not example.target.strip())
         if any(blank):
-            self.add_issue(
-                {(True, True): "blank-pair", (True, False): "blank-source"}.get(blank, "blank-target"), example
-            )
+            side = {(True, True): "pair", (True, False): "source"}.get(blank, "target")
+            self.add_issue(f"blank-{side}", example)
             return
         self.pairs += 1
-        source = normalize(source, self.form)
+        source, second, target = (
+            normalize(text, self.form) for text in (example.source, example.second_source, example.target or "")
+        )
         self.source.add(source)
-        if target is not None:
-            target = normalize(target, self.form)
+        if example.target is not None:
             self.target.add(target)
             if source == target:
                 self.add_issue("identical", example)
-        if (source, target) != (example.source, example.target):
+        if (source, target) != (example.source, example.target or ""):
             self.add_issue(f"not-{self.form}", example)
-        self.lengths[self._length(example)] += 1
+        self.lengths[self._length(example, source, second, target)] += 1
         if len(self.lines) < MAX_COMPARED_PAIRS:
-            self._add_keys(example)
+            self._add_keys(example, source, second, target)
 
-    def _length(self, example: Example) -> int:
+    def _length(self, example: Example, source: str, second: str, target: str) -> int:
         """The longest side's length, in tokens with a codec, else in characters; files have 0. Counts tokens, too."""
-        source, target, codec = example.source, example.target or "", self.codec
+        codec = self.codec
         if codec is None:
-            return max(len(normalize(source, self.form)), len(normalize(target, self.form)))
+            return max(len(source), len(target))
         sources = [(source, codec.encode_source, codec.modality is None)]
         if codec.second_source is not None:
-            sources.append((example.second_source, codec.encode_second_source, codec.second_source == "text"))
+            sources.append((second, codec.encode_second_source, codec.second_source == "text"))
         lengths = [self._count_tokens(text, encode, is_text, example) for text, encode, is_text in sources]
-        ids = codec.encode_target(target)
-        self.target.add_tokens(normalize(target, self.form), ids, codec.target)
+        ids = codec.encode_target(example.target or "")
+        self.target.add_tokens(target, ids, codec.target)
         return max(*lengths, len(ids))
 
     def _count_tokens(self, text: str, encode: Callable[[Example], SourceIds], is_text: bool, example: Example) -> int:
@@ -150,16 +133,12 @@ class SplitSurvey:
         if not isinstance(ids, list):
             return 0
         assert self.codec is not None
-        self.source.add_tokens(normalize(text, self.form), ids, self.codec.source)
+        self.source.add_tokens(text, ids, self.codec.source)
         return len(ids)
 
-    def _add_keys(self, example: Example) -> None:
-        """Keep the hashes, length ratio and line of a pair."""
+    def _add_keys(self, example: Example, source: str, second: str, target: str) -> None:
         if not self.files or self.files[-1][1] != example.file:
             self.files.append((len(self.lines), example.file))
-        source, second, target = (
-            normalize(text, self.form) for text in (example.source, example.second_source, example.target or "")
-        )
         key = f"{example.source_lang}\n{example.target_lang}\n{_collapse_spaces(source)}"
         if second:  # the same question about another picture is another source
             key += f"\n{_collapse_spaces(second)}"
@@ -175,12 +154,10 @@ class SplitSurvey:
 
 
 def _collapse_spaces(text: str) -> str:
-    """The text with single spaces, for comparison."""
     return " ".join(text.split())
 
 
 def _hash_text(text: str) -> int:
-    """A 64-bit hash of a text, the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

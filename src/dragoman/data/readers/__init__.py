@@ -5,22 +5,21 @@
     pairs.jsonl              one JSON object on each line
 
 Each may end with `.gz`; "-" is the standard input. A new format is a new file in this folder: a
-class with the methods of PairReader, registered under its name. Its parser raises BadLine for a
-line that cannot be used; `parse_examples` then stops with file and line, or skips and counts the
-line.
+PairReader, registered under its name. Its parser raises BadLine for a line that cannot be used;
+reading then stops with file and line, or skips and counts the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.registry import Registry
 from dragoman.core.types import Example
-from dragoman.data.lines import BadLine, Line, OnError, ReadReport, reject_line
+from dragoman.data.lines import BadLine, Line, OnError, ReadReport, read_lines, reject_line
 
 COLUMN_NAMES = ("source", "second_source", "target", "source_lang", "target_lang", "-")
 FALLBACK_READER = "tsv"  # the last choice: it accepts any file
@@ -48,36 +47,63 @@ class ReadOptions:
             raise UserError(f"columns: {list(self.columns)} names neither 'source' nor 'target'")
 
 
-class PairReader(Protocol):
-    """One format of pairs."""
+class PairReader:
+    """One format of pairs: by default, each line of one file is a pair. Subclasses parse the line."""
 
     def accepts(self, spec: str) -> bool:
         """Whether this reader reads a spec, judged by its form alone."""
-        ...
+        return True
 
     def files(self, spec: str) -> list[Path]:
         """The files that a spec names."""
-        ...
+        return [Path(spec)]
+
+    def parse_pair(self, line: Line, file: str, options: ReadOptions) -> Example:
+        """The pair on a line, with the name of its file for messages; BadLine if it cannot be used."""
+        raise NotImplementedError
+
+    def parse_source(self, line: Line, file: str, options: ReadOptions) -> Example:
+        """The source on a line of a file to predict from."""
+        return self.parse_pair(line, file, options)
 
     def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
         """The pairs of a spec; bad lines are left out."""
-        ...
+        return _parse_lines(spec, None, self.parse_pair, options, keep_bad_lines=False)
 
     def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
-        """The sources of a spec or stream, exactly one for each line."""
-        ...
+        """The sources of a spec or stream that messages call `name`, exactly one for each line, empty for a bad one."""
+        return _parse_lines(spec, name, self.parse_source, options, keep_bad_lines=True)
+
+
+def _parse_lines(
+    spec: str | IO[bytes],
+    name: str | None,
+    parse: Callable[[Line, str, ReadOptions], Example],
+    options: ReadOptions,
+    *,
+    keep_bad_lines: bool,
+) -> Iterator[Example]:
+    file = name or (spec if isinstance(spec, str) and spec != "-" else "<stdin>")
+    for line in read_lines(spec, name=file, on_error=options.on_error, report=options.report):
+        if not line.error:
+            try:
+                example = parse(line, file, options)
+            except BadLine as bad:
+                reject_line(bad, file, line.number, options.on_error, options.report)
+            else:
+                yield example
+                continue
+        if keep_bad_lines:
+            yield Example("", file=file, line=line.number, source_truncated=line.is_truncated)
 
 
 readers: Registry[PairReader] = Registry("reader", __name__)
 
 
 def find_reader(spec: str) -> PairReader:
-    """The first reader that accepts a spec, TSV last; UserError if none does."""
-    for name in sorted(readers.names, key=lambda name: name == FALLBACK_READER):
-        reader = readers[name]()
-        if reader.accepts(spec):
-            return reader
-    raise UserError(f"'{spec}': no reader accepts this (there is {', '.join(readers.names)})")
+    """The first reader that accepts a spec; TSV, which accepts any, comes last."""
+    every = (readers[name]() for name in sorted(readers.names, key=lambda name: name == FALLBACK_READER))
+    return next(reader for reader in every if reader.accepts(spec))
 
 
 def read_pairs(
@@ -90,9 +116,7 @@ def read_pairs(
 ) -> Iterator[Example]:
     """The pairs of a file of any format, in order, each with file and line.
 
-    With `extra_targets`, all columns after the named ones are further references. An overlong line
-    gives an Example with `source_truncated`. With on_error="skip" bad lines are left out and
-    counted in the report.
+    With `extra_targets`, columns after the named ones are further references. Lines that are skipped are counted.
     """
     options = ReadOptions(tuple(columns), extra_targets, on_error, ReadReport() if report is None else report)
     return find_reader(str(spec)).read_pairs(str(spec), options)
@@ -111,28 +135,8 @@ def spec_files(spec: str | Path) -> list[Path]:
     return [path for path in find_reader(str(spec)).files(str(spec)) if str(path) != "-"]
 
 
-# -- for the readers themselves ------------------------------------------------------------------------------------
-
-
 def split_spec(spec: str) -> list[str]:
     """The comma-separated paths of a spec; an existing file may have a comma in its name."""
     if "," not in spec or Path(spec).exists():
         return [spec]
     return [side.strip() for side in spec.split(",")]
-
-
-def parse_examples(
-    lines: Iterable[Line], parse: Callable[[Line], Example], file: str, options: ReadOptions, keep_bad_lines: bool
-) -> Iterator[Example]:
-    """Parse each line to an Example; bad lines are left out, or become empty ones with keep_bad_lines."""
-    for line in lines:
-        if not line.error:
-            try:
-                example = parse(line)
-            except BadLine as bad:
-                reject_line(bad, file, line.number, options.on_error, options.report)
-            else:
-                yield example
-                continue
-        if keep_bad_lines:
-            yield Example("", file=file, line=line.number, source_truncated=line.is_truncated)

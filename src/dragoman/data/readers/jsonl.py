@@ -11,78 +11,57 @@ Other keys are ignored. As in any file, a line break inside a text becomes a spa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
 from dragoman.core.errors import did_you_mean
 from dragoman.core.types import Example
-from dragoman.data.lines import SEPARATORS, SURROGATES, BadLine, Line, read_lines, replace_separators
-from dragoman.data.readers import ReadOptions, parse_examples, readers, split_spec
-from dragoman.data.readers.tsv import display_name, drop_blank_references
+from dragoman.data.lines import SEPARATORS, BadLine, Line, replace_separators
+from dragoman.data.readers import PairReader, ReadOptions, readers, split_spec
+from dragoman.data.readers.tsv import drop_blank_references
+from dragoman.text.normalization import SURROGATES
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 REMEDY = 'Write one object on each line, such as {"source": "…", "target": "…"}'
 
 
 @readers.register("jsonl")
-class JSONLines:
+class JSONLines(PairReader):
     """One JSON object on each line, with source, target and languages."""
 
     def accepts(self, spec: str) -> bool:
-        """Whether a spec ends with .jsonl, .ndjson or .json, with or without .gz."""
         return len(split_spec(spec)) == 1 and spec.lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
-    def files(self, spec: str) -> list[Path]:
-        """The one file that a spec names."""
-        return [Path(spec)]
-
-    def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
-        """The pairs of a file; bad lines are left out."""
-        return self._read(spec, None, options, keep=False)
-
-    def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
-        """The sources of a file or stream, one for each line, empty for a bad one."""
-        return self._read(spec, name, options, keep=True)
-
-    def _read(self, spec: str | IO[bytes], name: str | None, options: ReadOptions, keep: bool) -> Iterator[Example]:
-        """One Example for each line of a file or stream; with `keep`, bad lines become empty ones."""
-        file = display_name(spec, name)
-        lines = read_lines(spec, name=file, on_error=options.on_error, report=options.report)
-        return parse_examples(lines, lambda line: parse_pair(line, file, options), file, options, keep)
-
-
-def parse_pair(line: Line, file: str, options: ReadOptions) -> Example:
-    """Parse the JSON object of a line to an Example. A blank or truncated line gives an empty pair."""
-    columns = options.columns
-    if line.is_truncated or not line.text.strip():
+    def parse_pair(self, line: Line, file: str, options: ReadOptions) -> Example:
+        columns = options.columns
+        if line.is_truncated or not line.text.strip():
+            return Example(
+                "", "" if "target" in columns else None, file=file, line=line.number, source_truncated=line.is_truncated
+            )
+        value = parse_object(line.text)
+        key = "text" if "text" in value and "source" not in value and "target" not in columns else "source"
+        source = _text_value(value, key, line.text) if "source" in columns else ""
+        # Without targets, every source of the object is read.
+        has_second = "second_source" in columns or ("second_source" in value and "target" not in columns)
+        second = _text_value(value, "second_source", line.text) if has_second else ""
+        targets = _targets(value, line.text) if "target" in columns else []
+        languages = [
+            (_text_value(value, key, line.text) or None) if value.get(key) is not None else None
+            for key in ("source_lang", "target_lang")
+        ]
+        several = options.extra_targets or isinstance(value.get("target"), list)
+        if any(text and SEPARATORS.search(text) for text in (source, second, *targets)):
+            options.report.add("separators", file, line.number)
         return Example(
-            "", "" if "target" in columns else None, file=file, line=line.number, source_truncated=line.is_truncated
+            replace_separators(source),
+            replace_separators(targets[0]) if targets else None,
+            languages[0],
+            languages[1],
+            file,
+            line.number,
+            references=drop_blank_references([replace_separators(text) for text in targets])
+            if several and targets
+            else (),
+            second_source=replace_separators(second),
         )
-    value = parse_object(line.text)
-    key = "text" if "text" in value and "source" not in value and "target" not in columns else "source"
-    source = _text_value(value, key, line.text) if "source" in columns else ""
-    # Without targets, every source of the object is read.
-    has_second = "second_source" in columns or ("second_source" in value and "target" not in columns)
-    second = _text_value(value, "second_source", line.text) if has_second else ""
-    targets = _targets(value, line.text) if "target" in columns else []
-    languages = [
-        (_text_value(value, key, line.text) or None) if value.get(key) is not None else None
-        for key in ("source_lang", "target_lang")
-    ]
-    several = options.extra_targets or isinstance(value.get("target"), list)
-    if any(text and SEPARATORS.search(text) for text in (source, second, *targets)):
-        options.report.add("separators", file, line.number)
-    return Example(
-        replace_separators(source),
-        replace_separators(targets[0]) if targets else None,
-        languages[0],
-        languages[1],
-        file,
-        line.number,
-        references=drop_blank_references([replace_separators(text) for text in targets]) if several and targets else (),
-        second_source=replace_separators(second),
-    )
 
 
 def parse_object(text: str) -> dict[str, object]:
@@ -101,7 +80,6 @@ def parse_object(text: str) -> dict[str, object]:
 
 
 def _targets(value: dict[str, object], line: str) -> list[str]:
-    """The targets of an object: a text or a list of texts; BadLine if they are missing, empty or no texts."""
     target = value.get("target")
     if not isinstance(target, list):
         return [_text_value(value, "target", line)]
@@ -113,7 +91,6 @@ def _targets(value: dict[str, object], line: str) -> list[str]:
 
 
 def _text_value(value: dict[str, object], key: str, line: str) -> str:
-    """The text under a key of an object; BadLine if it is missing or no text."""
     if key not in value:
         raise BadLine("json", f"the key '{key}' is missing{did_you_mean(key, value).removesuffix('?')}", REMEDY)
     return _check_text(value[key], key, line)
@@ -139,6 +116,5 @@ def _key_location(key: str, line: str) -> str:
 
 
 def _json_type(value: object) -> str:
-    """What a JSON value is, in words: "an object", "a list", …"""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

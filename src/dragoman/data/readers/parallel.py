@@ -22,7 +22,7 @@ import numpy as np
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.data.lines import read_lines
-from dragoman.data.readers import ReadOptions, readers, split_spec
+from dragoman.data.readers import PairReader, ReadOptions, readers, split_spec
 
 MAX_LENGTHS_KEPT = 4_000_000  # lines whose lengths are kept
 
@@ -32,15 +32,13 @@ class LineCountMismatch(DataError):
 
 
 @readers.register("parallel")
-class Parallel:
+class Parallel(PairReader):
     """Two aligned files: source.txt,target.txt."""
 
     def accepts(self, spec: str) -> bool:
-        """Whether a spec has several comma-separated paths."""
         return len(split_spec(spec)) > 1
 
     def files(self, spec: str) -> list[Path]:
-        """The source file and the target file."""
         return [Path(side) for side in source_and_target_paths(spec)]
 
     def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
@@ -65,7 +63,6 @@ class Parallel:
             raise _line_count_error(files, counts, lengths)
 
     def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
-        """Always raise DataError: the sources are a file of their own."""
         raise DataError(
             "these are pairs; give the file with the sources alone", spec if isinstance(spec, str) else name
         )
@@ -92,7 +89,6 @@ def find_misalignment(longer: np.ndarray, shorter: np.ndarray, k: int) -> int:
 def _line_count_error(
     files: tuple[str, str], counts: list[int], lengths: tuple[array[int], array[int]]
 ) -> LineCountMismatch:
-    """An error with both counts and the likely line of the misalignment."""
     long = 0 if counts[0] > counts[1] else 1
     short, k = 1 - long, abs(counts[0] - counts[1])
     numbers = " and ".join(f"{file} has {count:,} lines" for file, count in zip(files, counts, strict=True))

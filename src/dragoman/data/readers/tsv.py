@@ -9,71 +9,44 @@ columns = (source, target, target)              photo.jpg ⇥ a red square ⇥ a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
-
 from dragoman.core.types import Example
-from dragoman.data.lines import BadLine, Line, read_lines
-from dragoman.data.readers import ReadOptions, parse_examples, readers
+from dragoman.data.lines import BadLine, Line
+from dragoman.data.readers import PairReader, ReadOptions, readers
 
 MULTI_TARGET_HINT = 'if the number of targets varies, write JSON lines with lists, {"source": "…", "target": ["…"]}'
 
 
 @readers.register("tsv")
-class TSV:
+class TSV(PairReader):
     """Tab-separated columns, one pair on each line."""
 
-    def accepts(self, spec: str) -> bool:
-        """True, whatever the spec: any file may be TSV."""
-        return True
+    def parse_pair(self, line: Line, file: str, options: ReadOptions) -> Example:
+        # A blank line gives an empty pair; a truncated one may lack its last columns.
+        fields, names = line.text.split("\t"), options.columns
+        if len(fields) != len(names):
+            if line.is_truncated or not line.text.strip():
+                fields = [*fields, *[""] * len(names)][: len(names)]
+            elif not (options.extra_targets and len(fields) >= min_columns(names)):
+                raise _column_count_error(len(fields) - 1, names)
+        if names == ("source", "target") and not options.extra_targets:  # the common case, for speed
+            return Example(fields[0], fields[1], None, None, file, line.number, line.is_truncated)
+        by_name = dict(zip(names, fields, strict=False))
+        targets = [text for name, text in zip(names, fields, strict=False) if name == "target"]
+        several = options.extra_targets or len(targets) > 1
+        return Example(
+            by_name.get("source", ""),
+            targets[0] if targets else None,
+            by_name.get("source_lang") or None,
+            by_name.get("target_lang") or None,
+            file,
+            line.number,
+            line.is_truncated,
+            drop_blank_references(targets + fields[len(names) :]) if several else (),
+            by_name.get("second_source", ""),
+        )
 
-    def files(self, spec: str) -> list[Path]:
-        """The one file that a spec names."""
-        return [Path(spec)]
-
-    def read_pairs(self, spec: str, options: ReadOptions) -> Iterator[Example]:
-        """The pairs of a file; bad lines are left out."""
-        file = display_name(spec, None)
-        lines = read_lines(spec, name=file, on_error=options.on_error, report=options.report)
-        return parse_examples(lines, lambda line: parse_pair(line, file, options), file, options, keep_bad_lines=False)
-
-    def read_sources(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Example]:
-        """The sources of a file or stream, one for each line: the whole line."""
-        file = display_name(spec, name)
-        for line in read_lines(spec, name=file, on_error=options.on_error, report=options.report):
-            yield Example(line.text, file=file, line=line.number, source_truncated=line.is_truncated)
-
-
-def display_name(spec: str | IO[bytes], name: str | None) -> str:
-    """The name of a file or stream in messages: `name`, else the path, else "<stdin>"."""
-    return name or (spec if isinstance(spec, str) and spec != "-" else "<stdin>")
-
-
-def parse_pair(line: Line, file: str, options: ReadOptions) -> Example:
-    """Parse the columns of a line. A blank line gives an empty pair; a truncated one may lack its last columns."""
-    fields, names = line.text.split("\t"), options.columns
-    if len(fields) != len(names):
-        if line.is_truncated or not line.text.strip():
-            fields = [*fields, *[""] * len(names)][: len(names)]
-        elif not (options.extra_targets and len(fields) >= min_columns(names)):
-            raise _column_count_error(len(fields) - 1, names)
-    if names == ("source", "target") and not options.extra_targets:  # the common case, for speed
-        return Example(fields[0], fields[1], None, None, file, line.number, line.is_truncated)
-    by_name = dict(zip(names, fields, strict=False))
-    targets = [text for name, text in zip(names, fields, strict=False) if name == "target"]
-    several = options.extra_targets or len(targets) > 1
-    return Example(
-        by_name.get("source", ""),
-        targets[0] if targets else None,
-        by_name.get("source_lang") or None,
-        by_name.get("target_lang") or None,
-        file,
-        line.number,
-        line.is_truncated,
-        drop_blank_references(targets + fields[len(names) :]) if several else (),
-        by_name.get("second_source", ""),
-    )
+    def parse_source(self, line: Line, file: str, options: ReadOptions) -> Example:
+        return Example(line.text, file=file, line=line.number, source_truncated=line.is_truncated)  # with its tabs
 
 
 def drop_blank_references(targets: list[str]) -> tuple[str, ...]:
@@ -90,7 +63,6 @@ def min_columns(names: tuple[str, ...]) -> int:
 
 
 def _column_count_error(tabs: int, names: tuple[str, ...]) -> BadLine:
-    """The BadLine for a line with the wrong number of tabs, with the remedy that fits."""
     expected = len(names) - 1
     actual = "no tab" if tabs == 0 else "1 tab" if tabs == 1 else f"{tabs} tabs"
     problem = f"found {actual}, expected {expected} (the columns are {', '.join(names)})"

@@ -6,10 +6,7 @@
 
 Objects have a shape, a color and a corner (or a direction). Every test is about a combination of
 three that is in no training image, although each two of the three are: a model that memorizes
-images fails. (With a shape and a color that are never seen together, models learn just that: they
-passed 5 to 30 % of such tests.)
-
-The files are `pictures.zip` and train.tsv, valid.tsv and test.tsv; the names in them are members of the archive.
+images fails. The names in train.tsv, valid.tsv and test.tsv are members of `pictures.zip`.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.core.errors import MissingExtra
 from dragoman.data.samples import synthetic
 from dragoman.data.samples.synthetic import SplitName
+from dragoman.modalities.image import import_pillow
 
 SHAPES = ("square", "bar", "pole")
 COLORS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 205, 40)}
@@ -50,9 +47,6 @@ class SceneItem(NamedTuple):
 
     files: dict[str, Picture]
     lines: Sequence[tuple[str, ...]]
-
-
-# -- drawing -----------------------------------------------------------------------------------------------------------
 
 
 def render(objects: Sequence[SceneObject], pixels: int, rng: np.random.Generator) -> Picture:
@@ -94,9 +88,6 @@ def sample_combination(split: SplitName, rng: np.random.Generator) -> tuple[str,
     return SHAPES[shape], list(COLORS)[color], third
 
 
-# -- the tasks: a number, a split and a generator → an item ------------------------------------------------------------
-
-
 def make_questions(number: int, split: SplitName, pixels: int, rng: np.random.Generator) -> SceneItem:
     """An image of two objects that differ in shape, color and corner, with questions; in tests, about the new one."""
     first, other, name = sample_combination(split, rng), sample_combination("train", rng), f"{split}/{number}.png"
@@ -117,11 +108,8 @@ def make_labels(number: int, split: SplitName, pixels: int, rng: np.random.Gener
 def make_clip(number: int, split: SplitName, pixels: int, rng: np.random.Generator) -> SceneItem:
     """Four to six frames of an object that crosses the image, with a caption and its direction as label."""
     shape, color, way = sample_combination(split, rng)
-    one, name, direction = (
-        place_in_corner(shape, color, int(rng.integers(4)), rng),
-        f"{split}/{number}",
-        list(DIRECTIONS)[way],
-    )
+    one = place_in_corner(shape, color, int(rng.integers(4)), rng)
+    name, direction = f"{split}/{number}", list(DIRECTIONS)[way]
     (dx, dy), count = DIRECTIONS[direction], int(rng.integers(4, 7))
     files = {}
     for i, far in enumerate(np.linspace(-0.3, 0.3, count)):
@@ -132,9 +120,6 @@ def make_clip(number: int, split: SplitName, pixels: int, rng: np.random.Generat
 
 SceneTask = Callable[[int, SplitName, int, np.random.Generator], SceneItem]
 TASKS: dict[str, SceneTask] = {"questions": make_questions, "labels": make_labels, "clips": make_clip}
-
-
-# -- as files ----------------------------------------------------------------------------------------------------------
 
 
 def generate(task: str, split: SplitName, count: int, seed: int, pixels: int = 32) -> Iterator[SceneItem]:
@@ -160,10 +145,6 @@ def write_dataset(folder: str | Path, task: str, counts: dict[SplitName, int], s
 
 def encode_png(picture: Picture) -> bytes:
     """The picture as the bytes of a PNG file; MissingExtra without pillow."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("pillow", "image", "drawing pictures") from None
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    import_pillow().Image.fromarray(picture).save(file, "PNG")
     return file.getvalue()

@@ -1,8 +1,5 @@
-"""Synthetic tasks: any number of pairs, from a seed and nothing else.
+"""Synthetic pairs: any number of them, from a seed and nothing else.
 
-    copy       c a b → c a b        letters from the first `symbols` of the alphabet, 1 to `max_length` of them
-    reverse    c a b → b a c
-    sort       c a b → a b c
     dates      Sat 5 Jan 2019 → 2019-01-05        every day from 1900 to 2099, written in many ways
 
 No date is ambiguous: a date in digits is day, month, year (5/1/2019 is the fifth of January),
@@ -19,17 +16,16 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-import string
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Literal
 
 from dragoman.core import files
-from dragoman.core.errors import DataError, did_you_mean
+from dragoman.core.errors import DataError
 
 Pair = tuple[str, str]
-Task = Callable[[random.Random, int, int], Pair]  # generator, symbols, max_length → source, target
+Task = Callable[[random.Random], Pair]  # a random source and its target
 SplitName = Literal["train", "valid", "test"]
 
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
@@ -73,37 +69,8 @@ PATTERNS = (
 )
 
 
-# -- letters -----------------------------------------------------------------------------------------------------------
-
-
-def copy(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """A (source, target) pair: 1 to max_length random letters, and the same letters."""
-    letters = _letters(rng, symbols, max_length)
-    return " ".join(letters), " ".join(letters)
-
-
-def reverse(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """A (source, target) pair: 1 to max_length random letters, and the letters in reverse order."""
-    letters = _letters(rng, symbols, max_length)
-    return " ".join(letters), " ".join(reversed(letters))
-
-
-def sort(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """A (source, target) pair: 1 to max_length random letters, and the letters in alphabetical order."""
-    letters = _letters(rng, symbols, max_length)
-    return " ".join(letters), " ".join(sorted(letters))
-
-
-def _letters(rng: random.Random, symbols: int, max_length: int) -> list[str]:
-    """1 to `max_length` random letters from the first `symbols` of the alphabet."""
-    return [rng.choice(string.ascii_lowercase[:symbols]) for _ in range(rng.randint(1, max_length))]
-
-
-# -- dates -------------------------------------------------------------------------------------------------------------
-
-
-def dates(rng: random.Random, symbols: int, max_length: int) -> Pair:
-    """A date as people write it → the ISO form; symbols and max_length are ignored."""
+def dates(rng: random.Random) -> Pair:
+    """A date as people write it → the ISO form."""
     day = FIRST + timedelta(days=rng.randint(0, (LAST - FIRST).days))
     pattern = rng.choice([pattern for pattern in PATTERNS if is_unambiguous(pattern, day)])
     return _vary_writing(rng, format_date(day, pattern)), day.isoformat()
@@ -136,7 +103,6 @@ def format_date(day: date, pattern: str) -> str:
 
 
 def _ordinal_suffix(number: int) -> str:
-    """1st 2nd 3rd 4th … 11th 12th 13th … 21st."""
     return "th" if number // 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
@@ -154,22 +120,14 @@ def _vary_writing(rng: random.Random, text: str) -> str:
     return text
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
-
-TASKS: dict[str, Task] = {"copy": copy, "reverse": reverse, "sort": sort, "dates": dates}
-
-
-def generate_pairs(
-    task: str, count: int, seed: int, *, split: SplitName = "train", symbols: int = 8, max_length: int = 20
-) -> list[Pair]:
+def generate_pairs(task: Task, count: int, seed: int, *, split: SplitName = "train") -> list[Pair]:
     """`count` pairs of one split; sources repeat only when there are no new ones."""
-    _check_task(task, symbols, max_length)
     rng = random.Random(seed)
     pairs: list[Pair] = []
     seen: set[str] = set()
     only_new, misses = True, 0  # misses: consecutive draws that were rejected
     while len(pairs) < count:
-        source, target = TASKS[task](rng, symbols, max_length)
+        source, target = task(rng)
         if split_of_target(target) == split and not (only_new and source in seen):
             pairs.append((source, target))
             seen.add(source)
@@ -178,18 +136,20 @@ def generate_pairs(
         misses += 1
         if misses == MAX_MISSES:
             if not pairs:
-                raise DataError(
-                    f"the task '{task}' with {symbols} symbols and lengths up to {max_length} has no pair for "
-                    f"the split '{split}'. Use more symbols or a larger length."
-                )
+                raise DataError(f"of {MAX_MISSES:,} random pairs, none is for the split '{split}'")
             only_new, misses = False, 0
     return pairs
 
 
 def split_of_target(target: str) -> SplitName:
     """The split of every pair with this target, on any machine and for any seed."""
-    bucket = int.from_bytes(hashlib.sha256(target.encode()).digest()[:8], "big") % 100
+    bucket = hash_bucket(target)
     return "test" if bucket < 10 else "valid" if bucket < 15 else "train"
+
+
+def hash_bucket(text: str) -> int:
+    """A number from 0 to 99 that depends on a text alone, on any machine."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 100
 
 
 def write_tsv(path: str | Path, rows: Iterable[Sequence[str]]) -> None:
@@ -197,13 +157,3 @@ def write_tsv(path: str | Path, rows: Iterable[Sequence[str]]) -> None:
     path = Path(path)
     files.make_folder(path.parent)
     files.write_file(path, "".join("\t".join(row) + "\n" for row in rows).encode())
-
-
-def _check_task(task: str, symbols: int, max_length: int) -> None:
-    """Raise DataError for an unknown task, or a number of symbols or a length that is out of range."""
-    if task not in TASKS:
-        raise DataError(f"no synthetic task called '{task}'{did_you_mean(task, TASKS)} (there is {', '.join(TASKS)})")
-    if not 1 <= symbols <= len(string.ascii_lowercase):
-        raise DataError(f"the task '{task}' has {symbols} symbols; there can be 1 to {len(string.ascii_lowercase)}.")
-    if max_length < 1:
-        raise DataError(f"the task '{task}' has lengths up to {max_length}; it must be at least 1.")

@@ -14,26 +14,26 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
-from dragoman.data.objectives import Objective, training_blocker
+from dragoman.data.objectives import Objective, Pairs, training_blocker
 from dragoman.data.store import store
 from dragoman.data.store.store import Array
-
-if TYPE_CHECKING:
-    from dragoman.text.codec import Codec
+from dragoman.text.codec import Codec
 
 BUFFER_SIZE = 1 << 20  # bytes written at once
 LOCK_FILE = "lock"
+
+CreateFile = Callable[[str], IO[bytes]]
 
 
 def build_store(
@@ -44,7 +44,7 @@ def build_store(
     max_source: int,
     max_target: int,
     keep_text: bool,
-    objective: Objective | None = None,
+    objective: Objective = Pairs(),
 ) -> store.TokenStore:
     """Encode every usable pair into a new folder and open it; if another process finished it first, that one.
 
@@ -73,19 +73,22 @@ def _write_store(
     max_source: int,
     max_target: int,
     keep_text: bool,
-    objective: Objective | None,
+    objective: Objective,
 ) -> None:
-    """Encode the examples and write all files of a store into a folder, flushed, store.json last."""
     skipped: Counter[str] = Counter()
     with ExitStack() as files:
-        sources = [files.enter_context(_SourceWriter(folder, codec, "source"))]
+
+        def create(name: str) -> IO[bytes]:
+            return files.enter_context(open(folder / name, "wb", BUFFER_SIZE))
+
+        sources = [_SourceWriter(create, codec, "source")]
         if codec.second_source is not None:
-            sources.append(files.enter_context(_SourceWriter(folder, codec, "second_source")))
-        target = files.enter_context(_RaggedWriter(folder, "target", "ids", _id_dtype(len(codec.target))))
-        texts = files.enter_context(_RaggedWriter(folder, "examples", "jsonl", "u1")) if keep_text else None
-        lines = files.enter_context(open(folder / "lines", "wb", BUFFER_SIZE))
+            sources.append(_SourceWriter(create, codec, "second_source"))
+        target = _RaggedWriter(create, "target", "ids", _id_dtype(len(codec.target)))
+        texts = _RaggedWriter(create, "examples", "jsonl", "u1") if keep_text else None
+        lines = create("lines")
         for example in examples:
-            if objective is not None and not objective.is_paired:
+            if not objective.is_paired:
                 example = replace(example, source="", target=example.source)
             reason, target_ids = _encode(example, codec, max_source, max_target, objective, sources)
             if reason:
@@ -107,7 +110,7 @@ def _write_store(
         "max_source": max_source,
         "max_target": max_target,
         "keep_text": keep_text,
-        "paired": objective is None or objective.is_paired,
+        "paired": objective.is_paired,
         "dtypes": {source.name: source.dtype for source in sources} | {"target": _id_dtype(len(codec.target))},
         "width": sources[0].width,
         "sizes": {path.name: path.stat().st_size for path in paths},
@@ -125,12 +128,12 @@ def _encode(
     codec: Codec,
     max_source: int,
     max_target: int,
-    objective: Objective | None,
+    objective: Objective,
     sources: Sequence[_SourceWriter],
 ) -> tuple[str, list[int]]:
     """Why a pair cannot be used ('' if it can), and its target ids; the source writers keep its sources."""
     nothing: list[int] = []
-    paired = objective is None or objective.is_paired
+    paired = objective.is_paired
     if example.source_truncated:
         return "truncated", nothing
     if paired and not all(source.text(example).strip() for source in sources):
@@ -151,14 +154,14 @@ def _encode(
 class _SourceWriter:
     """Reads and writes one source of each pair. A file that consecutive pairs name is read and written once."""
 
-    def __init__(self, folder: Path, codec: Codec, name: Literal["source", "second_source"]) -> None:
+    def __init__(self, create: CreateFile, codec: Codec, name: Literal["source", "second_source"]) -> None:
         second = None if isinstance(codec.second_source, str) else codec.second_source
         self.name, self.modality = name, codec.modality if name == "source" else second
         self.encode = codec.encode_source if name == "source" else codec.encode_second_source
         self.dtype = _id_dtype(len(codec.source)) if self.modality is None else self.modality.dtype
         self.width = None if self.modality is None else self.modality.width
-        self.data = _RaggedWriter(folder, name, "ids", self.dtype)
-        self.rows = None if self.modality is None else open(folder / f"{name}.rows", "wb", BUFFER_SIZE)  # noqa: SIM115
+        self.data = _RaggedWriter(create, name, "ids", self.dtype)
+        self.rows = None if self.modality is None else create(f"{name}.rows")
         self.count = 0  # sources written so far
         self.last_file: tuple[str, str] | None = None
         self.last_ids: Sequence[int] | Array | None = []
@@ -166,7 +169,6 @@ class _SourceWriter:
         self.unreadable: dict[tuple[str, str], str] = {}  # files that cannot be read, and why
 
     def text(self, example: Example) -> str:
-        """The text of the source, or the name of its file."""
         return example.source if self.name == "source" else example.second_source
 
     def blank(self) -> Sequence[int]:
@@ -198,21 +200,12 @@ class _SourceWriter:
         if self.rows is not None:
             self.rows.write((self.count - 1).to_bytes(8, "little"))
 
-    def __enter__(self) -> _SourceWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.data, self.rows or nullcontext():
-            pass
-
 
 def _id_dtype(vocabulary_size: int) -> str:
-    """The numpy dtype of ids: 16 bits if the vocabulary fits, else 32."""
     return "<u2" if vocabulary_size <= 1 << 16 else "<i4"
 
 
 def _as_json(example: Example) -> bytes:
-    """The texts and languages of an example as a JSON line."""
     pair = [example.source, example.target, example.source_lang, example.target_lang]
     pair += [example.second_source] if example.second_source else []
     return json.dumps(pair, ensure_ascii=False).encode() + b"\n"
@@ -221,35 +214,20 @@ def _as_json(example: Example) -> bytes:
 class _RaggedWriter:
     """Writes rows of any length, end to end, and their offsets."""
 
-    def __init__(self, folder: Path, name: str, suffix: str, dtype: str) -> None:
+    def __init__(self, create: CreateFile, name: str, suffix: str, dtype: str) -> None:
         self.dtype, self.end = np.dtype(dtype), 0
-        self.data = open(folder / f"{name}.{suffix}", "wb", BUFFER_SIZE)  # noqa: SIM115 - closed in __exit__
-        self.offsets = open(folder / f"{name}.offsets", "wb", BUFFER_SIZE)  # noqa: SIM115
+        self.data, self.offsets = create(f"{name}.{suffix}"), create(f"{name}.offsets")
         self.offsets.write(self.end.to_bytes(8, "little"))
 
     def add(self, row: Sequence[int] | Array | bytes) -> None:
-        """Append a row, and its end to the offsets."""
         self.data.write(row if isinstance(row, bytes) else np.asarray(row, self.dtype).tobytes())
         self.end += len(row)
         self.offsets.write(self.end.to_bytes(8, "little"))
 
-    def __enter__(self) -> _RaggedWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.data, self.offsets:  # closes both, even if the disk is full when the first is flushed
-            pass
-
-
-# -- the folder in which a store is built ------------------------------------------------------------------------------
-
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Create a locked `.tmp-` folder beside `folder`, removed afterwards unless renamed; remove dead ones.
-
-    Its lock is held as long as its process lives. So leftovers of killed builds differ from builds that are running.
-    """
+    """Create a locked `.tmp-` folder beside `folder`, removed afterwards unless renamed; remove unlocked ones."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         with _locked(folder.parent / ".lock"):

@@ -3,8 +3,8 @@
     folder = hash of (contents of the files, codec, length limits, options of reading, objective)
 
 The folder's name is a hash of everything that its content depends on, so any change leads to
-another folder. Files are identified by their SHA-256, which `hashes.json` caches by path, size and
-time: a large file is read once. A store of images or audio contains their pixels and frames, so the
+another folder. Files are identified by their SHA-256, which `hashes.json` caches by paths, sizes and
+times: a large file is read once. A store of images or audio contains their pixels and frames, so the
 hash covers the files that a corpus names, too.
 """
 
@@ -13,70 +13,46 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DataError
+from dragoman.core.files import make_folder, remove_folder, write_file
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
-from dragoman.data.objectives import Objective
+from dragoman.data.objectives import Objective, Pairs
 from dragoman.data.store import store as stores
 from dragoman.data.store.builder import build_store
 from dragoman.data.store.store import TokenStore
+from dragoman.text.codec import Codec
 
-if TYPE_CHECKING:
-    from dragoman.text.codec import Codec
-
-Hashes = dict[str, tuple[int, int, str]]  # path: (size, modification time in ns, SHA-256)
+Hashes = dict[str, tuple[int, int, str]]  # a list of files: (their number, newest modification time in ns, SHA-256)
 
 MIN_FILE_AGE = 2 * 10**9  # ns: a file modified more recently may change again within the same timestamp
 
 
-def hash_files(files: Sequence[Path], cache: Path) -> str:
-    """The SHA-256 over the contents of some files, in order; cached for each file."""
+def hash_files(files: Sequence[str | Path], cache: Path) -> str:
+    """The SHA-256 over the contents of some files, cached as one: all are read again if one of them changed."""
+    names = [str(file) for file in files]
+    stamps = [_size_and_time(name) for name in names]
+    listed = json.dumps([os.getcwd(), names, stamps])
+    key = f"{len(files)} files: {hashlib.sha256(listed.encode()).hexdigest()}"
     known = _load_hashes(cache / "hashes.json")
-    fresh: Hashes = {}
-    digests = []
-    for file in files:
-        path = str(Path(file).absolute())
-        stamp = _size_and_time(path)
-        digest = known[path][2] if path in known and known[path][:2] == stamp else None
-        if digest is None:
-            digest = _hash_file(path)
-            if time.time_ns() - stamp[1] > MIN_FILE_AGE:
-                fresh[path] = (*stamp, digest)
-        digests.append(digest)
-    if fresh:
-        _save_hashes(known | fresh, cache)
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def hash_many_files(files: Sequence[str], cache: Path) -> str:
-    """The SHA-256 over the contents of many small files, cached as one: all are read again if one of them changed.
-
-    100,000 cached files take a second and one line in hashes.json. An unreadable file counts as empty.
-    """
-    stamps = [_size_and_time(file) for file in files]
-    listed = json.dumps([os.getcwd(), list(files), stamps])
-    name = f"{len(files)} files: {hashlib.sha256(listed.encode()).hexdigest()}"
-    known = _load_hashes(cache / "hashes.json")
-    if name in known:
-        return known[name][2]
-    digests = [_hash_file_or_empty(file) for file in files]
+    if key in known:
+        return known[key][2]
+    digests = [_hash_file(name) for name in names]
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
     newest = max((time_ns for _, time_ns in stamps), default=0)
     if files and all(digests) and time.time_ns() - newest > MIN_FILE_AGE:
-        _save_hashes(known | {name: (len(files), newest, digest)}, cache)
+        known[key] = len(files), newest, digest
+        make_folder(cache)
+        write_file(cache / "hashes.json", json.dumps(known, indent=1).encode())
     return digest
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
-    """Size and modification time (ns) of a file, the key of its cached hash; DataError if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -85,42 +61,17 @@ def _size_and_time(path: str) -> tuple[int, int]:
 
 
 def _hash_file(path: str) -> str:
-    """The SHA-256 of a file; DataError if it cannot be read."""
-    try:
-        with open(path, "rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"the file cannot be read ({error.strerror})", path) from None
-
-
-def _hash_file_or_empty(path: str) -> str:
-    """The SHA-256 of a file; "" if it cannot be read."""
-    try:
-        return _hash_file(path)
-    except DataError:
-        return ""
+    with suppress(OSError), open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+    return ""
 
 
 def _load_hashes(file: Path) -> Hashes:
-    """The cached hashes; {} if the file is missing or damaged."""
     try:
         known = json.loads(file.read_bytes())
         return {path: (int(size), int(time_ns), str(digest)) for path, (size, time_ns, digest) in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _save_hashes(hashes: Hashes, cache: Path) -> None:
-    """Replace hashes.json atomically; not flushed to the disk, since a damaged file only costs time."""
-    temporary = cache / f".tmp-hashes.json-{secrets.token_hex(4)}"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(hashes, indent=1), encoding="utf-8")
-        temporary.replace(cache / "hashes.json")
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise DataError(f"the cache folder cannot be written ({error.strerror})", cache) from None
 
 
 def open_or_build(
@@ -133,13 +84,11 @@ def open_or_build(
     max_target: int,
     keep_text: bool,
     read_key: str = "",
-    objective: Objective | None = None,
+    objective: Objective = Pairs(),
 ) -> TokenStore:
     """Open the token store of a corpus, or build it if the cache does not have it; DataError if it is empty.
 
-    `examples` must depend only on the contents of `files` and on `read_key`, a text with all other
-    options that decide which examples there are and which are kept: the reader with its options,
-    the objective with its options.
+    `read_key` names all options, of reader and objective, that decide which examples are kept.
     """
     depends = [FORMAT, hash_files(files, cache), codec.fingerprint, max_source, max_target, keep_text, read_key]
     folder = cache / hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:24]
@@ -155,29 +104,22 @@ def open_or_build(
             objective=objective,
         )
     if not len(store):
-        raise DataError(_empty_store_reason(store), files[0] if files else None)
+        total = sum(store.skipped.values())
+        reason = "there is no pair in it. A pair is a source and a target."
+        if total:
+            reason = f"no pair is left to use, all {total:,} were left out: {store.skip_summary}"
+        raise DataError(reason, files[0] if files else None)
     return store
 
 
 def _open_existing(folder: Path) -> TokenStore | None:
-    """The store in a folder, or None if there is none; a damaged one is removed."""
     if not folder.exists():
         return None
     try:
         return stores.open_store(folder)
     except DataError as damage:
-        temporary = folder.with_name(f".tmp-{folder.name}-{secrets.token_hex(4)}")
         try:
-            folder.rename(temporary)
+            remove_folder(folder)
         except OSError:
             raise damage from None
-        shutil.rmtree(temporary, ignore_errors=True)
         return None
-
-
-def _empty_store_reason(store: TokenStore) -> str:
-    """Why a store has no pairs: there were none, or all were left out, and for which reasons."""
-    total = sum(store.skipped.values())
-    if not total:
-        return "there is no pair in it. A pair is a source and a target."
-    return f"no pair is left to use, all {total:,} were left out: {store.skip_summary}"

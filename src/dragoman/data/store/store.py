@@ -46,16 +46,15 @@ class TokenStore:
         self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
         self.keeps_text, self.is_paired = bool(facts["keep_text"]), bool(facts["paired"])
         self.lines = _map_file(folder / "lines", "<i8")
-        shared = _map_file(folder / "source.rows", "<i8") if facts["width"] is not None else None
-        self._source = _RaggedArray(folder, "source", "ids", facts["dtypes"]["source"], facts["width"], shared)
-        self._target = _RaggedArray(folder, "target", "ids", facts["dtypes"]["target"])
-        self._second_source = None
-        if (width := facts.get("second_source", "none")) != "none":
-            shared = _map_file(folder / "second_source.rows", "<i8") if width is not None else None
-            self._second_source = _RaggedArray(
-                folder, "second_source", "ids", facts["dtypes"]["second_source"], width, shared
+        dtypes = facts["dtypes"]
+        self.sources = RaggedArray(folder, "source", "ids", dtypes["source"], facts["width"])
+        self.targets = RaggedArray(folder, "target", "ids", dtypes["target"])
+        self.second_sources = None
+        if "second_source" in facts:
+            self.second_sources = RaggedArray(
+                folder, "second_source", "ids", dtypes["second_source"], facts["second_source"]
             )
-        self._examples = _RaggedArray(folder, "examples", "jsonl", "u1") if self.keeps_text else None
+        self._examples = RaggedArray(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -75,50 +74,11 @@ class TokenStore:
     def __reduce__(self) -> tuple[Callable[[Path], TokenStore], tuple[Path]]:
         return open_store, (self.folder,)
 
-    def source(self, i: int) -> Array:
-        """The source of pair i: its ids, or (S, F) numbers."""
-        return self._source[i]
-
-    def target(self, i: int) -> Array:
-        """The target ids of pair i."""
-        return self._target[i]
-
-    def second_source(self, i: int) -> Array | None:
-        """The second source of pair i, if there is one."""
-        return None if self._second_source is None else self._second_source[i]
-
-    @property
-    def has_second_source(self) -> bool:
-        """Whether pairs have a second source."""
-        return self._second_source is not None
-
-    def gather_sources(self, rows: Rows) -> tuple[Array, Rows]:
-        """The sources of some rows end to end, and their lengths."""
-        return self._source.gather(rows)
-
-    def gather_targets(self, rows: Rows) -> tuple[Array, Rows]:
-        """The targets of some rows end to end, and their lengths."""
-        return self._target.gather(rows)
-
-    def gather_second_sources(self, rows: Rows) -> tuple[Array, Rows]:
-        """The second sources of some rows end to end, and their lengths."""
-        assert self._second_source is not None
-        return self._second_source.gather(rows)
-
-    @property
-    def source_lengths(self) -> NDArray[np.int32]:
-        """The source length of every pair; of the longer source if there are two."""
-        return self.lengths(np.arange(len(self)))[0].astype(np.int32)
-
-    @property
-    def target_lengths(self) -> NDArray[np.int32]:
-        """The target length of every pair."""
-        return np.diff(self._target.offsets).astype(np.int32)
-
     def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
         """Source and target lengths of some rows, without reading them; of the longer source if there are two."""
-        source, target = self._source.lengths(rows), self._target.lengths(rows)
-        return source if self._second_source is None else np.maximum(source, self._second_source.lengths(rows)), target
+        source, target = self.sources.lengths(rows), self.targets.lengths(rows)
+        second = self.second_sources
+        return source if second is None else np.maximum(source, second.lengths(rows)), target
 
     def example(self, i: int) -> Example:
         """The texts and languages of pair i; ValueError if the store was built without texts."""
@@ -129,18 +89,17 @@ class TokenStore:
         return Example(source, target, source_lang, target_lang, line=int(self.lines[i]), second_source=second)
 
 
-class _RaggedArray:
+class RaggedArray:
     """Rows of any length in one file, with a file of their offsets.
 
-    With `rows`, row i is the stored row rows[i], so that several pairs can share one.
+    If a row is not text but positions of `width` numbers, row i is the stored row rows[i]: several pairs can share one.
     """
 
-    def __init__(
-        self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None, rows: Rows | None = None
-    ) -> None:
+    def __init__(self, folder: Path, name: str, suffix: str, dtype: str, width: int | None = None) -> None:
         data = _map_file(folder / f"{name}.{suffix}", dtype)
         self.data = data if width is None else data.reshape(-1, width)
-        self.offsets, self.rows = _map_file(folder / f"{name}.offsets", "<i8"), rows
+        self.offsets = _map_file(folder / f"{name}.offsets", "<i8")
+        self.rows = None if width is None else _map_file(folder / f"{name}.rows", "<i8")
 
     def __getitem__(self, i: int) -> Array:
         i = i if self.rows is None else int(self.rows[i])
@@ -154,17 +113,14 @@ class _RaggedArray:
         return self.data[indices], lengths
 
     def lengths(self, rows: Rows) -> Rows:
-        """The lengths of some rows."""
         rows = self._stored_rows(rows)
         return np.asarray(self.offsets[rows + 1] - self.offsets[rows], dtype=np.int64)
 
     def _stored_rows(self, rows: Rows) -> Rows:
-        """The stored row of each row: `rows` itself where none is shared."""
         return rows if self.rows is None else self.rows[rows]
 
 
 def _map_file(path: Path, dtype: str) -> Array:
-    """A file as a read-only memory-mapped array."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, "r").view(np.ndarray)  # slicing a plain array is ten times as fast

@@ -8,12 +8,11 @@ Requests for which its results would differ from ours have a blocker, and other 
     beam            it stops as soon as k hypotheses have finished, whatever active ones could still reach, and returns
                     no log p of single tokens. (The length that it divides by counts </s>, as ours does.)
     minimum length  it forbids </s> before the softmax, which renormalizes the rest; our log p are the model's own.
-                    (Scoring its output once more is exact, but made it slower than our own engine from 16 sentences
-                    on: 340 sentences/s against 490 in int8 for 4 + 4 layers of 128, 64 at a time.)
+                    (Scoring its output once more made it slower than our own engine from 16 sentences on.)
     positions       only those that are added to the embeddings: its relative schemes do not cover both sides
 
-<pad> and <s> may not be generated. It cannot forbid them without renormalizing, so a sentence for which it generates
-one is decoded again by the reference (a trained model never generates them).
+It cannot forbid <pad> and <s> without renormalizing, so a sentence for which it generates one (a trained model never
+does) is decoded again by the reference; so is a source without any token but </s>, for which it generates nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,17 +30,13 @@ from torch.nn import functional as F
 
 from dragoman.core.errors import MissingExtra
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, Hypothesis
-from dragoman.engines.base import constraints_blocker, decode_with_reference
+from dragoman.engines.cpu.transformer_step import encoder_blocker, transformer_blocker
 from dragoman.engines.length_batches import CPU_BATCH_TOKENS, batch_by_length
-from dragoman.nn.attention import MultiHeadAttention
+from dragoman.engines.reference import constraints_blocker, decode_with_reference
 from dragoman.nn.blocks import TransformerStack
-from dragoman.nn.decoders.transformer import TransformerDecoder
-from dragoman.nn.encoders.transformer import TransformerEncoder
-from dragoman.nn.frontends.tokens import TokenEmbedding
 from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
 from dragoman.nn.positions import acts_in_attention, is_additive
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.nn.token_mixers import SelfAttention
 from dragoman.search import Search, SearchConstraints
 from dragoman.search.greedy import Greedy
 
@@ -49,26 +44,6 @@ BATCH_SIZE = 64  # sentences in a batch
 POLL_SECONDS = 0.0005  # between two checks whether a batch is done
 MAX_POSITIONS = 1024  # positions that are written out for a scheme without a maximum
 ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu with options is GELUTanh
-
-
-class StepResult(Protocol):
-    """What CTranslate2 reports of each generated token."""
-
-    batch_id: int
-    token_id: int
-    log_prob: float
-
-
-class AsyncResult(Protocol):
-    """A batch that CTranslate2 is decoding."""
-
-    def done(self) -> bool:
-        """Whether `result` would return at once."""
-        ...
-
-    def result(self) -> object:
-        """Wait for the batch; raises what went wrong."""
-        ...
 
 
 class CTranslate2Engine:
@@ -92,10 +67,6 @@ class CTranslate2Engine:
                 folder, compute_type=precision, inter_threads=workers, intra_threads=1
             )
 
-    def serves(self, search: Search, limits: SearchConstraints) -> bool:
-        """Whether its results for such a request are those of our own search."""
-        return search_blocker(self.model, search, limits) is None
-
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
     ) -> list[list[Hypothesis]]:
@@ -115,18 +86,15 @@ class CTranslate2Engine:
                 callback=token_callback([outputs[row] for row in rows]),
             )
         wait_for_results(pending, outputs)
-        return [
-            self._decode_with_reference(source, search, max_length)
-            if output.has_forbidden_token
-            else [output.hypothesis()]
-            for output, source, max_length in zip(outputs, sources, max_lengths, strict=True)
-        ]
-
-    @torch.inference_mode()
-    def _decode_with_reference(self, source: Sequence[int], search: Search, max_length: int) -> list[Hypothesis]:
-        """The hypotheses of one source by the model itself, for outputs that contain <pad> or <s>."""
-        constraints = SearchConstraints(torch.tensor([max_length]))
-        return decode_with_reference(self.model, [source], search, constraints)[0]
+        results: list[list[Hypothesis]] = []
+        for row, output in enumerate(outputs):
+            if output.tokens and not {PAD, BOS}.intersection(output.tokens):
+                results.append([output.hypothesis()])
+                continue
+            only = SearchConstraints(limits.max_lengths[row : row + 1].cpu())
+            with torch.inference_mode():
+                results += decode_with_reference(self.model, [sources[row]], search, only)
+        return results
 
 
 class TokenCollector:
@@ -137,16 +105,11 @@ class TokenCollector:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
 
-    def append(self, step: StepResult) -> bool:
+    def append(self, step: Any) -> bool:
         """Add a token and its log p; returns true once there is one more than the maximum length, to stop."""
         self.tokens.append(step.token_id)
         self.log_probs.append(step.log_prob)
         return len(self.tokens) > self.max_length
-
-    @property
-    def has_forbidden_token(self) -> bool:
-        """Whether <pad> or <s> was generated."""
-        return PAD in self.tokens or BOS in self.tokens
 
     def hypothesis(self) -> Hypothesis:
         """The tokens before </s>, or up to the maximum length, with their log p, score and finish reason."""
@@ -156,7 +119,7 @@ class TokenCollector:
         return Hypothesis(self.tokens[:n], log_probs, sum(log_probs), "eos" if has_eos else "length")
 
 
-def wait_for_results(pending: Sequence[AsyncResult], outputs: Sequence[TokenCollector]) -> None:
+def wait_for_results(pending: Sequence[Any], outputs: Sequence[TokenCollector]) -> None:
     """Wait until all batches are done, open to signals, unlike CTranslate2's own waiting; an error stops them all."""
     try:
         for result in pending:
@@ -169,8 +132,8 @@ def wait_for_results(pending: Sequence[AsyncResult], outputs: Sequence[TokenColl
         raise
 
 
-def token_callback(outputs: Sequence[TokenCollector]) -> Callable[[StepResult], bool]:
-    """A callback that gives each generated token to the collector of its sentence."""
+def token_callback(outputs: Sequence[TokenCollector]) -> Callable[[Any], bool]:
+    """CTranslate2's callback for each generated token of a batch (batch_id, token_id, log_prob); true stops it."""
     return lambda step: outputs[step.batch_id].append(step)
 
 
@@ -280,54 +243,36 @@ def model_blocker(model: Seq2Seq, precision: str) -> str | None:
     """Why CTranslate2 does not compute a model as we do; None: it does."""
     if precision not in ("float32", "int8"):
         return f"it computes in float32 or int8, not in {precision}"
-    if not isinstance(model.frontend, TokenEmbedding):
-        return "the sources are not token ids"
-    if type(model.encoder) is not TransformerEncoder:
-        return f"the encoder is {type(model.encoder).__name__}, not a Transformer"
-    if type(model.decoder) is not TransformerDecoder:
-        return f"the decoder is {type(model.decoder).__name__}, not a Transformer"
-    if model.decoder.source != "attention":
-        return "source and target are one sequence (decoder.source)"
-    if model.pointer is not None:
-        return "the model copies words of the source (model.pointer)"
+    if (blocker := transformer_blocker(model) or encoder_blocker(model)) is not None:
+        return blocker
     if len({norm.eps for norm in model.modules() if isinstance(norm, (LayerNorm, RMSNorm))}) != 1:
         return "its norms have one eps, and the model's have several"
     return _stack_blocker(model.encoder.stack) or _stack_blocker(model.decoder.stack)
 
 
 def _stack_blocker(stack: TransformerStack) -> str | None:
-    """Why CTranslate2 does not compute a stack as we do; None: it does."""
     block, position = next(stack.layers())
     if not is_additive(position) or acts_in_attention(position):
         return f"its positions are added to the embeddings, unlike {type(position).__name__}"
     if type(block.mixer_norm) not in (LayerNorm, RMSNorm):
         return f"it computes layer and RMS norms, not {type(block.mixer_norm).__name__}"
-    if type(block.mixer) is not SelfAttention:
-        return f"it computes self-attention, not {type(block.mixer).__name__}"
     if not isinstance(stack.input_proj, nn.Identity):
         return "it has no projection between embedding and first layer (width)"
-    for attention in (block.mixer, block.cross_attention):
-        if attention is not None and not _is_standard_attention(attention):
+    for a in (block.mixer, block.cross_attention):
+        if a is not None and not (
+            a.key_heads == a.heads
+            and a.Wq.out_features == a.Wv.out_features == a.Wo.out_features
+            and a.scale == (a.Wq.out_features // a.heads) ** -0.5
+        ):
             return "its attention is scaled dot product with as many key heads as heads, all of one width"
     return None
 
 
-def _is_standard_attention(a: MultiHeadAttention) -> bool:
-    """Whether it is scaled dot product with a softmax, with as many key heads as heads, all of one width."""
-    return (
-        a.supports_fused_kernel
-        and a.key_heads == a.heads
-        and a.Wq.out_features == a.Wv.out_features == a.Wo.out_features
-        and a.scale == (a.Wq.out_features // a.heads) ** -0.5
-    )
-
-
-def search_blocker(model: Seq2Seq, search: Search, constraints: SearchConstraints | None) -> str | None:
+def search_blocker(model: Seq2Seq, search: Search, constraints: SearchConstraints) -> str | None:
     """Why CTranslate2 does not decode a request as we do; None: it does."""
     if type(search) is not Greedy:
         return "it runs greedy search as we do, and no other"
-    blocker = constraints_blocker(constraints)
-    if blocker is not None or constraints is None:
+    if (blocker := constraints_blocker(constraints)) is not None:
         return blocker
     if torch.as_tensor(constraints.min_lengths).any():
         return "a minimum length would renormalize its probabilities"

@@ -21,17 +21,18 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
-from dragoman.core.types import Hypothesis, Memory
-from dragoman.engines.base import constraints_blocker
+from dragoman.core.types import Hypothesis
 from dragoman.engines.cpu import ctranslate2
 from dragoman.engines.cpu.packed_linear import precision_blocker
 from dragoman.engines.cpu.search import LengthLimits, beam_search, greedy_search
 from dragoman.engines.cpu.transformer_step import CPUTransformer, transformer_blocker
-from dragoman.engines.length_batches import CPU_BATCH_TOKENS, batch_by_length, pad_ids
+from dragoman.engines.length_batches import CPU_BATCH_TOKENS
+from dragoman.engines.reference import constraints_blocker, decode_in_batches
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints
 from dragoman.search.beam import Beam
@@ -77,7 +78,6 @@ class CPUEngine:
         return self._translators[process]
 
     def serves(self, search: Search, limits: SearchConstraints) -> bool:
-        """Whether this engine decodes such a request."""
         return search_blocker(search, limits) is None
 
     def __call__(
@@ -89,38 +89,22 @@ class CPUEngine:
         )
         if blocker is None:
             return self.ctranslate2(sources, search, limits)
-        with LOCK, torch.inference_mode():
-            return self._decode(sources, search, limits)
-
-    def _decode(
-        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
-    ) -> list[list[Hypothesis]]:
-        """The n-best list of every source, in their order, by this engine itself, in batches of similar length."""
-        results: list[list[Hypothesis]] = [[] for _ in sources]
-        max_lengths, min_lengths = limits.max_lengths.cpu(), torch.as_tensor(limits.min_lengths).cpu()
-        min_lengths, indices = min_lengths.expand(len(sources)), limits.input_indices
         max_size = max(BATCH_ROWS // search.num_hypotheses, 1)
-        for rows in batch_by_length([*map(len, sources)], CPU_BATCH_TOKENS, max_size):
-            memory, at = self.transformer.encode(*pad_ids([sources[i] for i in rows])), torch.tensor(rows)
-            constraints = SearchConstraints(
-                max_lengths[at], min_lengths[at], [indices[i] for i in rows] if indices else []
-            )
-            for i, nbest in zip(rows, self._search(memory, search, constraints), strict=True):
-                results[i] = nbest
-        return results
+        with LOCK, torch.inference_mode():
+            decode = partial(self._decode_batch, search)
+            return decode_in_batches(sources, limits, torch.device("cpu"), decode, CPU_BATCH_TOKENS, max_size)
 
-    def _search(self, memory: Memory, search: Search, limits: SearchConstraints) -> list[list[Hypothesis]]:
-        """The n-best lists of encoded sources: by this engine's greedy or beam loop, else by the search itself."""
+    def _decode_batch(
+        self, search: Search, ids: Tensor, lengths: Tensor, limits: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        """The n-best lists of padded sources: by this engine's greedy or beam loop, else by the search itself."""
+        memory = self.transformer.encode(ids, lengths)
+        bounds = LengthLimits(limits.max_lengths.numpy(), torch.as_tensor(limits.min_lengths).numpy())
         if type(search) is Greedy:
-            return greedy_search(self.transformer, memory, length_limits(limits))
+            return greedy_search(self.transformer, memory, bounds)
         if type(search) is Beam:
-            return beam_search(search, self.transformer, memory, length_limits(limits))
-        return search(self.transformer.step, lambda capacity: self.transformer.start(memory, capacity), limits)
-
-
-def length_limits(constraints: SearchConstraints) -> LengthLimits:
-    """The length bounds of some sentences as arrays."""
-    return LengthLimits(constraints.max_lengths.numpy(), torch.as_tensor(constraints.min_lengths).numpy())
+            return beam_search(search, self.transformer, memory, bounds)
+        return search(self.transformer.step, partial(self.transformer.start, memory), limits)
 
 
 def model_blocker(model: Seq2Seq, device: torch.device) -> str | None:
@@ -130,7 +114,7 @@ def model_blocker(model: Seq2Seq, device: torch.device) -> str | None:
     return transformer_blocker(model)
 
 
-def search_blocker(search: Search, constraints: SearchConstraints | None) -> str | None:
+def search_blocker(search: Search, constraints: SearchConstraints) -> str | None:
     """Why this engine does not run a search under some constraints; None: it does."""
     if search.needs_attention:
         return "a coverage penalty needs the attention weights"
@@ -138,12 +122,9 @@ def search_blocker(search: Search, constraints: SearchConstraints | None) -> str
 
 
 def ctranslate2_request_blocker(
-    model: Seq2Seq, precision: str, search: Search, constraints: SearchConstraints | None, sentences: int | None
+    model: Seq2Seq, precision: str, search: Search, constraints: SearchConstraints, sentences: int | None
 ) -> str | None:
-    """Why this engine decodes a request by itself, though CTranslate2 computes the model; None: CTranslate2 does.
-
-    `sentences` is how many are decoded together; None: many.
-    """
+    """Why this engine decodes so many sentences (None: many) by itself, and not CTranslate2; None: CTranslate2 does."""
     if precision == "float32":
         if model.decoder.d > SMALL_WIDTH:
             return f"in float32 it is not faster for decoders wider than {SMALL_WIDTH}"

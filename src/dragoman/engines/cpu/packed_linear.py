@@ -36,7 +36,6 @@ class Float32Linear:
         self.product = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (M, K) → W x + b, (M, N), by oneDNN."""
         y: Tensor = self.product(x, self.weight, self.bias, "none", [], "")
         return y
 
@@ -49,7 +48,6 @@ class BFloat16Linear:
         self.bias = None if bias is None else bias.bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (M, K) → W x + b, (M, N), computed in bfloat16, returned in float32."""
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.weight, self.bias, "none", [], "")
         return y.float()
 

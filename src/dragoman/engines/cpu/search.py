@@ -107,7 +107,6 @@ class FinishedHypotheses:
     has_eos: np.ndarray  # whether </s> was chosen
 
     def columns(self) -> list[np.ndarray]:
-        """All fields, in order."""
         return [self.score, self.t, self.parent, self.last, self.has_eos]
 
     def keep_best(self, new: FinishedHypotheses, done: np.ndarray) -> None:
@@ -186,11 +185,8 @@ def beam_search(search: Beam, model: CPUTransformer, memory: Memory, lengths: Le
             x[each_row, best] for x in (total_next, score_next, parent, next_token, token_log_p)
         )
         total[~alive[each_row, best]] = -np.inf
-        backpointers.token[t, rows], backpointers.parent[t, rows], backpointers.log_p[t, rows] = (
-            next_token,
-            parent,
-            token_log_p,
-        )
+        backpointers.token[t, rows], backpointers.parent[t, rows] = next_token, parent
+        backpointers.log_p[t, rows] = token_log_p
         active = active & ~at_limit & ~is_done(search, total, finished.score[rows, -1], max_lengths, t)
         token = np.minimum(next_token, model.vocabulary_size - 1)  # that of a dead hypothesis may be a padding column
         rows, (token, total, score, parent), active, kept = drop_finished(rows, (token, total, score, parent), active)

@@ -230,10 +230,8 @@ class CPUTransformer:
         self.stack: TransformerStack = model.decoder.stack
         self.layers = [BlockWeights(block, position, precision) for block, position in self.stack.layers()]
         cross = [block.cross_attention for block, _ in self.stack.layers() if block.cross_attention is not None]
-        self.Wk, self.Wv = (
-            pack_linears([a.Wk for a in cross], precision),
-            pack_linears([a.Wv for a in cross], precision),
-        )
+        self.Wk = pack_linears([a.Wk for a in cross], precision)
+        self.Wv = pack_linears([a.Wv for a in cross], precision)
         self.table, self.factor = model.embedding.table.weight.detach(), model.embedding.factor
         self.vocabulary_size = model.output.out_features
         self.output = pack_linears([pad_output(model.output)], precision)
@@ -250,7 +248,8 @@ class CPUTransformer:
     def position_vectors(self, count: int) -> Tensor:
         """The vector that is added to the token at each position, (count, D)."""
         t = torch.arange(count)[None]
-        return self.stack.position_scheme(0)(torch.zeros(1, count, self.model.decoder.d), t)[0]
+        vectors: Tensor = self.stack.position_scheme(0)(torch.zeros(1, count, self.model.decoder.d), t)[0]
+        return vectors
 
     # -- the source --------------------------------------------------------------------------------------------------
 
@@ -268,10 +267,9 @@ class CPUTransformer:
         for layer in self.encoder:
             mixer, position, norm = layer.mixer, layer.position, layer.mixer_norm
             qkv = layer.qkv(norm(x) if layer.is_pre_norm else x).view(B, S, -1)
-            q, k, v = (
-                mixer.split_heads(y, h)
-                for y, h in zip(torch.split(qkv, layer.widths, -1), head_counts(mixer), strict=True)
-            )
+            heads = mixer.heads, mixer.key_heads, mixer.key_heads
+            parts = zip(torch.split(qkv, layer.widths, -1), heads, strict=True)
+            q, k, v = (mixer.split_heads(y, h) for y, h in parts)
             q, k = position.rotate(q, t), position.rotate(k, t)
             c = mixer.attend(q, mixer.score.prepare_keys(k), v, attention_mask, position)  # (B, H, S, d_v)
             x = layer.add_residual(x, layer.o(c.transpose(1, 2).reshape(B * S, -1)), norm)
@@ -367,11 +365,6 @@ class CPUTransformer:
         if layer.has_bias:
             bias = position.score_bias(q, t, torch.from_numpy(cache.position[:, : cache.n]))
         return layer.self_attention.queries(q.transpose(1, 2).reshape(len(key), -1), k), bias
-
-
-def head_counts(attention: MultiHeadAttention) -> tuple[int, int, int]:
-    """The heads of queries, keys and values."""
-    return attention.heads, attention.key_heads, attention.key_heads
 
 
 def pad_output(output: nn.Linear) -> nn.Linear:

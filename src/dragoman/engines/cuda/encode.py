@@ -21,11 +21,12 @@ from torch.nn import functional as F
 
 from dragoman.core.types import PAD
 from dragoman.engines.cuda.graphs import GraphRecorder
-from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream, attention_shape, concat_linears
+from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream, concat_linears, head_width_blocker
 from dragoman.engines.cuda.transfer import copy_to_device, to_pinned
+from dragoman.engines.length_batches import round_up
 from dragoman.nn.encoders.transformer import TransformerEncoder
 from dragoman.nn.frontends.tokens import TokenEmbedding
-from dragoman.nn.kernels.packed import HEAD_WIDTHS, packed_attention
+from dragoman.nn.kernels.packed import packed_attention
 from dragoman.nn.layers import LayerNorm, RMSNorm
 from dragoman.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from dragoman.nn.seq2seq import Seq2Seq
@@ -62,12 +63,8 @@ class SourceEncoder:
 
     def __init__(self, model: Seq2Seq, cast_model: Seq2Seq, dtype: torch.dtype, recorder: GraphRecorder) -> None:
         """`cast_model` is the model in that dtype."""
-        self.cast_model, self.dtype, self.recorder, self.device = (
-            cast_model,
-            dtype,
-            recorder,
-            model.output.weight.device,
-        )
+        self.cast_model, self.dtype, self.recorder = cast_model, dtype, recorder
+        self.device = model.output.weight.device
         cross = [block.cross_attention for block, _ in model.decoder.stack.layers()]
         self.Wk, self.bk = concat_linears([a.Wk for a in cross], dtype)
         self.Wv, self.bv = concat_linears([a.Wv for a in cross], dtype)
@@ -88,7 +85,7 @@ class SourceEncoder:
 
     def graph_size(self, batch: EncodeBatch) -> tuple[int, int, int]:
         """The positions N, sources n and longest source that the graph for a batch is recorded for, rounded up."""
-        N = round_up_positions(len(batch.ids))
+        N = round_up(max(len(batch.ids), 1), 16, 8)
         n = 1 << (max(len(batch.lengths), N // 8) - 1).bit_length()  # more than needed, so that most batches share one
         return N, n, 1 << max(int(batch.lengths.max(initial=0)) - 1, 16).bit_length()
 
@@ -154,7 +151,6 @@ class EncodeGraph:
         self.run: Callable[[], object] = self._run
 
     def _run(self) -> None:
-        """Encode the packed inputs into the buffers of keys and values; this is what gets recorded."""
         e = self.encoder
         h = e.encode_packed(self.ids, self.positions, self.starts, self.longest, self.table)
         linear_into(h, e.Wk, e.bk, self.keys)
@@ -185,12 +181,6 @@ def linear_into(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> 
         torch.addmm(bias, h, weight.T, out=out)
 
 
-def round_up_positions(n: int) -> int:
-    """A number of positions rounded up by an eighth at most, and to a multiple of 16, so that few sizes come up."""
-    step = max(1 << max(n - 1, 1).bit_length() >> 4, 16)
-    return max(-(-n // step) * step, step)
-
-
 def packed_encoder_blocker(model: Seq2Seq, device: torch.device) -> str | None:
     """Why sources are encoded by the model's own encoder and not end to end; None: they are."""
     encoder = model.encoder
@@ -198,9 +188,8 @@ def packed_encoder_blocker(model: Seq2Seq, device: torch.device) -> str | None:
         return f"the encoder is {type(encoder).__name__}, not a Transformer"
     if type(model.frontend) is not TokenEmbedding:
         return "the sources are not plain token ids"
-    blocker: str | None = encoder.packing_blocker()
-    if blocker is not None:
-        return blocker
+    if (blocker := encoder.packing_blocker()) is not None:
+        return str(blocker)
     block, position = next(encoder.stack.layers())
     if type(block.mixer) is not SelfAttention:
         return f"the encoder mixes tokens by {type(block.mixer).__name__}"
@@ -208,7 +197,4 @@ def packed_encoder_blocker(model: Seq2Seq, device: torch.device) -> str | None:
         return f"the encoder's norm is {type(block.mixer_norm).__name__}"
     if type(position) not in (SinusoidalPositions, LearnedPositions, NoPositions):
         return f"the encoder's positions are {type(position).__name__}"
-    _, _, d_k, d_v, _ = attention_shape(block.mixer)
-    if device.type == "cuda" and not (d_k in HEAD_WIDTHS and d_v in HEAD_WIDTHS):
-        return f"the kernel takes heads of width {', '.join(map(str, HEAD_WIDTHS))}, not {d_k} and {d_v}"
-    return None
+    return head_width_blocker(block.mixer) if device.type == "cuda" else None

@@ -13,6 +13,7 @@ B slots of which the first b are in use, k hypotheses, S source and C target pos
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections import OrderedDict
@@ -22,26 +23,19 @@ from types import ModuleType
 import torch
 
 from dragoman.core.types import Hypothesis
-from dragoman.engines.base import constraints_blocker, decode_with_reference
 from dragoman.engines.cuda.encode import SourceEncoder
 from dragoman.engines.cuda.graphs import GraphRecorder
 from dragoman.engines.cuda.scheduler import Scheduler, round_up_power
-from dragoman.engines.cuda.slot_search import (
-    SlotSearch,
-    build_slot_search,
-    load_length_rule,
-    slot_search_blocker,
-    slot_search_key,
-)
+from dragoman.engines.cuda.slot_search import SlotSearch, build_slot_search, load_length_rule, slot_search_blocker
 from dragoman.engines.cuda.step import (
     GraphUnsupported,
     ModuleStep,
     SlotStep,
     TransformerStep,
     TransformerWeights,
-    cast_model,
     transformer_step_blocker,
 )
+from dragoman.engines.reference import constraints_blocker, decode_with_reference
 from dragoman.nn.kernels.packed import supports_triton
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints
@@ -64,13 +58,12 @@ class DecodeGraph:
         self.recorded: dict[tuple[int, int], Callable[[], object]] = {}
 
     def advance(self, b: int, count: int = 1) -> None:
-        """Launch `count` steps of the first b slots as one graph, recording it the first time."""
+        """Launch `count` steps of the first b slots as one graph, recorded the first time."""
         if (b, count) not in self.recorded:  # its kernels have run before, one step at a time
             self.recorded[b, count] = self.recorder.record(lambda: self._run(b, count), warmed_up=True)
         self.recorded[b, count]()
 
     def is_recorded(self, b: int) -> bool:
-        """Whether the step of the first b slots has been recorded."""
         return (b, 1) in self.recorded
 
     def prepare(self, b: int) -> None:
@@ -79,7 +72,6 @@ class DecodeGraph:
             self.recorded[b, 1] = self.recorder.record(lambda: self._run(b))
 
     def _run(self, b: int, count: int = 1) -> None:
-        """`count` times: compute the logits of the first b slots, and let the search take a step."""
         for _ in range(count):
             self.slot_search.advance(self.step(self.slot_search, b), b, self.step.ancestry)
 
@@ -89,18 +81,16 @@ class CUDAEngine:
 
     name = "cuda"
 
-    def __init__(
-        self, model: Seq2Seq, dtype: torch.dtype, kernels: ModuleType | None, max_rows: int = MAX_ROWS
-    ) -> None:
-        """`kernels` is kernels/search.py; None: search with torch operations, as on a CPU."""
+    def __init__(self, model: Seq2Seq, dtype: torch.dtype, kernels: ModuleType, max_rows: int = MAX_ROWS) -> None:
+        """`kernels` is kernels/search.py."""
         self.model, self.dtype, self.kernels, self.max_rows = model, dtype, kernels, max_rows
         self.device = model.output.weight.device
-        self.cast_model = cast_model(model, dtype).eval()
-        self.graphs: OrderedDict[tuple[int, bool, int, int], DecodeGraph] = OrderedDict()
+        is_cast = model.output.weight.dtype == dtype
+        self.cast_model = (model if is_cast else copy.deepcopy(model).to(dtype)).eval()
+        self.graphs: OrderedDict[tuple[object, ...], DecodeGraph] = OrderedDict()
         with torch.inference_mode():
             self.recorder = GraphRecorder(self.device)
-            fused = kernels is not None and transformer_step_blocker(model) is None
-            self.weights = TransformerWeights(model, dtype) if fused else None
+            self.weights = TransformerWeights(model, dtype) if transformer_step_blocker(model) is None else None
             if self.weights is not None:
                 self.encoder = SourceEncoder(model, self.cast_model, dtype, self.recorder)
         self.failed, self.lock = False, threading.Lock()
@@ -130,7 +120,7 @@ class CUDAEngine:
     def decode_graph(self, search: Search, S: int, C: int, count: int) -> DecodeGraph:
         """A graph for sentences up to S and C tokens with up to `count` slots; the last few graphs are reused."""
         requested = min(round_up_power(count), max(self.max_rows // search.num_hypotheses, 1))
-        key = (*slot_search_key(search), S, C)
+        key = (type(search), search.num_hypotheses, getattr(search, "early_stopping", None), S, C)
         graph = self.graphs.pop(key, None)
         if graph is None or requested > graph.requested:
             del graph
@@ -143,11 +133,8 @@ class CUDAEngine:
 
     def _build_graph(self, search: Search, S: int, C: int, requested: int) -> DecodeGraph:
         """A new decode graph with as many of the requested slots as memory allows, for lengths up to S and C."""
-        V, k, B = (
-            self.model.output.out_features,
-            search.num_hypotheses,
-            min(requested, self._slots_in_memory(search, S, C)),
-        )
+        V, k = self.model.output.out_features, search.num_hypotheses
+        B = min(requested, self._slots_in_memory(search, S, C))
         step: SlotStep
         if self.weights is not None:
             step = TransformerStep(self.encoder, self.weights, B, k, S, C)
@@ -184,7 +171,7 @@ def model_blocker(model: Seq2Seq, device: torch.device, precision: str) -> str |
     return None
 
 
-def search_blocker(search: Search, constraints: SearchConstraints | None) -> str | None:
+def search_blocker(search: Search, constraints: SearchConstraints) -> str | None:
     """Why this engine does not run a search under some constraints; None: it does."""
     return constraints_blocker(constraints) or slot_search_blocker(search)
 
@@ -192,10 +179,3 @@ def search_blocker(search: Search, constraints: SearchConstraints | None) -> str
 def machine_blocker() -> str | None:
     """Why this machine cannot run the engine's kernels; None: it can."""
     return None if supports_triton() else "it needs Triton and a GPU of compute capability 8.0 or higher"
-
-
-def open_engine(model: Seq2Seq, precision: str) -> CUDAEngine:
-    """The engine for a model on its GPU; no blocker may hold."""
-    from dragoman.engines.cuda.kernels import search
-
-    return CUDAEngine(model, DTYPES[precision], search)

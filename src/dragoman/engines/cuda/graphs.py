@@ -26,10 +26,7 @@ class GraphRecorder:
             self.anchor = self.record(lambda: torch.zeros(1, device=device))
 
     def record(self, function: Callable[[], object], warmed_up: bool = False) -> Callable[[], object]:
-        """Return a function that replays `function`; on a CPU, `function` itself.
-
-        `warmed_up`: every kernel it launches has run before, so that no first run is needed.
-        """
+        """Capture `function` and return the replay, which returns None; on a CPU return `function` itself."""
         if self.device.type != "cuda":
             return function
         if not warmed_up:
@@ -37,10 +34,6 @@ class GraphRecorder:
             with torch.cuda.stream(self.stream):
                 function()
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return self._capture(function).replay
-
-    def _capture(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """Capture the kernels that `function` launches as a CUDA graph, on the recorder's stream and pool."""
         # torch.cuda.graph would collect garbage and empty the cache first, which takes longer than the recording.
         current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)
@@ -54,4 +47,4 @@ class GraphRecorder:
                 raise
             graph.capture_end()
         current.wait_stream(self.stream)
-        return graph
+        return graph.replay

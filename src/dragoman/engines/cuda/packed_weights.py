@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from dragoman.nn.attention import MultiHeadAttention
 from dragoman.nn.blocks import TransformerBlock, TransformerStack
 from dragoman.nn.frontends.tokens import TokenEmbedding
+from dragoman.nn.kernels.packed import HEAD_WIDTHS
 from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
 from dragoman.nn.positions import LearnedPositions, SinusoidalPositions
 
@@ -42,6 +43,14 @@ def attention_shape(attention: MultiHeadAttention) -> AttentionShape:
     H, G = attention.heads, attention.key_heads
     d_k, d_v = attention.Wq.out_features // H, attention.Wv.out_features // G
     return AttentionShape(H, G, d_k, d_v, float(attention.scale or 0.0))
+
+
+def head_width_blocker(attention: MultiHeadAttention) -> str | None:
+    """Why the kernel for packed attention cannot compute the heads of a module; None: it can."""
+    _, _, d_k, d_v, _ = attention_shape(attention)
+    if d_k in HEAD_WIDTHS and d_v in HEAD_WIDTHS:
+        return None
+    return f"the kernel takes heads of width {', '.join(map(str, HEAD_WIDTHS))}, not {d_k} and {d_v}"
 
 
 class PackedBlock:

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from dragoman.core.types import Hypothesis
 from dragoman.engines.cuda.encode import BATCH_POSITIONS, EncodeBatch
@@ -54,8 +55,8 @@ class Scheduler:
         N = len(sources)
         self.lengths = np.fromiter(map(len, sources), np.int64, N)
         self.max_length = constraints.max_lengths.cpu().numpy().astype(np.int64)
-        shortest = constraints.min_lengths
-        self.min_length = np.full(N, shortest) if isinstance(shortest, int) else shortest.cpu().numpy().astype(np.int64)
+        min_length = torch.as_tensor(constraints.min_lengths).cpu().numpy().astype(np.int64)
+        self.min_length = np.broadcast_to(min_length, N)
         self.results: list[Sequence[Hypothesis]] = [()] * N
         self.pending: deque[PendingResults] = deque()
         self.waiting = np.zeros(0, np.int64)  # sentences of the graph at work that have no slot yet
@@ -65,10 +66,8 @@ class Scheduler:
         """The n-best lists of all sources, in their order."""
         order = np.lexsort((-self.max_length, -self.lengths))  # the longest first, so that neighbors are alike
         while len(order):
-            S, C = (
-                round_up_length(int(self.lengths[order].max())),
-                round_up_length(int(self.max_length[order].max()) + 1),
-            )
+            longest = int(self.lengths[order].max()), int(self.max_length[order].max()) + 1
+            S, C = map(round_up_length, longest)
             graph = self.engine.decode_graph(self.search, S, C, len(order))
             self.waiting, order = self.select(order, graph, S, C)
             self.decode(graph)
@@ -86,12 +85,8 @@ class Scheduler:
 
     def decode(self, graph: DecodeGraph) -> None:
         """Decode all waiting sentences in the slots of one graph."""
-        b, self.slots, self.steps, self.polls = (
-            min(graph.B, round_up_power(len(self.waiting))),
-            SlotTable(graph.B),
-            0,
-            0,
-        )
+        b = min(graph.B, round_up_power(len(self.waiting)))
+        self.slots, self.steps, self.polls = SlotTable(graph.B), 0, 0
         if isinstance(graph.step, ModuleStep) and graph.step.state is None:
             self.encode(graph, np.zeros(1, np.int64), self.waiting[:1])  # the state gets its shapes from a sentence
             graph.slot_search.done[:1] = 1
@@ -99,7 +94,7 @@ class Scheduler:
         self.admit(graph, b)
         poll: DonePoll | None = None
         while self.slots.occupied.any():
-            until_first, until_last = self.slots.earliest_end - self.steps, self.slots.latest_end - self.steps
+            until_first, until_last = (end - self.steps for end in self.slots.ends())
             if until_first >= UNPOLLED_STEPS:
                 graph.advance(b, UNPOLLED_STEPS)
                 self.steps += UNPOLLED_STEPS
@@ -109,7 +104,7 @@ class Scheduler:
                 graph.advance(b)
             self.steps += count
             self.polls += 1
-            previous, poll = poll, DonePoll(graph.slot_search.done[:b], self.polls)
+            previous, poll = poll, DonePoll(HostCopy(graph.slot_search.done[:b]), self.polls)
             if self.pending and self.pending[0].copy.is_ready():
                 self.fetch()  # one at a time: the device has no more than a few steps to go on with
             usable = poll if until_last == count else previous

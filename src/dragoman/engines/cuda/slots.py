@@ -6,21 +6,18 @@ sentence was admitted before the poll was taken.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from torch import Tensor
 
 from dragoman.engines.cuda.transfer import HostCopy
 
 
-class DonePoll:
-    """The `done` flags of the slots at one moment, on their way to the host."""
+class DonePoll(NamedTuple):
+    """The `done` flags (b,) of the slots at one moment, on their way to the host."""
 
-    def __init__(self, done: Tensor, number: int) -> None:
-        self.copy, self.number = HostCopy(done), number
-
-    def wait(self) -> np.ndarray:
-        """(b,): whether each slot was done at the poll; waits until the device has come this far."""
-        return self.copy.wait().numpy().astype(bool)
+    done: HostCopy
+    number: int
 
 
 class SlotTable:
@@ -31,18 +28,11 @@ class SlotTable:
 
     @property
     def occupied(self) -> np.ndarray:
-        """(B,): true where a slot holds a sentence."""
         return self.row >= 0
 
-    @property
-    def earliest_end(self) -> int:
-        """The first step after which any sentence can be done."""
-        return int(self.first_end[self.occupied].min())
-
-    @property
-    def latest_end(self) -> int:
-        """The step after which every sentence is done."""
-        return int(self.last_end[self.occupied].max())
+    def ends(self) -> tuple[int, int]:
+        """The first step after which any sentence can be done, and the step after which every one is."""
+        return int(self.first_end[self.occupied].min()), int(self.last_end[self.occupied].max())
 
     def assign(
         self, slots: np.ndarray, rows: np.ndarray, polls: int, first_end: np.ndarray, last_end: np.ndarray
@@ -53,7 +43,7 @@ class SlotTable:
 
     def finished(self, poll: DonePoll) -> np.ndarray:
         """The slots whose sentences were admitted before the poll and done at it; waits for the poll."""
-        done = poll.wait()
+        done = poll.done.wait().numpy().astype(bool)
         b = len(done)
         return np.flatnonzero(done & self.occupied[:b] & (self.admitted[:b] < poll.number))
 

@@ -18,8 +18,7 @@ B slots, k hypotheses, C target and S source positions of a slot, L layers, H he
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,46 +30,23 @@ from dragoman.engines.cuda.encode import EncodeBatch, SourceEncoder
 from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream
 from dragoman.engines.cuda.slot_search import SlotSearch
 from dragoman.engines.cuda.transfer import copy_to_device
+from dragoman.nn import positions
 from dragoman.nn.decoders.transformer import TransformerDecoder
 from dragoman.nn.layers import LayerNorm, RMSNorm
-from dragoman.nn.positions import (
-    ALiBiPositions,
-    LearnedPositions,
-    NoPositions,
-    RotaryPositions,
-    SinusoidalPositions,
-    T5Positions,
-)
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
 
 if TYPE_CHECKING:
     from dragoman.engines.cuda.kernels.attention import PositionTables
 
+KNOWN_POSITIONS = tuple(
+    positions.positions[name] for name in ("sinusoidal", "learned", "none", "t5", "alibi", "rotary")
+)
 VOCABULARY_MULTIPLE = 64  # the output layer is padded to a multiple of this: matrix products of odd widths are slow
 
 
 class GraphUnsupported(Exception):
     """This step cannot run in place as a CUDA graph; the reference path can compute it."""
-
-
-class SlotStep(Protocol):
-    """A decoding step over slots; see the header."""
-
-    @property
-    def ancestry(self) -> Tensor | None:
-        """(B, k, C): for each hypothesis and position, the beam row whose cached keys it reads; None: not needed."""
-        ...
-
-    def admit(self, batch: EncodeBatch, slots: Tensor, lengths: Tensor) -> None:
-        """Encode new sentences of these source lengths into these slots."""
-        ...
-
-    def move_slots(self, source: Tensor, to: Tensor) -> None:
-        """Move the sentences of the slots `source` to the slots `to`."""
-        ...
-
-    def __call__(self, slot_search: SlotSearch, b: int) -> Tensor: ...
 
 
 # -- a Transformer's decoder -------------------------------------------------------------------------------------------
@@ -92,13 +68,13 @@ class TransformerWeights(PackedStack):
         from dragoman.engines.cuda.kernels.attention import PositionTables
 
         position = self.stack.position_scheme(layer)
-        if isinstance(position, (T5Positions, ALiBiPositions)):
+        if isinstance(position, (positions.T5Positions, positions.ALiBiPositions)):
             # Causal biases depend on the distance alone: the last query's row, backwards, is the table.
             t, s = torch.tensor([[C - 1]], device=self.device), torch.arange(C, device=self.device)[None]
             bias = position.score_bias(torch.zeros(1, device=self.device), t, s)
             assert bias is not None
             return PositionTables(bias=bias.reshape(-1, C).flip(1).float().contiguous())
-        if isinstance(position, RotaryPositions):
+        if isinstance(position, positions.RotaryPositions):
             d = self.blocks[layer].self_shape.d_k
             angles = torch.arange(C, device=self.device)[:, None].float() * position.frequencies
             cos, sin = torch.cos(angles), torch.sin(angles)  # (C, d/2)
@@ -125,9 +101,7 @@ def transformer_step_blocker(model: Seq2Seq) -> str | None:
         return "its attention is not a dot score under a softmax"
     if type(block.mixer_norm) not in (LayerNorm, RMSNorm):
         return f"the decoder's norm is {type(block.mixer_norm).__name__}"
-    if type(position) not in (
-        SinusoidalPositions, LearnedPositions, NoPositions, T5Positions, ALiBiPositions, RotaryPositions,
-    ):  # fmt: skip
+    if type(position) not in KNOWN_POSITIONS:
         return f"the decoder's positions are {type(position).__name__}"
     return None
 
@@ -143,7 +117,8 @@ class TransformerStep:
         shape = blocks[0].self_shape
         self.keys = torch.zeros(len(blocks), B, k, C, shape.key_heads * shape.d_k, dtype=dtype, device=device)
         self.values = torch.zeros(len(blocks), B, k, C, shape.key_heads * shape.d_v, dtype=dtype, device=device)
-        self.ancestry: Tensor | None = torch.zeros(B, k, C, dtype=torch.int16, device=device)
+        # For each hypothesis and position, the beam row whose cached keys it reads.
+        self.ancestry = torch.zeros(B, k, C, dtype=torch.int16, device=device)
         self.source_keys = torch.zeros(B, S, len(encoder.Wk), dtype=dtype, device=device)
         self.source_values = torch.zeros(B, S, len(encoder.Wv), dtype=dtype, device=device)
         self.lengths = torch.zeros(B, dtype=torch.long, device=device)
@@ -165,9 +140,8 @@ class TransformerStep:
         self.lengths.index_copy_(0, slots, lengths)
 
     def move_slots(self, source: Tensor, to: Tensor) -> None:
-        """Move the sentences of the slots `source` to the slots `to`."""
+        """Copy caches and sources of the slots `source` to the slots `to`, in place."""
         for x in (self.ancestry, self.source_keys, self.source_values, self.lengths):
-            assert x is not None
             x[to] = x[source]
         for x in (self.keys, self.values):
             x[:, to] = x[:, source]
@@ -203,7 +177,7 @@ class TransformerStep:
 class ModuleStep:
     """A decoder's own step; its state lies in tensors that each step overwrites."""
 
-    ancestry = None
+    ancestry = None  # a state is reordered, not read through a table
 
     def __init__(self, model: Seq2Seq, B: int, k: int, S: int, C: int) -> None:
         self.model, self.B, self.k, self.S, self.C = model, B, k, S, C
@@ -230,16 +204,14 @@ class ModuleStep:
             old[slots] = x
 
     def move_slots(self, source: Tensor, to: Tensor) -> None:
-        """Move the sentences of the slots `source` to the slots `to`."""
+        """Copy caches and sources of the slots `source` to the slots `to`, in place."""
         for x in state_tensors(self.state):
             x[to] = x[source]
 
     def __call__(self, slot_search: SlotSearch, b: int) -> Tensor:
         """Logits (b·k, V) of the first b slots; overwrites the state of those that are not done."""
-        state = tree.map(lambda x: x[:b], self.state)
-        before = state
-        if slot_search.parent is not None:
-            before = tree.reorder(state, slot_search.parent[:b].long())
+        state, parent = tree.map(lambda x: x[:b], self.state), slot_search.parent
+        before = state if parent is None else tree.reorder(state, parent[:b].long())
         y = self.model.embedding(slot_search.token[:b].long())
         output, after = self.model.decoder.step(y, before)
         is_active = slot_search.done[:b] == 0
@@ -249,6 +221,9 @@ class ModuleStep:
             if old.data_ptr() != new.data_ptr():  # slots that are done keep their state: their positions are used up
                 old.copy_(torch.where(is_active.view(-1, *(1,) * (old.dim() - 1)), new, old))
         return self.model.logits(output.o).flatten(0, 1)
+
+
+SlotStep = TransformerStep | ModuleStep
 
 
 def state_tensors(state: object) -> list[Tensor]:
@@ -263,8 +238,3 @@ def state_tensors(state: object) -> list[Tensor]:
 
     tree.map(collect, state)
     return tensors
-
-
-def cast_model(model: Seq2Seq, dtype: torch.dtype) -> Seq2Seq:
-    """A copy of the model in another dtype; the model itself if that is its own."""
-    return model if model.output.weight.dtype == dtype else copy.deepcopy(model).to(dtype)

@@ -7,8 +7,7 @@
 
 (pre-norm; post-norm: x is the output of the norm). The equations are those of nn/blocks.py on the same parameters, and
 gradients are for these parameters. Matrices that read the same vector are concatenated, in bfloat16 if the training is,
-and are refreshed from the parameters by one copy at every step. `fused_transformer_blocker` says why a model cannot run
-here; it then runs its own modules, compiled.
+and are refreshed from the parameters by one copy at every step.
 
 N positions, D width.
 """
@@ -43,7 +42,6 @@ def fused_transformer_blocker(model: Seq2Seq) -> str | None:
 
 
 def _stack_blocker(stack: TransformerStack) -> str | None:
-    """Why a stack cannot train through the fused kernels; None: it can."""
     for block, _ in stack.layers():
         if type(block.mixer) is not SelfAttention:
             return f"the kernels compute self-attention, not {type(block.mixer).__name__}"
@@ -55,11 +53,6 @@ def _stack_blocker(stack: TransformerStack) -> str | None:
     if may_rotate(stack.position_scheme(0)):
         return "positions that rotate queries and keys come between projection and attention"
     return None
-
-
-def _has_input_projection(stack: TransformerStack) -> bool:
-    """Whether a linear layer comes between the embeddings and the first block."""
-    return isinstance(stack.input_proj, nn.Linear)
 
 
 def run_function(function: type[torch.autograd.Function], *arguments: object) -> Any:
@@ -152,18 +145,8 @@ class _PackedAttention(torch.autograd.Function):
         widths, longest, causal, scale = ctx.rest
         d_first = torch.empty_like(first)
         d_second = None if second is None else torch.empty_like(second)
-        packed_triton.backward(
-            grads[0].view(c.shape),
-            *split_qkv(first, second, widths),
-            c,
-            lse,
-            q_starts,
-            k_starts,
-            longest,
-            causal,
-            scale,
-            split_qkv(d_first, d_second, widths),
-        )
+        dc, qkv, d_qkv = grads[0].view(c.shape), split_qkv(first, second, widths), split_qkv(d_first, d_second, widths)
+        packed_triton.backward(dc, *qkv, c, lse, q_starts, k_starts, longest, causal, scale, d_qkv)
         return d_first, d_second, *(None,) * 6
 
 
@@ -189,7 +172,7 @@ class FusedTransformer:
         for side in (model.encoder, model.decoder):
             stack = side.stack
             is_sinusoidal = type(stack.position_scheme(0)) is SinusoidalPositions
-            if is_sinusoidal and stack.embedding_norm is None and not _has_input_projection(stack):
+            if is_sinusoidal and stack.embedding_norm is None and not isinstance(stack.input_proj, nn.Linear):
                 t = torch.arange(MAX_POSITIONS, device=self.seed.device)[None]
                 zeros = torch.zeros(1, MAX_POSITIONS, model.embedding.d, device=self.seed.device)
                 self.positions[stack] = stack.position_scheme(0)(zeros, t)[0].contiguous()
@@ -199,8 +182,6 @@ class FusedTransformer:
         self.packed_weights, self.parameters = [view for view, _ in copies], [p.detach() for _, p in copies]
 
     def _prepare(self, block: TransformerBlock) -> None:
-        """Concatenate the projections of a block's attentions and feed-forward, and file them by module."""
-
         def concat(has_bias: bool, *layers: nn.Linear) -> ConcatLinear:
             return ConcatLinear(layers, self.dtype, has_bias)
 
@@ -240,17 +221,8 @@ class FusedTransformer:
         added = self.positions.get(stack)
         if added is None:  # other positions, an input projection or a norm: the modules compute it
             return stack.embed_inputs(frontend(ids), side.positions, None)[0]
-        x: Tensor = run_function(
-            Embed,
-            frontend.table.weight,
-            ids[0],
-            side.positions[0],
-            added,
-            frontend.factor,
-            stack.dropout.p,
-            self.seed,
-            self.site,
-        )
+        table, dropped = frontend.table.weight, (stack.dropout.p, self.seed, self.site)
+        x: Tensor = run_function(Embed, table, ids[0], side.positions[0], added, frontend.factor, *dropped)
         return x
 
     def _stack(
@@ -304,22 +276,9 @@ class FusedTransformer:
         self.site += 1
         assert isinstance(norm, (LayerNorm, RMSNorm))
         is_centered = isinstance(norm, LayerNorm)
-        offset = norm.bias if isinstance(norm, LayerNorm) else None
-        both: tuple[Tensor, Tensor] = run_function(
-            AddNorm,
-            x,
-            f,
-            bias,
-            norm.weight,
-            offset,
-            norm.eps,
-            is_centered,
-            p,
-            self.seed,
-            self.site,
-            self.dtype,
-            is_post,
-        )
+        normed = norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.eps, is_centered
+        dropped = p, self.seed, self.site
+        both: tuple[Tensor, Tensor] = run_function(AddNorm, x, f, bias, *normed, *dropped, self.dtype, is_post)
         return both
 
     def _activate(self, z: Tensor, layer: FeedForward) -> Tensor:

@@ -3,40 +3,28 @@
     Batch ─pack→ PackedBatch ─copy→ fixed buffers ─replay→ gradients added to the parameters', the loss in a buffer
 
 A Transformer's training step is some 1,500 small kernels: launched one by one from Python, they take longer to launch
-than to run. A shape that comes up a second time is captured, and from then on costs one launch. Shapes are rounded up,
-so that there are few (77 for batches of 8,192 tokens of sentences around 25). Beyond MAX_GRAPHS shapes, or where memory
-is short, new ones run uncaptured. A shape that has been rare so far uses the graph of a slightly larger one.
-
-The usual Transformer runs through fused_transformer.py; other models that support packing run their own modules,
-compiled. `graph_step_blocker` says why a model or training stays with the reference loop.
+than to run. A shape that comes up a second time is captured; shapes are rounded up, so that there are few. Beyond
+MAX_GRAPHS, or where memory is short, new ones run uncaptured. A rare shape uses the graph of a slightly larger one.
+The usual Transformer runs through fused_transformer.py; other models that support packing run compiled modules.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dragoman.config import TrainingOptions
+from dragoman.core import tree
 from dragoman.core.types import Batch, PackedBatch
 from dragoman.data.objectives import objectives
-from dragoman.engines.cuda.packed_weights import attention_shape
+from dragoman.engines.cuda.packed_weights import head_width_blocker
 from dragoman.engines.training.fused_transformer import MAX_POSITIONS, FusedTransformer, fused_transformer_blocker
-from dragoman.engines.training.packing import (
-    PackedShape,
-    can_hold,
-    pack,
-    packed_shape,
-    packed_tensors,
-    replace_tensors,
-)
+from dragoman.engines.training.packing import PackedShape, can_hold, pack, packed_shape, packed_tensors
 from dragoman.nn.attention import MultiHeadAttention
-from dragoman.nn.kernels.packed import HEAD_WIDTHS
 from dragoman.nn.seq2seq import Seq2Seq
 
 logger = logging.getLogger("dragoman")
@@ -81,10 +69,13 @@ class GraphStep:
     def prepare(self, batch: Batch) -> Batch:
         """The batch with its packed form, in pinned memory, unless its rows are too long. May run in a thread."""
         packed = pack(batch, into=self.choose_shape(batch))
-        if max(packed.sources.max_length, packed.targets.max_length) > MAX_POSITIONS:
+        longest = max(packed.sources.max_length, packed.targets.max_length)
+        if longest > MAX_POSITIONS:
             return batch
-        longest = (LONG if max(packed.sources.max_length, packed.targets.max_length) > SHORT else SHORT,) * 2
-        return replace(batch, packed=replace_tensors([x.pin_memory() for x in packed_tensors(packed)], longest))
+        longest = LONG if longest > SHORT else SHORT
+        sources, targets = (replace(side, max_length=longest) for side in (packed.sources, packed.targets))
+        packed = replace(packed, sources=sources, targets=targets)
+        return replace(batch, packed=tree.map(lambda x: x.pin_memory(), packed))
 
     def choose_shape(self, batch: Batch) -> PackedShape:
         """The shape to pack a batch into: its own, or while that is rare, the smallest captured one that fits."""
@@ -118,7 +109,8 @@ class GraphStep:
         if key in self.seen and key not in self.captured and len(self.captured) < self.max_graphs:
             self._capture(key, packed)
         self.seen.add(key)
-        self._seed_dropout()
+        if self.fused is not None:
+            self.fused.seed.fill_(torch.initial_seed())  # of its dropout
         if key not in self.captured:
             return self._packed_step(self._to_device(packed), torch.tensor(count, device=self.device))
         captured = self.captured[key]
@@ -136,14 +128,7 @@ class GraphStep:
         return loss.detach()
 
     def _to_device(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of a packed batch on the model's device, without waiting for it."""
-        moved = [x.to(self.device, non_blocking=True) for x in packed_tensors(batch)]
-        return replace_tensors(moved, (batch.sources.max_length, batch.targets.max_length))
-
-    def _seed_dropout(self) -> None:
-        """Seed the dropout of the fused kernels with torch's seed."""
-        if self.fused is not None:
-            self.fused.seed.fill_(torch.initial_seed())
+        return tree.map(lambda x: x.to(self.device, non_blocking=True), batch)
 
     def _packed_step(self, batch: PackedBatch, count: Tensor) -> Tensor:
         """Add the gradient of loss / count on a packed batch, by fused kernels or modules; returns the loss."""
@@ -177,15 +162,6 @@ class GraphStep:
         self.captured[key] = CapturedGraph(graph, packed_tensors(static), count, loss)
 
 
-@contextmanager
-def force_eager() -> Iterator[None]:
-    """Run compiled modules uncompiled: for shapes that come up once."""
-    import torch.compiler
-
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def graph_step_blocker(model: Seq2Seq, device: torch.device, options: TrainingOptions) -> str | None:
     """Why a training of this model on this device cannot run as packed graph steps; None: it can."""
     if device.type != "cuda":
@@ -194,15 +170,9 @@ def graph_step_blocker(model: Seq2Seq, device: torch.device, options: TrainingOp
         return "training.scheduled_sampling needs all logits"
     if not objectives.build(options.objective).supports_packing:
         return f"objective '{options.objective.name}' has rows that are not a source and a target alone"
-    return model.packing_blocker() or _head_width_blocker(model)
-
-
-def _head_width_blocker(model: Seq2Seq) -> str | None:
-    """Why the kernel for packed attention cannot compute the heads of a Transformer; None: it can."""
-    for block, _ in (*model.encoder.stack.layers(), *model.decoder.stack.layers()):
-        for attention in (block.mixer, block.cross_attention):
-            if isinstance(attention, MultiHeadAttention):
-                _, _, d_k, d_v, _ = attention_shape(attention)
-                if d_k not in HEAD_WIDTHS or d_v not in HEAD_WIDTHS:
-                    return f"its kernel takes heads of width {', '.join(map(str, HEAD_WIDTHS))}, not {d_k} and {d_v}"
-    return None
+    if (blocker := model.packing_blocker()) is not None:
+        return blocker
+    blocks = [block for block, _ in (*model.encoder.stack.layers(), *model.decoder.stack.layers())]
+    attentions = [attention for block in blocks for attention in (block.mixer, block.cross_attention)]
+    blockers = (head_width_blocker(a) for a in attentions if isinstance(a, MultiHeadAttention))
+    return next((blocker for blocker in blockers if blocker is not None), None)

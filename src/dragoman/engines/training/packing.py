@@ -31,7 +31,7 @@ class PackedShape(NamedTuple):
 
 def packed_shape(batch: Batch, multiple: int = 1) -> PackedShape:
     """A batch's positions rounded up to a multiple of `multiple`, and its rows, fillers included, to a power of two."""
-    N, M = (round_up(int(lengths.sum()), multiple) for lengths in (batch.source_lengths, batch.target_lengths - 1))
+    N, M = (-(-int(n.sum()) // multiple) * multiple for n in (batch.source_lengths, batch.target_lengths - 1))
     rows = len(batch) + count_fillers(batch, N, M)
     return PackedShape(N, M, 1 << (rows - 1).bit_length() if multiple > 1 else rows)
 
@@ -56,11 +56,6 @@ def pack(batch: Batch, multiple: int = 1, into: PackedShape | None = None) -> Pa
     target, second = _concatenate(batch.target[:, :-1], batch.target_lengths - 1, M, rows)
     gold, _ = _concatenate(batch.target[:, 1:], batch.target_lengths - 1, M, rows)
     return PackedBatch(source, first, target, gold, second)
-
-
-def round_up(n: int, multiple: int) -> int:
-    """n rounded up to a multiple."""
-    return -(-n // multiple) * multiple
 
 
 def _concatenate(ids: Tensor, lengths: Tensor, size: int, rows: int) -> tuple[Tensor, Segments]:
@@ -89,9 +84,3 @@ def packed_tensors(batch: PackedBatch) -> list[Tensor]:
         assert side.positions is not None
         tensors += [side.lengths, side.starts, side.positions]
     return tensors
-
-
-def replace_tensors(new: list[Tensor], longest: tuple[int, int]) -> PackedBatch:
-    """A packed batch of these tensors, in the order of `packed_tensors`; `longest` bounds the rows of each side."""
-    source, target, gold, a, b, c, d, e, f = new
-    return PackedBatch(source, Segments(a, b, c, longest[0]), target, gold, Segments(d, e, f, longest[1]))

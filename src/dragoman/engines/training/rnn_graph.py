@@ -3,11 +3,9 @@
     decoder.step_loop(y, state)     y (B, T, D), padded to (B', T', D); the source's keys to S'     → o (B, T, D)
 
 Where a step needs the attention of the previous step, the loop is some 40 small kernels a step, and launching them
-takes far longer than running them. Rows and lengths are rounded up, and both lengths to the longer one, which leaves
-few shapes for texts of about the same length. A source that is much longer (a conversation, the positions of an image)
-is rounded by itself: otherwise a caption of 15 words would take 64 steps, as many as an image has positions. Steps cost
-time, rows and positions hardly any, so these are rounded more coarsely. A shape that comes up a second time is
-captured, as long as the GPU's memory holds it. The added rows and steps get no gradient, so they change none.
+takes far longer than running them. Rows and lengths are rounded up, both lengths to the longer one; a source that is
+much longer (the positions of an image) is rounded by itself. Steps cost time, rows and positions hardly any, so these
+are rounded more coarsely. A shape that comes up a second time is captured. What is added gets no gradient.
 
 B rows, T target and S source positions, D width.
 """
@@ -23,7 +21,9 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from dragoman.core.types import Output
-from dragoman.nn.decoders.rnn import RNNDecoder, RNNSource, RNNState
+from dragoman.engines.length_batches import round_up
+from dragoman.nn.attention import AttentionSource
+from dragoman.nn.decoders.rnn import RNNDecoder, RNNState
 
 logger = logging.getLogger("dragoman")
 
@@ -130,12 +130,6 @@ def round_up_shape(T: int, S: int) -> tuple[int, int]:
     return longer, longer
 
 
-def round_up(n: int, multiple: int, parts: int) -> int:
-    """n rounded up to a multiple of `multiple`, or if larger of the power of two below n divided by `parts`."""
-    unit = max(multiple, (1 << max(n - 1, 1).bit_length() - 1) // parts)
-    return n + -n % unit
-
-
 def reset_generator() -> None:
     """Give the CUDA generator a new state: after a failed capture, the old one still waits for the capture's end."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -144,7 +138,7 @@ def reset_generator() -> None:
 
 
 def pad_inputs(
-    y: Tensor, state: RNNState, source: RNNSource, rows: int, steps: int, positions: int
+    y: Tensor, state: RNNState, source: AttentionSource, rows: int, steps: int, positions: int
 ) -> tuple[Tensor, list[Tensor]]:
     """y padded by so many rows and steps, and the state, with more source positions, as tensors for `build_state`."""
     hidden = [pad(x, (0, 0) * (x.dim() - 1) + (0, rows)) for x in (*state.s, state.o)]  # rows of zeros
@@ -152,8 +146,8 @@ def pad_inputs(
     mask = pad(source.mask, (0, positions, 0, 0, 0, rows))
     lengths, t = pad(source.lengths, (0, 0, 0, rows), value=1), pad(state.t, (0, 0, 0, rows))
     tensors = [t, keys, values, mask, lengths, *hidden]
-    if source.past_weights is not None:
-        tensors.append(pad(source.past_weights, (0, positions, 0, 0, 0, rows)))
+    if state.past_weights is not None:
+        tensors.append(pad(state.past_weights, (0, positions, 0, 0, 0, rows)))
     return pad(y, (0, 0, 0, steps, 0, rows)), [x.contiguous() for x in tensors]
 
 
@@ -162,7 +156,7 @@ def build_state(tensors: Sequence[Tensor]) -> RNNState:
     t, keys, values, mask, lengths, *rest = tensors
     s = tuple(x for x in rest if x.dim() == 4)  # of each layer
     o, *past_weights = rest[len(s) :]
-    return RNNState(s, o, t, None, RNNSource(keys, values, mask, lengths, past_weights[0] if past_weights else None))
+    return RNNState(s, o, t, None, AttentionSource(keys, values, mask, lengths), *past_weights)
 
 
 def release_captured_loops(decoder: nn.Module | None) -> None:
@@ -180,8 +174,3 @@ def captured_loop_blocker(decoder: nn.Module | None, device: torch.device) -> st
     if not decoder.is_sequential:
         return "no step of the decoder needs the attention of the previous one, so that all steps run at once"
     return None
-
-
-def use_captured_loop(decoder: RNNDecoder) -> None:
-    """Train a decoder with a captured loop; `captured_loop_blocker` must be None."""
-    decoder.step_loop = CapturedLoop(decoder)

@@ -14,10 +14,7 @@ MAPS = ("soft", "cross", "encoder", "second_source", "decoder")
 
 
 def draw_alignments(paths: Sequence[Path], alignments: Sequence[tuple[str, ViewData]], maps: str) -> None:
-    """Draw (model name or '', alignment) pairs into each image file; UserError if there is nothing to draw.
-
-    `maps` is soft, or the kind of attention whose heads are drawn.
-    """
+    """Draw the `maps` (of MAPS) of each (model name or '', alignment) into each file; UserError if there are none."""
     media = [item for name, data in alignments for item in _media_items(name, data)] if maps == "soft" else []
     panels = [panel for name, data in alignments for panel in _panels(name, data, maps)]
     if not panels:
@@ -42,7 +39,6 @@ def image_blocker(data: ViewData, maps: str) -> str:
 
 
 def _media_items(name: str, data: ViewData) -> Iterator[MediaAttention]:
-    """Yield the soft alignment over an image, audio or video, if the alignment has both."""
     preview = data["media_preview"]
     if preview is not None and data["soft"] is not None:
         unit = data if preview["kind"] == "audio" else data["words"] or data  # a panel for each word, not each subword
@@ -50,7 +46,6 @@ def _media_items(name: str, data: ViewData) -> Iterator[MediaAttention]:
 
 
 def _panels(name: str, data: ViewData, maps: str) -> Iterator[AttentionPanel]:
-    """Yield a panel for the soft alignment, or for each head of the kind `maps`."""
     name = f"{name}: " if name else ""
     if maps == "soft":
         if data["soft"] is not None:

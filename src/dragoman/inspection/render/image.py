@@ -1,11 +1,8 @@
 """Image files of attention maps and of quality by length: PNG, SVG or PDF, by the suffix of the file.
 
-    attention   one or more maps in a grid, source tokens on top, target tokens at the left; every cell is a square of
-                the same size, so the image grows with the matrix and no label is cut off
-    curves      a line with its interval for each model, and below it the number of pairs behind each point
-
-matplotlib is imported only when an image is drawn, and its global state (pyplot, rcParams) is never changed. A file is
-written aside and renamed, so that there is never half an image. T target tokens, S source tokens; sizes are in inches.
+Every cell of a map is a square of the same size: the image grows with the matrix, and no label is cut off. matplotlib
+is imported only when an image is drawn, and its global state (pyplot, rcParams) is never changed. T target tokens,
+S source tokens; sizes are in inches.
 """
 
 from __future__ import annotations
@@ -17,20 +14,22 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len
 
 from dragoman.core import files
 from dragoman.core.errors import MissingExtra, UserError
-from dragoman.inspection.render.terminal import visible
+from dragoman.inspection.render.terminal import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from numpy.typing import ArrayLike, NDArray
+
+    from dragoman.evaluation.by_length import LengthBucket
 
 FORMATS = (".png", ".svg", ".pdf")
 CELL = 0.22  # the side of a cell
@@ -54,31 +53,19 @@ class AttentionPanel:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """Quality y of the `count` pairs of about length x, with the interval from low to high."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-    count: int
-
-
 # -- attention maps ----------------------------------------------------------------------------------------------------
 
 
 def draw_attention(path: str | Path, panels: Sequence[AttentionPanel]) -> None:
     """Draw attention maps on a grid into an image file, all on one color scale."""
     path = check_format(path)
-    matrices = [_check_matrix(panel) for panel in panels]
-    if not matrices:
-        raise ValueError("there is no panel to draw")
+    matrices = [np.asarray(panel.weights, dtype=float) for panel in panels]
     figure = new_figure()
     tokens = (visible(token) for panel in panels for token in (*panel.source, *panel.target))
     fonts = FontSet([*tokens, *(panel.title for panel in panels)])
     columns = _count_columns(matrices)
-    cell = _cell_size(matrices, columns)
+    size = columns * max(a.shape[1] for a in matrices), math.ceil(len(panels) / columns) * max(map(len, matrices))
+    cell = min(CELL, MAX_SIZE / max(size))
     # Where all weights are small (long sources, flat heads) a scale up to 1 would leave the map white: the scale
     # then ends at the largest weight, and a color bar shows it.
     peak = max((float(a[np.isfinite(a)].max(initial=0.0)) for a in matrices), default=0.0)
@@ -90,24 +77,12 @@ def draw_attention(path: str | Path, panels: Sequence[AttentionPanel]) -> None:
     save_figure(figure, path)
 
 
-def _check_matrix(panel: AttentionPanel) -> NDArray[np.float64]:
-    """Return a panel's weights as an array; raise ValueError unless they fit its tokens and are not empty."""
-    a = np.asarray(panel.weights, dtype=float)
-    if a.shape != (len(panel.target), len(panel.source)) or not a.size:
-        raise ValueError(
-            f"panel '{panel.title}': weights are {a.shape}; {len(panel.target)} target and {len(panel.source)} source "
-            "tokens are needed, and at least one of each"
-        )
-    return a
-
-
 def _count_columns(matrices: Sequence[NDArray[np.float64]]) -> int:
     """Choose how many panels stand side by side, for an image of about 3 : 2 with few empty cells."""
     wide = max(a.shape[1] for a in matrices) + 4  # labels need about four cells
     high = max(a.shape[0] for a in matrices) + 4
 
     def cost(columns: int) -> float:
-        """Rate a number of columns: distance from 3 : 2, plus the fraction of empty cells."""
         rows = math.ceil(len(matrices) / columns)
         empty = rows * columns - len(matrices)
         return abs(math.log(columns * wide / (rows * high) / 1.5)) + empty / len(matrices)
@@ -115,17 +90,9 @@ def _count_columns(matrices: Sequence[NDArray[np.float64]]) -> int:
     return min(range(1, len(matrices) + 1), key=cost)
 
 
-def _cell_size(matrices: Sequence[NDArray[np.float64]], columns: int) -> float:
-    """Return the side of a cell in inches: CELL, or less where the image would exceed MAX_SIZE."""
-    rows = math.ceil(len(matrices) / columns)
-    wide, high = (max(a.shape[side] for a in matrices) for side in (1, 0))
-    return min(CELL, MAX_SIZE / max(int(columns * wide), int(rows * high)))
-
-
 def _draw_panel(
     figure: Figure, panel: AttentionPanel, a: NDArray[np.float64], cell: float, top: float, fonts: FontSet
 ) -> Axes:
-    """Draw one panel with labels and title at the corner; _arrange_panels moves it to its position."""
     rows, columns = a.shape
     width, height = figure.get_size_inches()
     axes = figure.add_axes((0, 0, columns * cell / width, rows * cell / height))
@@ -134,7 +101,10 @@ def _draw_panel(
     axes.invert_yaxis()
     axes.set_facecolor("#f2d5d5")  # shows through where a weight is not a number
     style = fonts.style(0.55 * 72 * cell)
-    source, target = ([_label(token, fonts) for token in tokens] for tokens in (panel.source, panel.target))
+    source, target = (
+        [shorten(fonts.drawable(visible(token)), MAX_LABEL) for token in tokens]
+        for tokens in (panel.source, panel.target)
+    )
     axes.set_xticks(np.arange(columns) + 0.5, labels=source, **style)
     axes.set_yticks(np.arange(rows) + 0.5, labels=target, **style)
     axes.tick_params(length=0, pad=3, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -147,12 +117,6 @@ def _draw_panel(
         title = textwrap.fill(fonts.drawable(panel.title), width, break_long_words=False)
         axes.set_title(title, pad=6, fontweight="bold", **fonts.style(10))
     return axes
-
-
-def _label(token: str, fonts: FontSet) -> str:
-    """Return a token as an axis label: visible, drawable and cut to MAX_LABEL characters."""
-    shown = fonts.drawable(visible(token))
-    return shown if len(shown) <= MAX_LABEL else f"{shown[: MAX_LABEL - 1]}…"
 
 
 def _rotated_labels(labels: Sequence[str]) -> list[bool]:
@@ -191,7 +155,6 @@ def _arrange_panels(figure: Figure, axes: Sequence[Axes], panels: int, columns: 
     cells = [divmod(i, columns) for i in range(panels)] + [(0, columns) for _ in axes[panels:]]
 
     def lines(which: int, before: int, after: int) -> tuple[list[float], float]:
-        """Return where each row (0) or column (1) of the grid begins, and where the last one ends."""
         starts, at = [], EDGE
         for line in range(max(cell[which] for cell in cells) + 1):
             own = [i for i, cell in enumerate(cells) if cell[which] == line]
@@ -210,19 +173,17 @@ def _arrange_panels(figure: Figure, axes: Sequence[Axes], panels: int, columns: 
 
 
 def draw_quality_curves(
-    path: str | Path, series: Mapping[str, Sequence[CurvePoint]], *, xlabel: str, ylabel: str, title: str = ""
+    path: str | Path, series: Mapping[str, Sequence[LengthBucket]], *, xlabel: str, ylabel: str, title: str = ""
 ) -> None:
     """Draw each model's quality by length with intervals, and below it bars of pair counts, into an image file."""
     path = check_format(path)
-    if not any(series.values()):
-        raise ValueError("there is no point to draw")
     figure = new_figure()
     figure.set_layout_engine("constrained")
     figure.set_size_inches(6.4, 4.4)
     fonts = FontSet((*series, xlabel, ylabel, title))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(6, 1))
-    lines = [_draw_curve(above, i, points) for i, points in enumerate(series.values())]
-    _draw_counts(below, series)
+    lines = [_draw_curve(above, i, buckets) for i, buckets in enumerate(series.values())]
+    _draw_counts(below, max(series.values(), key=len))  # all models have the same pairs
     above.set_ylabel(fonts.drawable(ylabel), **fonts.style(10))
     below.set_ylabel("pairs", **fonts.style(8))
     below.set_xlabel(fonts.drawable(xlabel), **fonts.style(10))
@@ -235,33 +196,29 @@ def draw_quality_curves(
     save_figure(figure, path)
 
 
-def _draw_curve(axes: Axes, i: int, points: Sequence[CurvePoint]) -> Line2D:
-    """Draw one model's curve with its interval in the i-th color and marker; return its line."""
+def _middle(bucket: LengthBucket) -> float:
+    return (bucket.low + bucket.high) / 2
+
+
+def _draw_curve(axes: Axes, i: int, buckets: Sequence[LengthBucket]) -> Line2D:
     color, mark = COLORS[i % len(COLORS)], MARKS[i % len(MARKS)]
-    points = sorted(points, key=lambda point: point.x)
-    x, y = [point.x for point in points], [point.y for point in points]
-    low, high = [point.low for point in points], [point.high for point in points]
-    if len(points) == 1:  # a band needs two points
+    x, y = list(map(_middle, buckets)), [bucket.score for bucket in buckets]
+    low, high = ([bucket.interval[end] for bucket in buckets] for end in (0, 1))
+    if len(buckets) == 1:  # a band needs two points
         axes.vlines(x, low, high, color=color, alpha=0.4, linewidth=1.2)
     axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     (line,) = axes.plot(x, y, color=color, marker=mark, markersize=4.5, linewidth=1.6, markeredgecolor="white")
     return line
 
 
-def _draw_counts(axes: Axes, series: Mapping[str, Sequence[CurvePoint]]) -> None:
-    """Draw a bar of the pair count at each length; where models differ, the largest count."""
-    counts: dict[float, int] = {}
-    for points in series.values():
-        for point in points:
-            counts[point.x] = max(point.count, counts.get(point.x, 0))
-    xs = sorted(counts)
+def _draw_counts(axes: Axes, buckets: Sequence[LengthBucket]) -> None:
+    xs = list(map(_middle, buckets))
     nearest = min((after - before for before, after in itertools.pairwise(xs)), default=1.0)
-    axes.bar(xs, [counts[x] for x in xs], width=0.7 * nearest, color="#afb8c1", linewidth=0)
+    axes.bar(xs, [bucket.count for bucket in buckets], width=0.7 * nearest, color="#afb8c1", linewidth=0)
     axes.set_xlim(xs[0] - 0.7 * nearest, xs[-1] + 0.7 * nearest)
 
 
 def _draw_legend(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], fonts: FontSet) -> None:
-    """Draw a legend that names the lines; names with "_" or "$" are shown as they are."""
     # Names are set afterwards: a legend leaves out entries that begin with "_", and would read "$" as mathematics.
     legend = axes.legend(lines, [f"{i}" for i in range(len(lines))], frameon=False, loc="best", handlelength=1.8)
     for text, name in zip(legend.get_texts(), names, strict=True):
@@ -269,7 +226,6 @@ def _draw_legend(axes: Axes, lines: Sequence[Line2D], names: Sequence[str], font
 
 
 def _style_axes(axes: Axes, ticks: int, fonts: FontSet) -> None:
-    """Show two spines, a light grid, at most `ticks` values on the y axis and integers on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
@@ -284,21 +240,10 @@ def _style_axes(axes: Axes, ticks: int, fonts: FontSet) -> None:
 # -- fonts and files ---------------------------------------------------------------------------------------------------
 
 
-class TextStyle(TypedDict):
-    """How matplotlib sets a text."""
-
-    fontsize: float
-    fontfamily: list[str]
-    color: str
-    parse_math: bool
-    usetex: bool
-
-
 class FontSet:
     """Fonts for the texts of one image: DejaVu, then installed fonts for characters that it lacks (CJK, say)."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Choose installed fonts that cover the characters of all texts; `missing` are those that no font has."""
         from matplotlib import font_manager
 
         self.families = ["DejaVu Sans"]
@@ -318,19 +263,12 @@ class FontSet:
         """Replace characters that no font can draw, or that are not printable, by <code point>."""
         return "".join(f"<{ord(c):04X}>" if c in self.missing or not c.isprintable() else c for c in text)
 
-    def style(self, size: float) -> TextStyle:
+    def style(self, size: float) -> dict[str, Any]:
         """Return matplotlib's options for a text of this size; "$" is not read as mathematics."""
-        return {
-            "fontsize": size,
-            "fontfamily": self.families,
-            "color": INK,
-            "parse_math": False,
-            "usetex": False,
-        }
+        return {"fontsize": size, "fontfamily": self.families, "color": INK, "parse_math": False, "usetex": False}
 
 
 def _font_characters(font: str) -> set[str]:
-    """Return the characters that a font file has; none for a broken file."""
     from matplotlib.font_manager import get_font
 
     try:

@@ -5,7 +5,7 @@
     video   the same with all of its frames
     audio   its spectrogram, and below it a row of weights for each word, aligned in time
 
-Several of them (two models, several sources) stand one below the other. Sizes are in inches.
+Sizes are in inches.
 """
 
 from __future__ import annotations
@@ -22,22 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, chop_cells
 
-from dragoman.inspection.media_layout import (
-    EDGE,
-    EDGE_OUTLINE,
-    VEIL,
-    VEIL_OPACITY,
-    MediaPreview,
-    grid_weights,
-    picture_urls,
-    scale_to_peak,
-    state_range,
-    strongest_cell,
-    time_ticks,
-    word_titles,
-)
+from dragoman.inspection import media_layout
+from dragoman.inspection.media_layout import MediaPreview
 from dragoman.inspection.render.image import FAINT, INK, FontSet, check_format, new_figure, save_figure
-from dragoman.inspection.render.terminal import visible
+from dragoman.inspection.render.terminal import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,8 +87,6 @@ class Sheet:
 def draw_media_attention(path: str | Path, items: Sequence[MediaAttention]) -> None:
     """Draw attention over images, videos or audio into an image file, one item below the other."""
     path = check_format(path)
-    if not items:
-        raise ValueError("there is nothing to draw")
     figure = new_figure()
     fonts = FontSet([text for item in items for text in (*map(visible, item.target), item.title, "…·%")])
     titles = [_wrap_title(figure, fonts, item.title) for item in items]
@@ -131,7 +117,6 @@ def _wrap_title(figure: Figure, fonts: FontSet, title: str) -> list[str]:
     renderer, max_width = canvas.get_renderer(), LINE_FILL * (WIDTH - 2 * MARGIN)
 
     def width(text: str) -> float:
-        """Measure a bold text in inches."""
         artist = figure.text(0, 0, fonts.drawable(text), fontweight="bold", **fonts.style(10))
         inches: float = artist.get_window_extent(renderer).width / figure.dpi
         artist.remove()
@@ -148,12 +133,10 @@ def _wrap_title(figure: Figure, fonts: FontSet, title: str) -> list[str]:
 
 
 def _title_height(lines: Sequence[str]) -> float:
-    """Return the height of a title's lines in inches; 0 without lines."""
     return TITLE + (len(lines) - 1) * LINE if lines else 0.0
 
 
 def _content_height(item: MediaAttention) -> float:
-    """Return the height of an item without its title, in inches."""
     if item.media_preview["kind"] == "audio":
         return SPECTROGRAM + ROW * len(item.target) + AXIS + GAP
     side, per_row = _panel_grid(item)
@@ -165,24 +148,24 @@ def _content_height(item: MediaAttention) -> float:
 
 def _panel_grid(item: MediaAttention) -> tuple[float, int]:
     """Return the side of a picture in inches, and how many panels fit side by side."""
-    count = len(picture_urls(item.media_preview))
+    count = len(media_layout.picture_urls(item.media_preview))
     width = WIDTH - 2 * MARGIN
     side = min(IMAGE if count == 1 else FRAME, width / count)
     return side, max(1, int((width + GAP) / (count * side + GAP)))
 
 
 def _draw_pictures(sheet: Sheet, item: MediaAttention, top: float) -> None:
-    """Draw the plain picture or frames, then a panel for each word that veils what has little weight."""
-    pictures = [decode_data_url(url) for url in picture_urls(item.media_preview)]
+    pictures = [decode_data_url(url) for url in media_layout.picture_urls(item.media_preview)]
     side, per_row = _panel_grid(item)
     names = ["", *_word_labels(item)]
-    grids = [np.ones((len(pictures), 1, 1)), *(grid_weights(item.media_preview, row) for row in item.weights)]
+    grids = [np.ones((len(pictures), 1, 1))]
+    grids += [media_layout.grid_weights(item.media_preview, row) for row in item.weights]
     for i, (name, a) in enumerate(zip(names, grids, strict=True)):
         row, column = divmod(i, per_row)
         x = MARGIN + column * (len(pictures) * side + GAP)
         y = top + row * (side + CAPTION + GAP)
         sheet.write(x, y + CAPTION - 0.05, name, 9, va="baseline")
-        peak = strongest_cell(a)
+        peak = media_layout.strongest_cell(a)
         for k, (pixels, weights) in enumerate(zip(pictures, a, strict=True)):
             axes = sheet.add_axes(x + k * side, y + CAPTION, side, side)
             axes.set_gid(f"panel-{i}")
@@ -198,17 +181,16 @@ def veil_pixels(a: NDArray[np.float64]) -> NDArray[np.float64]:
     from matplotlib.colors import to_rgb
 
     gray = np.ones((*a.shape, 4))
-    gray[..., :3] = to_rgb(VEIL)
-    gray[..., 3] = VEIL_OPACITY * (1 - a)
+    gray[..., :3] = to_rgb(media_layout.VEIL)
+    gray[..., 3] = media_layout.VEIL_OPACITY * (1 - a)
     return gray
 
 
 def _draw_edge(axes: Axes, row: int, column: int, shape: tuple[int, ...]) -> None:
-    """Draw a line around cell (row, column) of a grid of this shape, on top of a wider one in another color."""
     from matplotlib.patches import Rectangle
 
     high, wide = 1 / shape[0], 1 / shape[1]
-    for color, width in ((EDGE_OUTLINE, 2.6), (EDGE, 1.4)):
+    for color, width in ((media_layout.EDGE_OUTLINE, 2.6), (media_layout.EDGE, 1.4)):
         box = Rectangle((column * wide, 1 - (row + 1) * high), wide, high, fill=False, edgecolor=color, linewidth=width)
         box.set(clip_on=False, zorder=4, gid="strongest")  # also on the picture's own border
         axes.add_patch(box)
@@ -223,23 +205,21 @@ def decode_data_url(url: str) -> NDArray[Any]:
 
 
 def _word_labels(item: MediaAttention) -> list[str]:
-    """Return the titles of the words, cut to MAX_WORD characters."""
-    names = word_titles(item.media_preview, [visible(word) for word in item.target], item.weights)
-    return [name if len(name) <= MAX_WORD else f"{name[: MAX_WORD - 1]}…" for name in names]
+    names = media_layout.word_titles(item.media_preview, [visible(word) for word in item.target], item.weights)
+    return [shorten(name, MAX_WORD) for name in names]
 
 
 # -- audio -------------------------------------------------------------------------------------------------------------
 
 
 def _draw_spectrogram(sheet: Sheet, item: MediaAttention, top: float) -> None:
-    """Draw the spectrogram, and a row of weights for each word below it."""
     preview, width = item.media_preview, WIDTH - 2 * MARGIN - LABELS
     above = sheet.add_axes(MARGIN + LABELS, top, width, SPECTROGRAM)
     above.imshow(
         decode_data_url(preview["src"]), extent=(0, 1, 0, 1), aspect="auto", cmap="gray", interpolation="nearest"
     )
     below = sheet.add_axes(MARGIN + LABELS, top + SPECTROGRAM, width, ROW * len(item.target))
-    a = np.array([scale_to_peak(np.asarray(row, dtype=float)[state_range(preview)]) for row in item.weights])
+    a = np.array([media_layout.scaled_weights(preview, row) for row in item.weights])
     edges = [0.0, *(end for _, end in preview["spans"])]
     below.pcolormesh(edges, np.arange(len(a) + 1), a, cmap="Blues", vmin=0.0, vmax=1.0)
     below.invert_yaxis()
@@ -247,8 +227,7 @@ def _draw_spectrogram(sheet: Sheet, item: MediaAttention, top: float) -> None:
     style = sheet.fonts.style(8)
     below.set_yticks(np.arange(len(a)) + 0.5, labels=names, **style)
     below.tick_params(length=0, pad=4)
-    if preview["seconds"]:
-        times = time_ticks(preview["seconds"])
-        below.set_xticks([t / preview["seconds"] for t in times], labels=[f"{t:.10g}" for t in times], **style)
-        below.set_xlabel("seconds", labelpad=2, **style)
-        below.tick_params(axis="x", length=3, color=INK)
+    times = media_layout.time_ticks(preview["seconds"])
+    below.set_xticks([t / preview["seconds"] for t in times], labels=[f"{t:.10g}" for t in times], **style)
+    below.set_xlabel("seconds", labelpad=2, **style)
+    below.tick_params(axis="x", length=3, color=INK)

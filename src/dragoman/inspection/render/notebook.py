@@ -1,11 +1,9 @@
 """A prediction as HTML for notebooks: the text, its log-probability, and its attention.
 
-    Prediction ─→ one <div> with an SVG: source tokens on top, target tokens at the left, a square for each weight
-                  image or video: the picture once more for each word, under a veil where its weights are small, and
-                  with an edge around the strongest cell
-                  audio: its spectrogram, and a row of weights for each word below it
+    Prediction ─→ one <div> with an SVG: source tokens on top, target tokens at the left, a square for each weight;
+                  over an image, a video or audio as in media_image.py
 
-There is no script: notebooks run none until they are trusted. Weights are the opacity of one color, so that they are
+Notebooks run no script until they are trusted, so there is none. Weights are the opacity of one color, which is
 readable on light and dark pages. Sizes are in pixels.
 """
 
@@ -19,21 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.cells import cell_len
 
-from dragoman.inspection.media_layout import (
-    EDGE,
-    EDGE_OUTLINE,
-    VEIL,
-    VEIL_OPACITY,
-    MediaPreview,
-    describe_peak,
-    grid_weights,
-    picture_urls,
-    scale_to_peak,
-    state_range,
-    strongest_cell,
-    word_titles,
-)
-from dragoman.inspection.render.terminal import visible
+from dragoman.inspection import media_layout
+from dragoman.inspection.media_layout import MediaPreview
+from dragoman.inspection.render.terminal import shorten, visible
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Prediction
@@ -63,7 +49,6 @@ def render_prediction(prediction: Prediction) -> str:
 
 
 def _render_heat_map(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> str:
-    """Render weights (T, S) in [0, 1] as an SVG grid with the tokens as labels."""
     above, left = ([_label(token) for token in tokens] for tokens in (source, target))
     x0 = GAP + LETTER * max(map(cell_len, left), default=0)
     y0 = GAP + LETTER * max(map(cell_len, above), default=0)
@@ -88,43 +73,43 @@ def _render_heat_map(weights: np.ndarray, source: Sequence[str], target: Sequenc
 
 def _render_pictures(preview: MediaPreview, weights: np.ndarray, target: Sequence[str]) -> str:
     """Render an image, or the frames of a video, once for each word as an SVG, veiled by its weights (T, S)."""
-    urls = picture_urls(preview)
+    urls = media_layout.picture_urls(preview)
     side = PICTURE if len(urls) == 1 else PICTURE / 2
     per_row = max(1, int(PER_ROW * PICTURE / (side * len(urls))))
-    names, marks = word_titles(preview, [_label(token) for token in target], weights), []
+    names, marks = media_layout.word_titles(preview, [_label(token) for token in target], weights), []
     across, down = side * len(urls) + GAP, side + CELL + GAP
     for t, (name, row) in enumerate(zip(names, weights, strict=True)):
         x, y = across * (t % per_row), down * (t // per_row)
-        grids = grid_weights(preview, row)
+        grids = media_layout.grid_weights(preview, row)
         high, wide = side / grids.shape[1], side / grids.shape[2]
         for k, a in enumerate(grids):
             marks.append(_image(urls[k], t == 0, x + k * side, y, side, side))
             for (i, j), weight in np.ndenumerate(a):
                 box = _box(x + k * side + j * wide, y + i * high, wide, high)
-                marks.append(f"<rect {box} fill='{VEIL}' fill-opacity='{VEIL_OPACITY * (1 - weight):.3f}'/>")
-        peak = strongest_cell(grids)
+                opacity = media_layout.VEIL_OPACITY * (1 - weight)
+                marks.append(f"<rect {box} fill='{media_layout.VEIL}' fill-opacity='{opacity:.3f}'/>")
+        peak = media_layout.strongest_cell(grids)
         if peak is not None:
             k, i, j = peak
             outline = f"M{x + k * side + j * wide:.1f},{y + i * high:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
-            for color, width in ((EDGE_OUTLINE, 4), (EDGE, 2)):
+            for color, width in ((media_layout.EDGE_OUTLINE, 4), (media_layout.EDGE, 2)):
                 marks.append(f"<path d='{outline}' fill='none' stroke='{color}' stroke-width='{width}'/>")
-        title = escape(f"{name}: {describe_peak(preview, row)}")
+        title = escape(f"{name}: {media_layout.describe_peak(preview, row)}")
         marks.append(f"<text x='{x:.1f}' y='{y + side + CELL * 0.7:.1f}'>{escape(name)}<title>{title}</title></text>")
     return _svg(across * min(per_row, len(target)), down * -(-len(target) // per_row), marks)
 
 
 def _render_spectrogram(preview: MediaPreview, weights: np.ndarray, target: Sequence[str]) -> str:
-    """Render a spectrogram as an SVG, with a row of weights (T, S) for each word below it."""
-    names = word_titles(preview, [_label(token) for token in target], weights)
+    names = media_layout.word_titles(preview, [_label(token) for token in target], weights)
     x0 = GAP + LETTER * max(map(cell_len, names), default=0)
     marks = [_image(preview["src"], True, x0, 0, SPECTROGRAM_WIDTH, SPECTROGRAM_HEIGHT)]
     for t, (name, row) in enumerate(zip(names, weights, strict=True)):
-        y, title = SPECTROGRAM_HEIGHT + GAP + ROW * t, escape(f"{name}: {describe_peak(preview, row)}")
+        y, title = SPECTROGRAM_HEIGHT + GAP + ROW * t, escape(f"{name}: {media_layout.describe_peak(preview, row)}")
         marks.append(
             f"<text x='{x0 - GAP:.1f}' y='{y + ROW * 0.8:.1f}' text-anchor='end'>{escape(name)}"
             f"<title>{title}</title></text>"
         )
-        for (start, end), weight in zip(preview["spans"], scale_to_peak(row[state_range(preview)]), strict=True):
+        for (start, end), weight in zip(preview["spans"], media_layout.scaled_weights(preview, row), strict=True):
             box = _box(x0 + SPECTROGRAM_WIDTH * start, y, SPECTROGRAM_WIDTH * (end - start), ROW - 1)
             marks.append(f"<rect {box} fill='{BLUE}' fill-opacity='{0.05 + 0.95 * weight:.3f}'/>")
     return _svg(x0 + SPECTROGRAM_WIDTH, SPECTROGRAM_HEIGHT + GAP + ROW * len(target), marks)
@@ -141,12 +126,10 @@ def _image(url: str, first: bool, x: float, y: float, width: float, height: floa
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:
-    """Render the SVG attributes of a rectangle."""
     return f"x='{x:.1f}' y='{y:.1f}' width='{width:.2f}' height='{height:.2f}'"
 
 
 def _svg(width: float, height: float, marks: Sequence[str]) -> str:
-    """Wrap marks in an <svg> element of this size."""
     style = "style='display: block' font-family='monospace' font-size='12' fill='currentColor'"
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' role='img' aria-label='attention' width='{width:.0f}' "
@@ -155,6 +138,4 @@ def _svg(width: float, height: float, marks: Sequence[str]) -> str:
 
 
 def _label(token: str) -> str:
-    """Return a token as a visible label, cut to MAX_LABEL characters."""
-    shown = visible(token)
-    return shown if len(shown) <= MAX_LABEL else f"{shown[: MAX_LABEL - 1]}…"
+    return shorten(visible(token), MAX_LABEL)

@@ -32,6 +32,8 @@ def render_page(data: Sequence[ViewData], title: str) -> str:
         f"default-src 'none'; script-src {_csp_hash(script)}; style-src {_csp_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    # In a <script> element "<" must be escaped; json.dumps escapes all that is not ASCII.
+    encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     name = html.escape(title.encode("utf-8", "replace").decode())
     return f"""<!doctype html>
 <html lang="en">
@@ -46,16 +48,11 @@ def render_page(data: Sequence[ViewData], title: str) -> str:
 <body class="dragoman page">
 <header><h1>{name}</h1></header>
 <main><noscript>A script that is part of this page draws its pictures; please allow it to run.</noscript></main>
-<script type="application/json" id="data">{script_json(data)}</script>
+<script type="application/json" id="data">{encoded}</script>
 <script type="module">{script}</script>
 </body>
 </html>
 """
-
-
-def script_json(value: Sequence[ViewData]) -> str:
-    """Encode JSON for a <script> element: "<" and everything outside ASCII are escaped."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def view_modules() -> list[str]:
@@ -68,7 +65,6 @@ def page_modules() -> list[str]:
     order: list[str] = []
 
     def add(name: str) -> None:
-        """Append a module after those it imports, unless it is there already."""
         if name not in order:
             for imported in IMPORT.findall(_read_static(f"{name}.js")):
                 add(imported)
@@ -90,10 +86,8 @@ def import_modules() -> str:
 
 
 def _read_static(name: str) -> str:
-    """Read a static file of the package."""
     return (resources.files("dragoman.inspection") / "static" / name).read_text("utf-8")
 
 
 def _csp_hash(text: str) -> str:
-    """Return the hash of a script or style as a Content-Security-Policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -5,26 +5,20 @@
           R   ██                        a matrix wider than the terminal goes on below, in blocks of columns
          AE     ██
 
-Where the source is an image, each word has a grid of its own, and grids stand side by side; shades there are relative
-to the word's largest weight (media_layout.py).
-
-With color a weight is a shade of the background, from near black to near white in one hue, so that the map looks the
-same on dark and on light terminals. Without color it is one of " ·░▒▓█".
+With color a weight is a shade of the background, which looks the same on dark and on light terminals.
 
 Tokens come from data and may hold anything. `visible` makes them printable: no control character, escape sequence or
 direction mark reaches the terminal, and a combining mark without a base gets one, so that columns stay aligned.
-T target tokens, S source tokens.
 """
 
 from __future__ import annotations
 
-import shutil
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.style import Style
 from rich.text import Text
 
@@ -50,25 +44,15 @@ PEAK_OF_WORD = "the most of each word"
 
 
 def render_heat_map(
-    weights: ArrayLike,
-    source: Sequence[str],
-    target: Sequence[str],
-    *,
-    color: bool,
-    width: int | None = None,
-    peak_label: str = "1",
+    weights: ArrayLike, source: Sequence[str], target: Sequence[str], *, color: bool, width: int, peak_label: str = "1"
 ) -> Text:
-    """Render weights (T, S) in [0, 1] as shades, in blocks of columns that fit the width; NaN shows as "?".
-
-    `width` is the terminal's by default. `peak_label` says what the strongest shade stands for.
-    """
+    """Render weights (T, S) in [0, 1] as shades, in blocks of columns that fit the width; NaN shows as "?"."""
     a = np.asarray(weights, dtype=float)
     if a.shape != (len(target), len(source)):
         raise ValueError(f"weights are {a.shape}; {len(target)} target and {len(source)} source tokens are needed")
-    width = width or shutil.get_terminal_size().columns
     headings = [_split_clusters(visible(token)) for token in source]
-    labels = _align_right([_cut(visible(token), max(8, width // 3)) for token in target])
-    margin = max((cell_len(label) for label in labels), default=0) + 1
+    labels = [cut(visible(token), max(8, width // 3)) for token in target]
+    margin = max(map(cell_len, labels), default=0) + 1
     cell = 1 + max((cell_len(cluster) for heading in headings for cluster in heading), default=1)
     columns = max(1, (width - margin) // cell)
 
@@ -77,7 +61,7 @@ def render_heat_map(
         block = slice(start, start + columns)
         _append_heading(text, headings[block], margin, cell)
         for label, row in zip(labels, a[:, block], strict=True):
-            text.append(f"{label} ")
+            text.append(f"{' ' * (margin - 1 - cell_len(label))}{label} ")
             _append_weights(text, row, cell, color)
             text.append("\n")
         text.append("\n")
@@ -86,15 +70,9 @@ def render_heat_map(
 
 
 def render_grid_maps(
-    preview: MediaPreview,
-    weights: Sequence[Sequence[float]],
-    target: Sequence[str],
-    *,
-    color: bool,
-    width: int | None = None,
+    preview: MediaPreview, weights: Sequence[Sequence[float]], target: Sequence[str], *, color: bool, width: int
 ) -> Text:
     """Render a grid of shades with a title for each word, over the cells of an image or of a video's frames."""
-    width = width or shutil.get_terminal_size().columns
     grids = [_join_frames(media_layout.grid_weights(preview, row)) for row in weights]
     names = media_layout.word_titles(preview, [visible(token) for token in target], weights)
     wide = 2 * grids[0].shape[1] if grids else 2
@@ -103,10 +81,11 @@ def render_grid_maps(
     text = Text(no_wrap=True, overflow="ignore")
     for start in range(0, len(grids), per_row):
         some = range(start, min(start + per_row, len(grids)))
-        text.append("  ".join(_pad_right(_cut(names[i], wide), wide) for i in some).rstrip() + "\n")
+        text.append("  ".join(fit(names[i], wide) for i in some).rstrip() + "\n")
         for row in range(len(grids[start])):
             for i in some:
-                _append_grid_row(text, grids[i][row], wide, color)
+                _append_weights(text, grids[i][row], 2, color, missing=" ")
+                text.append(" " * (wide - 2 * grids[i].shape[1]))
                 text.append("  " if color else "│ ")  # without color the end of a grid is invisible
             text.append("\n")
         text.append("\n")
@@ -119,21 +98,6 @@ def _join_frames(a: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.hstack([np.pad(grid, ((0, 0), (0, 1)), constant_values=np.nan) for grid in a])[:, :-1]
 
 
-def _pad_right(text: str, width: int) -> str:
-    """Pad a text with spaces to `width` cells."""
-    return text + " " * (width - cell_len(text))
-
-
-def _append_grid_row(text: Text, row: NDArray[np.float64], wide: int, color: bool) -> None:
-    """Append a row of one grid, two cells for each weight, padded to `wide`; NaN stays empty."""
-    for weight in row:
-        if np.isnan(weight):
-            text.append("  ")
-        else:
-            _append_weights(text, np.array([weight]), 2, color)
-    text.append(" " * (wide - 2 * len(row)))
-
-
 def visible(token: str) -> str:
     """Spell out what does not print as itself: ␣, <001B>; ◌ is put before a lone combining mark."""
     shown = "".join(_spell_character(character) for character in token)
@@ -142,7 +106,6 @@ def visible(token: str) -> str:
 
 
 def _spell_character(character: str) -> str:
-    """Return ␣ for a space, <code point> for a control, separator or variation selector, else the character."""
     if character == " ":
         return "␣"
     code = ord(character)
@@ -164,26 +127,23 @@ def _split_clusters(text: str) -> list[str]:
     return clusters if len(clusters) <= MAX_HEADING_LINES else [*clusters[: MAX_HEADING_LINES - 1], "⋮"]
 
 
-def _cut(text: str, limit: int) -> str:
+def shorten(text: str, max_length: int) -> str:
+    """Cut a text to at most `max_length` characters, with … at the end if anything is cut."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def cut(text: str, limit: int) -> str:
     """Cut a text to at most `limit` cells, with … at the end if anything is cut."""
-    if cell_len(text) <= limit:
-        return text
-    kept = ""
-    for character in text:
-        if cell_len(kept + character) >= limit:
-            break
-        kept += character
-    return f"{kept}…"
+    return text if cell_len(text) <= limit else f"{chop_cells(text, limit - 1)[0]}…"
 
 
-def _align_right(labels: list[str]) -> list[str]:
-    """Pad labels on the left to the width of the widest."""
-    widest = max((cell_len(label) for label in labels), default=0)
-    return [" " * (widest - cell_len(label)) + label for label in labels]
+def fit(text: str, cells: int) -> str:
+    """Cut a text with …, or pad it with spaces, to exactly `cells` cells."""
+    kept = cut(text, cells)
+    return kept + " " * (cells - cell_len(kept))
 
 
 def _append_heading(text: Text, headings: list[list[str]], margin: int, cell: int) -> None:
-    """Append the source tokens as columns, written downwards and aligned at the bottom."""
     depth = max(len(heading) for heading in headings)
     stacked = [[""] * (depth - len(heading)) + heading for heading in headings]
     for line in zip(*stacked, strict=True):
@@ -191,11 +151,11 @@ def _append_heading(text: Text, headings: list[list[str]], margin: int, cell: in
         text.append(f"{' ' * margin}{content.rstrip(' ')}\n")
 
 
-def _append_weights(text: Text, row: NDArray[np.float64], cell: int, color: bool) -> None:
-    """Append one shade of `cell` cells for each weight: a color, or a glyph without color; "?" for NaN."""
+def _append_weights(text: Text, row: NDArray[np.float64], cell: int, color: bool, missing: str = "?") -> None:
+    """Append one shade of `cell` cells for each weight: a color, or a glyph without color; `missing` for NaN."""
     for weight in row:
         if np.isnan(weight):
-            text.append("?".ljust(cell))
+            text.append(missing.ljust(cell))
         elif color:
             text.append(" " * cell, STYLES[_level(weight, len(STYLES))])
         else:
@@ -203,12 +163,10 @@ def _append_weights(text: Text, row: NDArray[np.float64], cell: int, color: bool
 
 
 def _level(weight: float, levels: int) -> int:
-    """Return the nearest of `levels` equal steps from 0 to 1, as its index."""
     return int(min(1.0, max(0.0, weight)) * (levels - 1) + 0.5)
 
 
 def _append_scale(text: Text, color: bool, peak_label: str) -> None:
-    """Append a legend of the shades, from 0 to the peak."""
     steps = np.linspace(0.0, 1.0, len(STYLES) if color else len(GLYPHS))
     text.append("0 ")
     _append_weights(text, steps, 2, color)

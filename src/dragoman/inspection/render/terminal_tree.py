@@ -13,7 +13,6 @@ Tokens may hold anything and pass through `visible`; a line that is wider than t
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from dragoman.inspection.render.terminal import visible
+from dragoman.inspection.render.terminal import fit, visible
 from dragoman.inspection.views import ViewData
 
 MAX_INDENT = 60  # cells; deeper nodes are not indented further
@@ -30,12 +29,10 @@ FATE_MARKS = {"kept": "", "finished": "✓", "dropped": "✗"}
 # -- a beam ------------------------------------------------------------------------------------------------------------
 
 
-def render_beam(view: ViewData, *, dropped: bool = True, width: int | None = None) -> Text:
-    """Render the tree of a "beam" view with its results and verdict; `dropped` includes dropped hypotheses."""
-    width = width or shutil.get_terminal_size().columns
-    shown = [node for node in view["nodes"] if dropped or node["fate"] != "dropped"]
+def render_beam(view: ViewData, *, width: int) -> Text:
+    """Render the tree of a "beam" view with its results and verdict."""
     children: dict[int, list[ViewData]] = defaultdict(list)
-    for node in shown:
+    for node in view["nodes"]:
         children[node["parent"]].append(node)
     best = view["results"][0]["node"] if view["results"] else None
     lines = _render_branches(children, best)
@@ -43,11 +40,11 @@ def render_beam(view: ViewData, *, dropped: bool = True, width: int | None = Non
     text = Text(no_wrap=True, overflow="ignore")
     for label, node in lines:
         style = "bold" if node["best"] else "dim" if node["fate"] == "dropped" else ""
-        text.append(f"{_fit(label, middle)}  {node['total']:7.3f}  {node['score']:7.3f}\n", style)
+        text.append(f"{fit(label, middle)}  {node['total']:7.3f}  {node['score']:7.3f}\n", style)
     for i, result in enumerate(view["results"], 1):
         tokens = " ".join(visible(token) for token in result["tokens"])
         line = f"{i}. {result['score']:.3f}  log p {result['log_prob']:.3f}  {tokens}"
-        text.append(f"{_fit(line, width).rstrip(' ')}\n")
+        text.append(f"{fit(line, width).rstrip(' ')}\n")
     if view["verdict"]:
         text.append(f"{textwrap.fill(view['verdict']['sentence'], width)}\n")
     return text
@@ -75,7 +72,6 @@ def _siblings(nodes: Sequence[ViewData], lead: str) -> list[tuple[ViewData, str,
 
 
 def _node_label(node: ViewData, best: int | None) -> str:
-    """Return a node's token with marks: ◆ for the reference, ★ for the best result's end, else its fate."""
     marks = ("◆" if node["reference"] else "") + ("★" if node["id"] == best else FATE_MARKS[node["fate"]])
     return f"{visible(node['token'])} {marks}" if marks else visible(node["token"])
 
@@ -83,9 +79,8 @@ def _node_label(node: ViewData, best: int | None) -> str:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def render_steps(view: ViewData, *, width: int | None = None) -> Text:
+def render_steps(view: ViewData, *, width: int) -> Text:
     """Render tables of the steps of a "steps" view: free-running, then along the target if there is one."""
-    width = width or shutil.get_terminal_size().columns
     text = Text(no_wrap=True, overflow="ignore")
     for name in ("free", "forced"):
         if view[name] is None:
@@ -107,16 +102,6 @@ def _render_table(steps: Sequence[ViewData], diverges: int | None, width: int) -
         sign = ("›" if step["forced"] else " ") + ("◀" if t == diverges else " ")
         top = "  ".join(f"{visible(one['token'])} {one['log_prob']:.2f}" for one in step["top"])
         numbers = f"{step['log_prob']:7.3f} {step['rank']:3d} {step['entropy']:5.2f}"
-        line = f"{t:3d} {_fit(token, column)} {sign} {numbers}   {top}"
-        lines.append((_fit(line, width).rstrip(" "), "bold" if t == diverges else ""))
+        line = f"{t:3d} {fit(token, column)} {sign} {numbers}   {top}"
+        lines.append((fit(line, width).rstrip(" "), "bold" if t == diverges else ""))
     return lines
-
-
-def _fit(text: str, cells: int) -> str:
-    """Cut a text with …, or pad it with spaces, to exactly `cells` cells."""
-    if cell_len(text) > cells:
-        text = text[: 2 * cells]  # most characters take a cell; a long tail would be cut one by one
-        while cell_len(text) >= cells:
-            text = text[:-1]
-        text += "…"
-    return text + " " * (cells - cell_len(text))

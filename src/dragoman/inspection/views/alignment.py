@@ -4,10 +4,8 @@
     entropy   −Σ_j a_tj log a_tj, the mean over the rows t                  the mean over those of a target word
     effect    log p without head h − log p
 
-attention_maps.py computes the weights and names the heads. For a source that is no text, `media_preview` says where its
-states lie on its picture. A long audio source has many states: the weights within the source may be too many for a
-view, and `left_out` names the kinds that are left out. Weights are counted before the pass, so that nothing is kept of
-what is left out, and nothing is computed where even the weights from target to source are too many.
+attention_maps.py computes the weights and names the heads. The weights within a long audio source may be too many for a
+view: `left_out` names the kinds that are left out. They are counted before the pass, so that nothing is kept of them.
 """
 
 from __future__ import annotations
@@ -16,29 +14,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from rich.console import Console
 
 from dragoman.core.errors import UserError
 from dragoman.inspection.blockers import encoder_decoder_blocker
+from dragoman.inspection.render.terminal import print_source_weights
 from dragoman.inspection.views import BeamSize, ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
     from dragoman.inspection.attention_maps import AttentionHead, LayerAttention
     from dragoman.inspection.teacher_forcing import ForcedPair
 
 MAX_WEIGHTS = 4_000_000  # in a view: a page with more is of no use
-PRIORITY = ("cross", "decoder", "second_source", "encoder")  # kinds of weights, the first to be kept and the last
 
 HeadName = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-def print_alignment(out: Console, data: ViewData) -> None:
-    """Print source, target and log p, then the soft alignment as a heat map, or why there is none."""
-    from dragoman.inspection.render.terminal import print_source_weights
-
+def _print_alignment(out: Console, data: ViewData) -> None:
     line = f"{data['source_text']} → {data['target_text']}   (log p {data['log_prob']:.2f})"
     out.print(line, markup=False, soft_wrap=True)
     if data["soft"] is None:
@@ -48,10 +42,7 @@ def print_alignment(out: Console, data: ViewData) -> None:
 
 
 def predicted_alignment(pipeline: Pipeline, source: str | Example, *, beam: int | None = None) -> ViewData:
-    """Show the prediction of a model that `compute_alignment` refuses: labels, a continued text, an ensemble's output.
-
-    The data has the keys of the view, without heads.
-    """
+    """Show the prediction of a model that `compute_alignment` refuses, with the keys of the view but without heads."""
     import torch
 
     from dragoman.inspection.attention_maps import round_weights
@@ -87,7 +78,7 @@ def predicted_alignment(pipeline: Pipeline, source: str | Example, *, beam: int 
 @register_view(
     "alignment",
     inputs="pair",
-    print_view=print_alignment,
+    print_view=_print_alignment,
     blocker=encoder_decoder_blocker,
     fallback=predicted_alignment,
 )
@@ -99,32 +90,20 @@ def compute_alignment(
     beam: BeamSize | None = None,
     ablate: Annotated[Sequence[HeadName], Field(max_length=1000)] = (),
 ) -> ViewData:
-    """Which source tokens each target token attends to, layer by layer and head by head.
-
-    Without a target, the model's own output is the target. `ablate` names heads to switch off.
-    """
-    from dragoman.inspection.attention_maps import (
-        ablate_heads,
-        count_weights,
-        find_heads,
-        merge_words,
-        name_heads,
-        round_weights,
-        run_recorded,
-        target_log_probs,
-    )
+    """Which source tokens each target token attends to, layer by layer and head by head, with some heads ablated."""
+    from dragoman.inspection import attention_maps
     from dragoman.inspection.media_preview import build_media_preview
     from dragoman.inspection.teacher_forcing import prepare_pair, run_teacher_forced, source_line
 
     pair = prepare_pair(pipeline, source, target, beam=beam)
-    kept = _kept_kinds(count_weights(pipeline, pair))
-    output, layers = run_recorded(pipeline, pair, kept)
-    shown, log_probs = [layer for layer in layers if layer.kind in kept], target_log_probs(output)
+    kept = _kept_kinds(attention_maps.count_weights(pipeline, pair))
+    output, layers = attention_maps.run_recorded(pipeline, pair, kept)
+    shown, log_probs = [layer for layer in layers if layer.kind in kept], attention_maps.target_log_probs(output)
     ablated = None
     if ablate:
-        with ablate_heads(find_heads(name_heads(layers), ablate)):
-            ablated = target_log_probs(run_teacher_forced(pipeline, pair))
-    target_pieces = pipeline.codec.target_pieces(pair.target)
+        with attention_maps.ablate_heads(attention_maps.find_heads(attention_maps.name_heads(layers), ablate)):
+            ablated = attention_maps.target_log_probs(run_teacher_forced(pipeline, pair))
+    target_pieces = pipeline.codec.target.pieces(pair.target)
     soft = None if output.output.attention is None else output.output.attention[0]
     return {
         "source_text": source_line(pair.example),
@@ -135,11 +114,11 @@ def compute_alignment(
         "inputs": ["<s>", *target_pieces[:-1]],
         "log_probs": log_probs,
         "log_prob": sum(log_probs),
-        "soft": None if soft is None else round_weights(soft),
+        "soft": None if soft is None else attention_maps.round_weights(soft),
         "soft_blocker": soft_blocker(pipeline, [layer.kind for layer in layers]) if soft is None else None,
         "maps": [_layer_data(layer) | _own_tokens(pipeline, pair, layer.kind) for layer in shown],
         "left_out": sorted({layer.kind for layer in layers} - {layer.kind for layer in shown}),
-        "words": None if soft is None else merge_words(pipeline, pair, soft),
+        "words": None if soft is None else attention_maps.merge_words(pipeline, pair, soft),
         "media_preview": build_media_preview(pipeline, pair.model_input),
         "ablated": list(dict.fromkeys(ablate)),
         "log_prob_ablated": None if ablated is None else sum(ablated),
@@ -147,18 +126,13 @@ def compute_alignment(
     }
 
 
-def print_head_effects(out: Console, data: ViewData) -> None:
-    """Print the name of each head and its change of log p."""
+def _print_head_effects(out: Console, data: ViewData) -> None:
     for name, change in data["effects"].items():
         out.print(f"{name}  {change:+.3f}", markup=False)
 
 
 @register_view(
-    "head_effects",
-    inputs="pair",
-    print_view=print_head_effects,
-    blocker=encoder_decoder_blocker,
-    has_module=False,
+    "head_effects", inputs="pair", print_view=_print_head_effects, blocker=encoder_decoder_blocker, has_module=False
 )
 def compute_head_effects(pipeline: Pipeline, source: str | Example, target: str | None = None) -> ViewData:
     """How much log p(target | source) changes when one head alone is switched off, for every head."""
@@ -190,13 +164,10 @@ def soft_blocker(pipeline: Pipeline, kinds: Sequence[str] = ()) -> str:
         return f"{shown} a language model has none, because it reads no source; use --view steps"
     if model.head is not None:
         part = pipeline.config.model.head
-        head = "" if part is None else part.name
+        head, remedy = "" if part is None else part.name, "use --view embedding_space"
+        if head == "classifier":
+            remedy = "train with model.head.pool: attention to see its pooling"
         kind = "masked language model" if pipeline.config.training.objective.name == "masked" else head
-        remedy = (
-            "train with model.head.pool: attention to see its pooling"
-            if head == "classifier"
-            else "use --view embedding_space"
-        )
         return f"{shown} a {kind} has none, because it writes no target; use a model with a decoder, or {remedy}"
     if "cross" in kinds:
         return f"{shown} this model has it only in its heads, over one sequence; draw them: --png FILE --maps decoder"
@@ -204,10 +175,9 @@ def soft_blocker(pipeline: Pipeline, kinds: Sequence[str] = ()) -> str:
 
 
 def _kept_kinds(counts: Mapping[str, int]) -> set[str]:
-    """Return the kinds whose weights fit into a view together, by priority; UserError if cross does not fit."""
+    """Return the kinds whose weights fit into a view together, the first first; UserError if cross does not fit."""
     kinds, left = set[str](), MAX_WEIGHTS
-    for kind in PRIORITY:
-        count = counts[kind]
+    for kind, count in counts.items():
         if count > left and kind == "cross":
             raise UserError(
                 f"there are {count:,} weights from target to source, and a view holds {left:,}; shorten the text"
@@ -218,7 +188,6 @@ def _kept_kinds(counts: Mapping[str, int]) -> set[str]:
 
 
 def _layer_data(layer: LayerAttention) -> ViewData:
-    """Return a layer as JSON: kind, number, and name, mean entropy and weights of each head."""
     from dragoman.inspection.attention_maps import entropy, round_weights
 
     heads = [
@@ -233,7 +202,7 @@ def _own_tokens(pipeline: Pipeline, pair: ForcedPair, kind: str) -> dict[str, li
     from dragoman.inspection.attention_maps import first_source_length
 
     if pipeline.model.is_decoder_only:
-        inputs = ["<s>", *pipeline.codec.target_pieces(pair.target)[:-1]]
+        inputs = ["<s>", *pipeline.codec.target.pieces(pair.target)[:-1]]
         return {"tokens": [*pair.pieces, *inputs]} if kind == "decoder" else {}
     if pair.model_input.second_source is None or kind not in ("encoder", "second_source"):
         return {}

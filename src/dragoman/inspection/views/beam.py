@@ -17,15 +17,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch, Example
+from dragoman.inspection.blockers import decoder_blocker
+from dragoman.inspection.render.terminal_tree import render_beam
 from dragoman.inspection.views import BeamSize, ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.inference.pipeline import Pipeline, Prediction
 
 TOLERANCE = 1e-5  # between a mean log p computed step by step and one computed at once
@@ -34,30 +36,22 @@ Node = ViewData
 Tree = Mapping[tuple[int, int], Node]  # (id of the parent, token) → node
 
 
-def search_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model has no search to show, or None."""
-    if pipeline.model.head is not None:
-        return "this model answers with labels and does not search; use a model with a decoder"
-    return None
-
-
-def print_beam(out: Console, data: ViewData) -> None:
-    """Print the tree, the results and the verdict of a "beam" view."""
-    from dragoman.inspection.render.terminal_tree import render_beam
-
+def _print_beam(out: Console, data: ViewData) -> None:
     out.print(render_beam(data, width=out.width), end="")
 
 
-@register_view("beam", inputs="pair", print_view=print_beam, blocker=search_blocker)
+@register_view("beam", inputs="pair", print_view=_print_beam, blocker=decoder_blocker)
 def trace_beam(pipeline: Pipeline, source: str | Example, target: str | None = None, *, beam: BeamSize = 5) -> ViewData:
     """Every hypothesis that a beam search kept and dropped; with a target, whether search or model missed it."""
-    from dragoman.inspection.teacher_forcing import source_line
+    from dragoman.inference.ensemble import ShallowFusion
+    from dragoman.inspection.teacher_forcing import read_example, source_line
     from dragoman.search import search_part
 
-    _check_reference(pipeline, target)
-    example = pipeline.input_processor.to_example(source)
-    if not example.source.strip() and not pipeline.continues_text:
-        raise UserError("the source is blank; give a text")
+    if target is not None and pipeline.continues_text:
+        raise UserError("a language model continues a text and has no reference; leave the target out")
+    if target is not None and isinstance(pipeline.model, ShallowFusion):
+        raise UserError("shallow fusion scores a reference differently; load the model without the language model")
+    example = read_example(pipeline, source)
     overrides = GenerationOptions(search=Part("beam"), mbr=None)
     best = pipeline.predict([example], overrides, beam=beam, nbest=beam, trace=True)[0]
     part = search_part(pipeline.resolve_options(overrides, beam=beam, nbest=beam))
@@ -80,18 +74,6 @@ def trace_beam(pipeline: Pipeline, source: str | Example, target: str | None = N
     }
 
 
-def _check_reference(pipeline: Pipeline, reference: str | None) -> None:
-    """Raise UserError for a reference that cannot be scored as the search scores; None is fine."""
-    from dragoman.inference.ensemble import ShallowFusion
-
-    if reference is None:
-        return
-    if pipeline.continues_text:
-        raise UserError("a language model continues a text and has no reference; leave the target out")
-    if isinstance(pipeline.model, ShallowFusion):
-        raise UserError("shallow fusion scores a reference differently; load the model without the language model")
-
-
 def find_path(tree: Tree, ids: Sequence[int]) -> list[Node]:
     """Return the nodes along a sequence of tokens, as far as the tree has them."""
     path: list[Node] = []
@@ -104,17 +86,11 @@ def find_path(tree: Tree, ids: Sequence[int]) -> list[Node]:
 
 
 def _node_data(node: ViewData) -> Node:
-    """Return a node of a search's trace as the view shows it, not yet marked as best or reference."""
-    position = {key: node[key] for key in ("id", "parent", "step")} | {
-        "token": node["piece"],
-        "token_id": node["token"],
-    }
-    scores = {key: node[key] for key in ("log_prob", "total", "score", "fate", "reason")}
-    return position | scores | {"best": False, "reference": False}
+    own = {key: value for key, value in node.items() if key != "piece"}
+    return own | {"token": node["piece"], "token_id": node["token"], "best": False, "reference": False}
 
 
 def _ids_with_eos(one: Prediction) -> list[int]:
-    """Return a prediction's ids, with </s> if it ended with that."""
     return [*one.ids, EOS] if one.finish_reason == "eos" else one.ids
 
 
@@ -133,7 +109,6 @@ def _result_data(one: Prediction, tree: Tree) -> ViewData:
 
 
 def _max_new_tokens(pipeline: Pipeline, example: Example) -> int:
-    """Return the maximum number of tokens, without </s>, of a result for this source."""
     import torch
 
     from dragoman.inference.constraints import length_bounds
@@ -147,7 +122,6 @@ def _max_new_tokens(pipeline: Pipeline, example: Example) -> int:
 
 
 def _score_reference(pipeline: Pipeline, example: Example, text: str, part: Part, tree: Tree) -> ViewData:
-    """Score the reference by the model and as the search would, and mark its nodes in the tree."""
     ids = pipeline.codec.encode_target(text, source=example.source)
     log_probs = pipeline.token_scores([replace(example, target=text)])[0]
     nodes = find_path(tree, ids)
@@ -155,7 +129,7 @@ def _score_reference(pipeline: Pipeline, example: Example, text: str, part: Part
         node["reference"] = True
     return {
         "text": text,
-        "tokens": pipeline.codec.target_pieces(ids[:-1]),
+        "tokens": pipeline.codec.target.pieces(ids[:-1]),
         "log_probs": log_probs,
         "log_prob": sum(log_probs),
         "score": _search_score(pipeline, example, ids, sum(log_probs), part),
@@ -167,22 +141,22 @@ def _search_score(pipeline: Pipeline, example: Example, ids: list[int], log_prob
     """Return the score that the search would give the reference: length rule, CTC and coverage included."""
     import torch
 
-    from dragoman.data.batching import collate
     from dragoman.inference import attention
+    from dragoman.inspection.teacher_forcing import batch_of_one
     from dragoman.search import searches
     from dragoman.search.beam import Beam
     from dragoman.search.scoring import log_coverage
 
     search = searches.build(part)
     assert isinstance(search, Beam)
-    batch = collate([pipeline.input_processor.encode_input(example).row], [0]).to(pipeline.device)
+    batch = batch_of_one(pipeline, pipeline.input_processor.encode_input(example).row)
     weight = pipeline.config.generation.ctc_weight
     with torch.inference_mode():
         if weight:
             log_prob = (1 - weight) * log_prob + _ctc_score(pipeline, batch, ids)
         score: float = search.length_rule(log_prob, len(ids))
         if search.needs_attention:  # a coverage penalty needs the attention of the reference
-            weights = next(attention.attention_to_source(pipeline.input_processor, batch, [ids[:-1]]))
+            [weights] = attention.attention_to_source(pipeline.input_processor, batch, [ids[:-1]])
             assert weights is not None  # otherwise the search itself raises an error
             score += search.coverage_penalty * float(log_coverage(torch.from_numpy(weights).double().sum(0)))
     return score
@@ -204,10 +178,8 @@ def _ctc_score(pipeline: Pipeline, batch: Batch, ids: list[int]) -> float:
 def judge(reference: ViewData, results: Sequence[ViewData], max_new_tokens: int) -> dict[str, str]:
     """Return kind and sentence of the verdict: same output, search error or model error."""
     if not results:
-        return {
-            "kind": "search error",
-            "sentence": "The search returned nothing, and the model can score the reference.",
-        }
+        sentence = "The search returned nothing, and the model can score the reference."
+        return {"kind": "search error", "sentence": sentence}
     output, tokens = results[0], len(reference["log_probs"])
     if output["text"] == reference["text"] or output["tokens"] == reference["tokens"]:
         return {"kind": "same", "sentence": "The output is the reference."}

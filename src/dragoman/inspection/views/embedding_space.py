@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from rich.console import Console
 
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import Example
@@ -25,8 +25,6 @@ from dragoman.inspection.blockers import single_model_blocker
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.inference.pipeline import Pipeline
 
 Array = npt.NDArray[np.float64]
@@ -35,22 +33,20 @@ MIN_TEXTS = {"pca": 2, "tsne": 8, "umap": 8}  # by method; the libraries fail wi
 BATCH_SIZE = 64  # texts that are encoded together, and rows of cosines that are computed together
 
 
-def encoder_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model has no summary vector of a source, or None."""
+def _encoder_blocker(pipeline: Pipeline) -> str | None:
     reason = single_model_blocker(pipeline)
     if reason is None and (pipeline.continues_text or pipeline.config.model.encoder.name == "none"):
         return "this model has no encoder and thus no summary of a text; use a model with an encoder"
     return reason
 
 
-def print_points(out: Console, data: ViewData) -> None:
-    """Print the coordinates, the text and the neighbors of each source."""
+def _print_points(out: Console, data: ViewData) -> None:
     for point in data["points"]:
         neighbors = "; ".join(data["points"][i]["text"] for i in point["neighbors"])
         out.print(f"({point['x']:.2f}, {point['y']:.2f})  {point['text']}   neighbors: {neighbors}", markup=False)
 
 
-@register_view("embedding_space", inputs="sources", print_view=print_points, blocker=encoder_blocker)
+@register_view("embedding_space", inputs="sources", print_view=_print_points, blocker=_encoder_blocker)
 def project_embeddings(
     pipeline: Pipeline,
     sources: Sequence[str | Example],
@@ -75,7 +71,7 @@ def project_embeddings(
     if method == "pca":
         xy, explained = project_pca(h)
     else:
-        xy = project_tsne(h) if method == "tsne" else project_umap(h)
+        xy = project_by_library(h, method)
     points = [
         {"text": source_line(example), "x": float(x), "y": float(y), "neighbors": nearest}
         for example, (x, y), nearest in zip(examples, xy, nearest_neighbors(h, neighbors), strict=True)
@@ -108,10 +104,7 @@ def encode_summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
 
 
 def project_pca(h: Array) -> tuple[Array, list[float] | None]:
-    """Project (N, D) to the first two principal components; return (N, 2) and each axis' fraction of the variance.
-
-    The fractions are None where all texts have one summary.
-    """
+    """Project (N, D) to two principal components: (N, 2), and each axis' fraction of the variance (None if it is 0)."""
     centered = h - h.mean(0)
     _, sigma, axes = np.linalg.svd(centered, full_matrices=False)  # (K,), (K, D)
     axes = axes[:2] * np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(1)])[:2, None]
@@ -125,30 +118,22 @@ def project_pca(h: Array) -> tuple[Array, list[float] | None]:
     return xy, [*fractions, 0.0][:2]
 
 
-def project_tsne(h: Array) -> Array:
-    """Project (N, D) to (N, 2) by t-SNE (van der Maaten and Hinton 2008) with a fixed seed."""
-    manifold = _import_library("sklearn.manifold", "scikit-learn", "tsne")
-    perplexity = min(30.0, (len(h) - 1) / 3)
-    projection = manifold.TSNE(2, perplexity=perplexity, init="pca" if h.shape[1] > 1 else "random", random_state=0)
-    return np.asarray(projection.fit_transform(h), dtype=np.float64)
-
-
-def project_umap(h: Array) -> Array:
-    """Project (N, D) to (N, 2) by UMAP (McInnes et al. 2018) on cosine distances with a fixed seed."""
-    library = _import_library("umap", "umap-learn", "umap")
-    projection = library.UMAP(n_neighbors=min(15, len(h) - 1), n_components=2, metric="cosine", random_state=0)
-    return np.asarray(projection.fit_transform(h), dtype=np.float64)
-
-
-def _import_library(module: str, package: str, method: str) -> ModuleType:
-    """Import a module; raise a UserError that names the package and the method if it is missing."""
+def project_by_library(h: Array, method: str) -> Array:
+    """Project (N, D) to (N, 2) by t-SNE (van der Maaten and Hinton 2008) or UMAP (McInnes et al. 2018)."""
+    package = {"tsne": "scikit-learn", "umap": "umap-learn"}[method]
     try:
-        return importlib.import_module(module)
+        library = importlib.import_module("sklearn.manifold" if method == "tsne" else "umap")
     except ImportError:
         raise UserError(
             f"method '{method}' needs the package '{package}'. Install it with: pip install {package}; "
             "'pca' needs nothing"
         ) from None
+    if method == "tsne":
+        init = "pca" if h.shape[1] > 1 else "random"
+        projection = library.TSNE(2, perplexity=min(30.0, (len(h) - 1) / 3), init=init, random_state=0)
+    else:
+        projection = library.UMAP(n_neighbors=min(15, len(h) - 1), n_components=2, metric="cosine", random_state=0)
+    return np.asarray(projection.fit_transform(h), dtype=np.float64)
 
 
 # -- neighbors ---------------------------------------------------------------------------------------------------------

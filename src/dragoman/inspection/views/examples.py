@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from rich.console import Console
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.types import Example
@@ -14,29 +15,25 @@ from dragoman.inspection.probe_inputs import sample_sources
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.inference.pipeline import Pipeline
 
 FIELDS = ("source", "target", "source_lang", "target_lang")
 
 
-def text_source_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model's sources are not all texts, or None."""
+def _text_source_blocker(pipeline: Pipeline) -> str | None:
     codec = pipeline.codec
     if codec.modality is not None or codec.second_source not in (None, "text"):
         return "this model reads files; examples are sampled for models of texts"
     return None
 
 
-def print_examples(out: Console, data: ViewData) -> None:
-    """Print source and target, if there is one, of each example on a line."""
+def _print_examples(out: Console, data: ViewData) -> None:
     for pair in data["pairs"]:
         target = "" if pair["target"] is None else f"\t{pair['target']}"
         out.print(f"{pair['source']}{target}", markup=False, soft_wrap=True)
 
 
-@register_view("examples", inputs="none", print_view=print_examples, blocker=text_source_blocker, has_module=False)
+@register_view("examples", inputs="none", print_view=_print_examples, blocker=_text_source_blocker, has_module=False)
 def collect_examples(pipeline: Pipeline, *, count: Annotated[int, Field(ge=1, le=200)] = 20) -> ViewData:
     """Sources to start with, and their targets where the validation file is available."""
     config = pipeline.config

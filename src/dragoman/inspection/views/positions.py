@@ -18,18 +18,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from rich.console import Console
 
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.registry import Part
 from dragoman.inspection.blockers import single_model_blocker
+from dragoman.inspection.render.terminal import print_heat_map, scale_rows
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor, nn
 
     from dragoman.inference.pipeline import Pipeline
-    from dragoman.nn.positions import NoPositions as PositionModule  # the base class of every scheme
+    from dragoman.nn.positions import PositionScheme
 
 SIDES = ("encoder", "decoder")
 MAX_POSITIONS = 256  # 65,536 numbers to send and to draw
@@ -47,8 +48,7 @@ NOTHING = "The model does not distinguish positions: all pairs are equally simil
 CAUSAL = " Queries attend only to keys at or before their own position, j ≤ i."
 
 
-def positions_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model has no position scheme to show, or None."""
+def _positions_blocker(pipeline: Pipeline) -> str | None:
     reason = single_model_blocker(pipeline)
     if reason is None and not any(map(find_schemes, _sides(pipeline).values())):
         parts = " and ".join(f"the {side} '{getattr(pipeline.config.model, side).name}'" for side in _sides(pipeline))
@@ -56,16 +56,13 @@ def positions_blocker(pipeline: Pipeline) -> str | None:
     return reason
 
 
-def print_similarity(out: Console, data: ViewData) -> None:
-    """Print the description, and the matrix as a heat map."""
-    from dragoman.inspection.render.terminal import print_heat_map, scale_rows
-
+def _print_similarity(out: Console, data: ViewData) -> None:
     out.print(data["description"], markup=False, soft_wrap=True)
     labels = [str(i) for i in range(len(data["matrix"]))]
     print_heat_map(out, scale_rows(data["matrix"]), labels, labels)
 
 
-@register_view("positions", inputs="none", print_view=print_similarity, blocker=positions_blocker)
+@register_view("positions", inputs="none", print_view=_print_similarity, blocker=_positions_blocker)
 def compute_position_similarity(
     pipeline: Pipeline,
     *,
@@ -83,30 +80,26 @@ def compute_position_similarity(
     part = with_positions[chosen]
     schemes = find_schemes(part)
     trained = any(True for scheme in schemes for _ in scheme.parameters())
-    return _similarity_data(schemes, head_width(part), chosen == "decoder", length) | {
-        "side": chosen,
-        "trained": trained,
-    }
+    data = _similarity_data(schemes, head_width(part), chosen == "decoder", length)
+    return data | {"side": chosen, "trained": trained}
 
 
 def scheme_similarity(part: Part, d: int, length: int = 64, *, heads: int = 8, causal: bool = False) -> ViewData:
     """Compute the view of a new scheme, without a model, for width d; `causal` as in a decoder."""
-    from dragoman.nn.positions import HeadSpec, NoPositions, positions
+    from dragoman.nn.positions import HeadSpec, positions
 
     if heads < 1 or d < 1 or d % heads:
         raise UserError(f"width {d} cannot be shared evenly by {heads} heads; change one of them")
     scheme = positions.build(part, d, HeadSpec(heads, d // heads, causal))
-    assert isinstance(scheme, NoPositions)  # the base class of every scheme
     data = _similarity_data([scheme], d // heads, causal, length)
     return {"view": "positions", **data, "side": "no model", "trained": False}
 
 
 def _sides(pipeline: Pipeline) -> dict[str, nn.Module]:
-    """Return the model's encoder and decoder, by name; without those that it lacks."""
     return {side: part for side in SIDES if (part := getattr(pipeline.model, side)) is not None}
 
 
-def find_schemes(part: nn.Module) -> list[PositionModule]:
+def find_schemes(part: nn.Module) -> list[PositionScheme]:
     """Return the position schemes of an encoder or decoder: one for each block, one in all, or none."""
     per_layer = getattr(getattr(part, "stack", None), "positions", None)
     if per_layer is not None:
@@ -122,7 +115,7 @@ def head_width(part: nn.Module) -> int | None:
     return mixer.Wq.out_features // mixer.heads if hasattr(mixer, "Wq") else None
 
 
-def _similarity_data(schemes: Sequence[PositionModule], d: int | None, causal: bool, length: int) -> ViewData:
+def _similarity_data(schemes: Sequence[PositionScheme], d: int | None, causal: bool, length: int) -> ViewData:
     """Return the first scheme's name and description (`causal` adds a note), and the schemes' mean matrix (L, L)."""
     import torch
 
@@ -143,15 +136,16 @@ def _similarity_data(schemes: Sequence[PositionModule], d: int | None, causal: b
     }
 
 
-def similarity_matrix(scheme: PositionModule, d: int | None, length: int) -> tuple[str, Tensor]:
+def similarity_matrix(scheme: PositionScheme, d: int | None, length: int) -> tuple[str, Tensor]:
     """Return a sentence that describes a scheme's similarity, and its matrix (L, L); `d` is the width of a head."""
     import torch
+    from torch.nn.functional import cosine_similarity
 
     device = next((x.device for x in [*scheme.parameters(), *scheme.buffers()]), torch.device("cpu"))
     t = torch.arange(length, device=device)[None]  # (1, L)
     added = scheme(torch.zeros(1, length, 1, device=device), t)[0]  # (L, D): zeros broadcast to the width of p
     if added.any():
-        return COSINE, cosine(_to_double(added)[:, None], _to_double(added)[None])
+        return COSINE, cosine_similarity(_to_double(added)[:, None], _to_double(added)[None], -1)
     if d is not None:
         u = torch.eye(d, device=device)[:, None, None].expand(d, 1, length, d)  # in each row another content
         rotated = _to_double(scheme.rotate(u, t))[:, 0]  # (d, L, d)
@@ -166,22 +160,15 @@ def similarity_matrix(scheme: PositionModule, d: int | None, length: int) -> tup
 def _bias_similarity(scheme: Any, u: Tensor, t: Tensor) -> tuple[str, Tensor]:
     """Return the mean score bias; where it depends on the query, the cosines of the vectors multiplied with it."""
     import torch
+    from torch.nn.functional import cosine_similarity
 
     constant = _to_double(scheme.score_bias(torch.zeros_like(u[:1]), t, t))  # (1, H, L, L)
     vectors = _to_double(scheme.score_bias(u, t, t)) - constant  # (d | 1, H, L, L): component by component
     if not vectors.any():
         return BIAS, constant[0].mean(0)
     a = vectors.mean(1).permute(1, 2, 0)  # (L, L, d)
-    return CONTENT, cosine(a, a.diagonal(dim1=0, dim2=1).T[:, None])
+    return CONTENT, cosine_similarity(a, a.diagonal(dim1=0, dim2=1).T[:, None], -1)
 
 
 def _to_double(x: Tensor) -> Tensor:
-    """Convert to float64 on the CPU."""
     return x.cpu().double()  # in this order: not every device has doubles
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine along the last dimension; 0 for a zero vector."""
-    import torch
-
-    return torch.nn.functional.cosine_similarity(a, b, -1)

@@ -21,25 +21,27 @@ the usual length counts as under- or over-translated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from rapidfuzz import fuzz
+from rich.console import Console
 
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import EOS, SPECIALS, Example
 from dragoman.inspection import probe_inputs
+from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.probe_inputs import PRONOUNS, MinimalPair, NeutralSource, Pronoun, parse_pronouns
+from dragoman.inspection.render.terminal import shorten
 from dragoman.inspection.views import BeamSize, ViewData, register_view
 from dragoman.text.codec import language_tags
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.inference.pipeline import Pipeline, Prediction
 
 Text = Annotated[str, Field(max_length=1_000_000)]
@@ -70,7 +72,11 @@ MAX_UNCOVERED = 0.5  # of a source's tokens; 500 words by two good models of pro
 HIGH_COVERAGE = 4.0  # times r; 2.4 was the most in the same words
 MAX_LENGTH_FACTOR, LENGTH_SLACK = 2.0, 2  # times the usual length, and tokens on top: short texts vary
 MAX_EXAMPLES = 5  # of each check
+MAX_DETAIL = 60  # characters of a text in the description of a hit
 PRINTED_EXAMPLES = 3
+
+
+Case = tuple[Example, "Prediction"]  # a source, and the model's output
 
 
 class Hit(NamedTuple):
@@ -106,19 +112,16 @@ class ProbeResult:
         }
 
 
-def probes_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model has no outputs to probe, or None."""
-    if pipeline.model.head is not None:
-        return "this model answers with labels; probes are for models that write an output"
+def _probes_blocker(pipeline: Pipeline) -> str | None:
     if pipeline.continues_text:
         return "a language model continues a text; probes are for models with a source"
     if pipeline.codec.modality is not None or pipeline.codec.second_source is not None:
         return "this model reads files or two sources; probes sample texts for models of one text"
-    return None
+    return decoder_blocker(pipeline)
 
 
 def print_probes(out: Console, data: ViewData) -> None:
-    """Print a table of the checks, examples of each failure, and the checks' own tables."""
+    """Print each check's rate, limit and verdict, then per check a few of the cases that it counted and its table."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -132,7 +135,7 @@ def print_probes(out: Console, data: ViewData) -> None:
         if check["count"] or check["table"]:
             out.print(f"\n{check['name']}: {check['sentence']}", markup=False, soft_wrap=True)
         for example in check["examples"][:PRINTED_EXAMPLES]:
-            source, output = _shorten(example["source"], 100), _shorten(example["output"], 100)
+            source, output = shorten(example["source"], 100), shorten(example["output"], 100)
             out.print(f"  {source} → {output}   ({example['detail']})", markup=False, soft_wrap=True)
         if check["table"]:
             names = [Column(Text(name), overflow="fold") for name in check["table"]["columns"]]
@@ -142,7 +145,7 @@ def print_probes(out: Console, data: ViewData) -> None:
             out.print(counts)
 
 
-@register_view("probes", inputs="sources", print_view=print_probes, blocker=probes_blocker)
+@register_view("probes", inputs="sources", print_view=print_probes, blocker=_probes_blocker)
 def run_probes(
     pipeline: Pipeline,
     sources: Sequence[str | Example] | None = None,
@@ -169,51 +172,67 @@ def run_probes(
     pairs, items = probe_inputs.parse_minimal_pairs(minimal_pairs), probe_inputs.parse_neutral_sources(neutral)
     usual = probe_inputs.select_sources(pipeline.codec, sources, count, source_lang, target_lang)
 
-    def predict(texts: Sequence[str]) -> tuple[list[Example], list[Prediction]]:
-        """Predict for texts in the languages of the probe; return examples and predictions."""
-        languages = source_lang or usual[0].source_lang, target_lang or usual[0].target_lang
-        examples = probe_inputs.with_languages(texts, *languages)
-        return examples, pipeline.predict(examples, beam=beam)
+    languages = source_lang or usual[0].source_lang, target_lang or usual[0].target_lang
 
-    outputs = pipeline.predict(usual, beam=beam, attention=True)
-    odd, odd_outputs = predict(probe_inputs.degenerate_sources(pipeline.codec))
-    ratio = median_length_ratio(pipeline, usual, outputs)
+    def predict(examples: Sequence[Example], attention: bool = False) -> list[Case]:
+        return list(zip(examples, pipeline.predict(examples, beam=beam, attention=attention), strict=True))
+
+    def predict_texts(texts: Sequence[str]) -> list[Case]:
+        return predict(probe_inputs.with_languages(texts, *languages))
+
+    cases, odd_cases = predict(usual, True), predict_texts(probe_inputs.degenerate_sources(pipeline.codec))
+    ratio = median_length_ratio(pipeline, cases)
+    omission, excess = partial(describe_omission, ratio), partial(describe_excess, ratio)
     results = [
-        check_repetition(usual, outputs),
-        check_repetition(odd, odd_outputs, "babble"),
-        check_hallucination(odd, odd_outputs, ratio),
-        check_copying(usual, outputs),
-        check_under_translation(usual, outputs, ratio),
-        check_over_translation(usual, outputs, ratio),
-        check_length(usual, outputs),
-        check_empty(usual, outputs),
+        find_hits("repetition", "outputs repeat themselves", cases, describe_repetition),
+        find_hits("babble", "outputs repeat themselves", odd_cases, describe_repetition),
+        check_hallucination(odd_cases, ratio),
+        check_copying(cases),
+        find_hits("under-translation", "outputs leave much of their source out", cases, omission),
+        find_hits("over-translation", "outputs say some of their source too often", cases, excess),
+        find_hits("length", "outputs were stopped by their length limit", cases, describe_length),
+        find_hits("empty", "outputs are empty", cases, describe_empty),
     ]
     if pairs:
-        results.append(check_minimal_pairs(pairs, predict([text for pair in pairs for text in (pair.a, pair.b)])[1]))
+        pair_cases = predict_texts([text for pair in pairs for text in (pair.a, pair.b)])
+        results.append(check_minimal_pairs(pairs, [output.text for _, output in pair_cases]))
     if items:
-        results.append(check_neutral_sources(items, predict([item.source for item in items])[1], groups))
+        item_cases = predict_texts([item.source for item in items])
+        results.append(check_neutral_sources(items, [output.text for _, output in item_cases], groups))
     return {"checks": [result.as_json(allowed[result.name]) for result in results]}
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def check_repetition(
-    sources: Sequence[Example], outputs: Sequence[Prediction], name: str = "repetition"
+def find_hits(
+    name: str, what: str, cases: Sequence[Case], describe: Callable[[Example, Prediction], str]
 ) -> ProbeResult:
-    """Find outputs with loops that the source lacks, or with far fewer different tokens; `name` is the check's."""
-    hits = []
-    for source, output in zip(sources, outputs, strict=True):
-        times, tokens = find_loop(output.tokens)
-        n = min(len(output.tokens), len(output.source_tokens))  # the ratio falls with length: compare equal lengths
-        if times >= MIN_REPEATS and times > find_loop(output.source_tokens)[0]:
-            hits.append(Hit(source.source, output.text, f"'{' '.join(tokens)}' {times} times in a row"))
-        elif n >= MIN_VARIETY_TOKENS and type_token_ratio(output.tokens, n) < MIN_VARIETY * type_token_ratio(
-            output.source_tokens, n
-        ):
-            kinds = len(set(output.tokens[-n:]))
-            hits.append(Hit(source.source, output.text, f"{kinds} different tokens among the last {n}"))
-    return ProbeResult(name, "outputs repeat themselves", len(sources), hits)
+    """Find the inputs whose failure `describe` puts into words; it returns '' for all others."""
+    hits = [Hit(source.source, output.text, detail) for source, output in cases if (detail := describe(source, output))]
+    return ProbeResult(name, what, len(cases), hits)
+
+
+def describe_repetition(_: Example, output: Prediction) -> str:
+    """Describe a loop that the source lacks, or far fewer different tokens than the source has."""
+    times, tokens = find_loop(output.tokens)
+    if times >= MIN_REPEATS and times > find_loop(output.source_tokens)[0]:
+        return f"'{' '.join(tokens)}' {times} times in a row"
+    n = min(len(output.tokens), len(output.source_tokens))  # the ratio falls with length: compare equal lengths
+    if n < MIN_VARIETY_TOKENS:
+        return ""
+    is_varied = type_token_ratio(output.tokens, n) >= MIN_VARIETY * type_token_ratio(output.source_tokens, n)
+    return "" if is_varied else f"{len(set(output.tokens[-n:]))} different tokens among the last {n}"
+
+
+def describe_length(_: Example, output: Prediction) -> str:
+    """Describe an output that was stopped by the length limit."""
+    return f"stopped after {len(output.tokens)} tokens" if output.finish_reason == "length" else ""
+
+
+def describe_empty(source: Example, output: Prediction) -> str:
+    """Describe a blank output of a source that is not blank."""
+    return "no output" if source.source.strip() and not output.text.strip() else ""
 
 
 def find_loop(tokens: Sequence[str]) -> tuple[int, list[str]]:
@@ -234,66 +253,60 @@ def type_token_ratio(tokens: Sequence[str], n: int) -> float:
     return len(set(tokens[-n:])) / n
 
 
-def check_hallucination(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
+def check_hallucination(cases: Sequence[Case], usual: float) -> ProbeResult:
     """Find long answers to sources without content that are far too long, or alike for both sources of one kind."""
     hits = []
-    for i, (source, output) in enumerate(zip(sources, outputs, strict=True)):
-        other = outputs[i ^ 1]
+    for i, (source, output) in enumerate(cases):
+        other_source, other = cases[i ^ 1]
         if len(output.tokens) < FLUENT_TOKENS:
             continue
         if output.finish_reason == "length" or length_ratio(output) > FAR_LONGER * usual:
             detail = f"{length_ratio(output) / usual:.1f} times as long as usual for so many source tokens"
             hits.append(Hit(source.source, output.text, detail + ", and no end" * (output.finish_reason == "length")))
         elif output.source_tokens != other.source_tokens and is_similar(output.text, other.text):
-            hits.append(Hit(source.source, output.text, f"nearly the same as for '{_shorten(sources[i ^ 1].source)}'"))
-    return ProbeResult("hallucination", "degenerate sources get an answer that is not about them", len(sources), hits)
+            same = shorten(other_source.source, MAX_DETAIL)
+            hits.append(Hit(source.source, output.text, f"nearly the same as for '{same}'"))
+    return ProbeResult("hallucination", "degenerate sources get an answer that is not about them", len(cases), hits)
 
 
-def check_copying(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
+def check_copying(cases: Sequence[Case]) -> ProbeResult:
     """Find outputs that are nearly their source, except where a reference is, too."""
     hits, correct = [], 0
-    for source, output in zip(sources, outputs, strict=True):
+    for source, output in cases:
         correct += (as_reference := any(is_similar(text, source.source) for text in source.accepted))
         if is_similar(output.text, source.source) and not as_reference:
             hits.append(Hit(source.source, output.text, f"{_similarity(output.text, source.source):.0f} % alike"))
     note = f" (in {correct:,} more copying is right)" if correct else ""
-    return ProbeResult("copying", f"outputs are nearly their source{note}", len(sources), hits)
+    return ProbeResult("copying", f"outputs are nearly their source{note}", len(cases), hits)
 
 
-def check_under_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
-    """Find outputs that leave much of the source out: low coverage, or without attention, far too short."""
-    hits = []
-    for source, output in zip(sources, outputs, strict=True):
-        if not output.text.strip():
-            continue  # check_empty counts it
-        covered = coverage(source, output)
-        expected = usual * len(output.source_tokens)
-        if covered is None and len(output.tokens) + 1 < expected / MAX_LENGTH_FACTOR - LENGTH_SLACK:
-            detail = f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
-            hits.append(Hit(source.source, output.text, detail))
-        uncovered = [output.source_tokens[j] for j, a in covered or () if a < LOW_COVERAGE]
-        if covered and len(uncovered) > MAX_UNCOVERED * len(covered):
-            tokens = _shorten(" ".join(uncovered))
-            detail = f"{len(uncovered)} of {len(covered)} source tokens got hardly any attention: {tokens}"
-            hits.append(Hit(source.source, output.text, detail))
-    return ProbeResult("under-translation", "outputs leave much of their source out", len(sources), hits)
+def describe_omission(usual: float, source: Example, output: Prediction) -> str:
+    """Describe an output that leaves much of the source out: low coverage, or without attention, far too short."""
+    covered, expected = coverage(source, output), usual * len(output.source_tokens)
+    if not output.text.strip():
+        return ""  # describe_empty counts it
+    if covered is None:
+        is_short = len(output.tokens) + 1 < expected / MAX_LENGTH_FACTOR - LENGTH_SLACK
+        return _unusual_length(output, expected) if is_short else ""
+    uncovered = [output.source_tokens[j] for j, a in covered if a < LOW_COVERAGE]
+    tokens = shorten(" ".join(uncovered), MAX_DETAIL)
+    detail = f"{len(uncovered)} of {len(covered)} source tokens got hardly any attention: {tokens}"
+    return detail if len(uncovered) > MAX_UNCOVERED * len(covered) else ""
 
 
-def check_over_translation(sources: Sequence[Example], outputs: Sequence[Prediction], usual: float) -> ProbeResult:
-    """Find outputs that translate some token too often: high coverage, or without attention, far too long."""
-    hits = []
-    for source, output in zip(sources, outputs, strict=True):
-        covered = coverage(source, output)
-        expected = usual * len(output.source_tokens)
-        if covered is None and len(output.tokens) + 1 > expected * MAX_LENGTH_FACTOR + LENGTH_SLACK:
-            detail = f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
-            hits.append(Hit(source.source, output.text, detail))
-        elif covered:
-            j, most = max(covered, key=lambda pair: pair[1])
-            if most > HIGH_COVERAGE * usual:
-                detail = f"'{output.source_tokens[j]}' has the attention of {most:.1f} target tokens"
-                hits.append(Hit(source.source, output.text, detail))
-    return ProbeResult("over-translation", "outputs say some of their source too often", len(sources), hits)
+def describe_excess(usual: float, source: Example, output: Prediction) -> str:
+    """Describe an output that translates some token too often: high coverage, or without attention, far too long."""
+    covered, expected = coverage(source, output), usual * len(output.source_tokens)
+    if covered is None:
+        is_long = len(output.tokens) + 1 > expected * MAX_LENGTH_FACTOR + LENGTH_SLACK
+        return _unusual_length(output, expected) if is_long else ""
+    j, most = max(covered, key=lambda pair: pair[1], default=(0, 0.0))
+    detail = f"'{output.source_tokens[j]}' has the attention of {most:.1f} target tokens"
+    return detail if most > HIGH_COVERAGE * usual else ""
+
+
+def _unusual_length(output: Prediction, expected: float) -> str:
+    return f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
 
 
 def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | None:
@@ -305,31 +318,15 @@ def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | N
     return [(j, float(total[j])) for j in range(len(language_tags(source)), last)]
 
 
-def check_length(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
-    """Find outputs that were stopped by the length limit."""
-    both = zip(sources, outputs, strict=True)
-    hits = [
-        Hit(s.source, o.text, f"stopped after {len(o.tokens)} tokens") for s, o in both if o.finish_reason == "length"
-    ]
-    return ProbeResult("length", "outputs were stopped by their length limit", len(sources), hits)
-
-
-def check_empty(sources: Sequence[Example], outputs: Sequence[Prediction]) -> ProbeResult:
-    """Find blank outputs of sources that are not blank."""
-    both = zip(sources, outputs, strict=True)
-    hits = [Hit(s.source, o.text, "no output") for s, o in both if s.source.strip() and not o.text.strip()]
-    return ProbeResult("empty", "outputs are empty", len(sources), hits)
-
-
-def check_minimal_pairs(pairs: Sequence[MinimalPair], outputs: Sequence[Prediction]) -> ProbeResult:
+def check_minimal_pairs(pairs: Sequence[MinimalPair], outputs: Sequence[str]) -> ProbeResult:
     """Find pairs with equal outputs, or without the expected words; outputs 2k and 2k + 1 belong to pair k."""
     hits = []
     for k, pair in enumerate(pairs):
-        a, b = outputs[2 * k].text, outputs[2 * k + 1].text
+        a, b = outputs[2 * k : 2 * k + 2]
         missing = [(s, o, part) for s, o, part in ((pair.a, a, pair.expected_a), (pair.b, b, pair.expected_b)) if part]
         missing = [(s, o, part) for s, o, part in missing if not count_word(part, o)]
         if a.strip() == b.strip():
-            hits.append(Hit(pair.a, a, f"the same output as for '{_shorten(pair.b)}'"))
+            hits.append(Hit(pair.a, a, f"the same output as for '{shorten(pair.b, MAX_DETAIL)}'"))
         elif missing:
             source, output, _ = missing[0]
             hits.append(Hit(source, output, " and ".join(f"'{part}' is missing" for _, _, part in missing)))
@@ -340,12 +337,12 @@ def check_minimal_pairs(pairs: Sequence[MinimalPair], outputs: Sequence[Predicti
 
 
 def check_neutral_sources(
-    items: Sequence[NeutralSource], outputs: Sequence[Prediction], pronouns: Sequence[Pronoun]
+    items: Sequence[NeutralSource], outputs: Sequence[str], pronouns: Sequence[Pronoun]
 ) -> ProbeResult:
     """Find items whose outputs all have the same gendered pronoun; the table counts outputs by item and pronoun."""
     by_item: dict[str, list[tuple[NeutralSource, str]]] = {}
     for neutral, output in zip(items, outputs, strict=True):
-        by_item.setdefault(neutral.item, []).append((neutral, output.text))
+        by_item.setdefault(neutral.item, []).append((neutral, output))
     hits, rows = [], []
     for item, answers in by_item.items():
         used = [[p for p in pronouns if any(count_word(form, text) for form in p.forms)] for _, text in answers]
@@ -360,10 +357,7 @@ def check_neutral_sources(
 
 
 def count_word(word: str, text: str) -> int:
-    """Count the occurrences of a word in a text, ignoring case; in scripts with case only as a whole word.
-
-    A word ends between letters only in scripts without case, which are often written without spaces.
-    """
+    """Count a word in a text, ignoring case; whole words only, but in scripts without case, often written unspaced."""
     word, text, count, at = word.casefold(), text.casefold(), 0, -1
     while (at := text.find(word, at + 1)) >= 0:
         before, after = text[at - 1 : at], text[at + len(word) : at + len(word) + 1]
@@ -372,7 +366,6 @@ def count_word(word: str, text: str) -> int:
 
 
 def _has_case(letter: str) -> bool:
-    """Whether a letter has an upper and a lower case."""
     return letter.lower() != letter.upper()
 
 
@@ -380,12 +373,11 @@ def _has_case(letter: str) -> bool:
 
 
 def is_similar(a: str, b: str) -> bool:
-    """Whether two texts are at least SIMILAR percent alike, apart from case and spaces."""
+    """Whether two texts are nearly the same, apart from case and spaces."""
     return _similarity(a, b) >= SIMILAR
 
 
 def _similarity(a: str, b: str) -> float:
-    """Return how alike two texts are in percent, apart from case and spaces."""
     return float(fuzz.ratio(" ".join(a.casefold().split()), " ".join(b.casefold().split())))
 
 
@@ -394,19 +386,14 @@ def length_ratio(output: Prediction) -> float:
     return (len(output.tokens) + 1) / max(len(output.source_tokens), 1)
 
 
-def median_length_ratio(pipeline: Pipeline, sources: Sequence[Example], outputs: Sequence[Prediction]) -> float:
+def median_length_ratio(pipeline: Pipeline, cases: Sequence[Case]) -> float:
     """Return the median length ratio of the references, or of the outputs where there are no references."""
     ratios = [
         len(pipeline.codec.encode_target(source.target)) / max(len(output.source_tokens), 1)
-        for source, output in zip(sources, outputs, strict=True)
+        for source, output in cases
         if source.target is not None
     ]
-    return median(ratios or [length_ratio(output) for output in outputs])
-
-
-def _shorten(text: str, max_length: int = 60) -> str:
-    """Cut a text to `max_length` characters, with … at the end."""
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+    return median(ratios or [length_ratio(output) for _, output in cases])
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -13,40 +13,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from dragoman.core.errors import RunError
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dragoman.inference.pipeline import Pipeline
 
-TRAINING_CURVES = {
-    "loss": "loss",
-    "learning_rate": "rate",
-    "gradient_norm": "gradient_norm",
-}  # recorded key → name of the curve
+# Recorded key → name of the curve.
+TRAINING_CURVES = {"loss": "loss", "learning_rate": "rate", "gradient_norm": "gradient_norm"}
 NOT_METRICS = {"kind", "step", "epoch"}  # keys of a validation record
 
 
-def run_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model's path is not in a run's checkpoints, so that there is no training to replay, or None."""
+def _run_blocker(pipeline: Pipeline) -> str | None:
     if pipeline.path is None or pipeline.path.parent.name != "checkpoints":
         return "this model was not loaded from a run, so there is no training to replay; name a run folder"
     return None
 
 
-def print_replay(out: Console, data: ViewData) -> None:
-    """Print step, source and output of each source at the last checkpoint."""
+def _print_replay(out: Console, data: ViewData) -> None:
     for frame in data["frames"][-1:]:
         for one in frame["sources"]:
             out.print(f"step {frame['step']}: {one['source']} → {one['output']}", markup=False)
 
 
-@register_view("replay", inputs="none", print_view=print_replay, blocker=run_blocker)
+@register_view("replay", inputs="none", print_view=_print_replay, blocker=_run_blocker)
 def replay_training(pipeline: Pipeline) -> ViewData:
     """A few sources at every checkpoint of the run that a model was loaded from, with the training curves."""
-    assert pipeline.path is not None  # see run_blocker
+    assert pipeline.path is not None  # see _run_blocker
     return read_run(pipeline.path.parent.parent)
 
 
@@ -68,18 +63,15 @@ def collect_curves(records: list[ViewData]) -> dict[str, list[list[float]]]:
     """Collect each value as [step, value] by name; loss, rate and valid are there even if empty."""
     curves: dict[str, list[list[float]]] = {"loss": [], "rate": [], "valid": []}
     for record in records:
-        for name, value in _curve_values(record):
+        values: ViewData = {}
+        if record.get("kind") == "train":
+            values = {name: record.get(key) for key, name in TRAINING_CURVES.items()}
+        elif record.get("kind") == "valid":
+            values = {"valid" if key == "loss" else key: x for key, x in record.items() if key not in NOT_METRICS}
+        for name, value in values.items():
             if value is not None:
                 curves.setdefault(name, []).append([record["step"], value])
     return curves
-
-
-def _curve_values(record: ViewData) -> Iterator[tuple[str, float | None]]:
-    """Yield the name and value of each curve in one record of metrics.jsonl."""
-    if record.get("kind") == "train":
-        yield from ((name, record.get(key)) for key, name in TRAINING_CURVES.items())
-    if record.get("kind") == "valid":
-        yield from (("valid" if key == "loss" else key, x) for key, x in record.items() if key not in NOT_METRICS)
 
 
 def read_records(path: Path) -> Iterator[ViewData]:

@@ -17,40 +17,36 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from dragoman.inspection.blockers import encoder_decoder_blocker, source_order_blocker
+from dragoman.inspection.render.terminal import print_source_weights, scale_rows
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor, nn
 
     from dragoman.core.types import Example, Segments
     from dragoman.inference.pipeline import Pipeline
 
 
-def print_saliency(out: Console, data: ViewData) -> None:
-    """Print the largest gradient norm, and all as a heat map."""
-    from dragoman.inspection.render.terminal import print_source_weights, scale_rows
-
+def _print_saliency(out: Console, data: ViewData) -> None:
     largest = max((x for row in data["norms"] for x in row), default=0.0)
     out.print(f"‖∂ log p / ∂ source‖, the largest is {largest:.3g}:", markup=False)
     print_source_weights(out, data, scale_rows(data["norms"]))
 
 
-@register_view("saliency", inputs="pair", print_view=print_saliency, blocker=encoder_decoder_blocker)
+@register_view("saliency", inputs="pair", print_view=_print_saliency, blocker=encoder_decoder_blocker)
 def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | None = None) -> ViewData:
-    """The gradient norm of each output token's log-probability with respect to each source position.
-
-    Without a target, the model's own output is the target.
-    """
+    """The gradient norm of each output token's log-probability with respect to each source position."""
     import torch
 
     from dragoman.inspection.media_preview import build_media_preview, source_labels
-    from dragoman.inspection.teacher_forcing import prepare_pair, source_line
+    from dragoman.inspection.teacher_forcing import batch_of_one, prepare_pair, source_line
     from dragoman.nn.losses import token_log_probs
 
     pair = prepare_pair(pipeline, source, target)
-    batch, model = pair.batch(pipeline), pipeline.model.eval()
+    batch, model = batch_of_one(pipeline, pair.row), pipeline.model.eval()
     embedded: list[Tensor] = []
 
     def track_input(_: nn.Module, args: tuple[Tensor, Segments]) -> tuple[Tensor, Segments]:
@@ -71,20 +67,16 @@ def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | No
             ]  # (S,) each, of both sources
     norms: list[list[float]] = torch.stack(rows).tolist()  # (T, S)
     has_order = source_order_blocker(pipeline) is None
+    reverse = getattr(model.encoder, "reverse", False)  # reads x_S first and x_1 last (Sutskever 2014)
     return {
         "source_text": source_line(pair.example),
         "target_text": pair.target_text,
         "source": source_labels(pipeline, pair.model_input),
-        "target": pipeline.codec.target_pieces(pair.target),
+        "target": pipeline.codec.target.pieces(pair.target),
         "norms": norms,
-        "by_distance": mean_by_distance(norms, reverse=reads_in_reverse(pipeline)) if has_order else [],
+        "by_distance": mean_by_distance(norms, reverse=reverse) if has_order else [],
         "media_preview": build_media_preview(pipeline, pair.model_input, encoded=False),
     }
-
-
-def reads_in_reverse(pipeline: Pipeline) -> bool:
-    """Whether the encoder reads x_S first and x_1 last (Sutskever 2014)."""
-    return bool(getattr(pipeline.model.encoder, "reverse", False))
 
 
 def mean_by_distance(norms: Sequence[Sequence[float]], *, reverse: bool = False) -> list[list[float]]:

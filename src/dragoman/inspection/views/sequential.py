@@ -6,16 +6,17 @@ lengths tell whether an architecture is parallel over positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from dragoman.core.types import BOS, UNK, Capacity, Memory, Segments
 from dragoman.inspection.blockers import single_model_blocker
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor, nn
 
     from dragoman.inference.pipeline import Pipeline
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
 MAX_LENGTH = 16  # tokens, </s> included: steps are counted for this length, and for half of it
 
 
-def print_sequential(out: Console, data: ViewData) -> None:
-    """Print a sentence for each part of the model."""
+def _print_sequential(out: Console, data: ViewData) -> None:
     for row in data["rows"]:
         out.print(row["sentence"], markup=False)
 
 
-@register_view("sequential", inputs="none", print_view=print_sequential, blocker=single_model_blocker)
+@register_view("sequential", inputs="none", print_view=_print_sequential, blocker=single_model_blocker)
 def count_sequential_steps(pipeline: Pipeline) -> ViewData:
     """How many steps depend on each other: for a source, for a target in training, for a target in search."""
     import torch
@@ -40,20 +40,38 @@ def count_sequential_steps(pipeline: Pipeline) -> ViewData:
     long = min(MAX_LENGTH, model.max_source_positions or MAX_LENGTH, model.max_target_positions or MAX_LENGTH)
     lengths = (long // 2, long)
     with torch.inference_mode():
-        rows = [_row_data("encoder", "the source", lengths, [_encoder_steps(pipeline, n, model) for n in lengths])]
-        if model.second_source is not None:
-            steps = [_encoder_steps(pipeline, n, model.second_source) for n in lengths]
-            rows.append(_row_data("second encoder", "the second source", lengths, steps))
-        if model.head is None:
-            steps = [_teacher_forced_steps(pipeline, n) for n in lengths]
-            rows.append(_row_data("decoder in training", "the target", lengths, steps))
-            steps = [_search_steps(pipeline, n) for n in lengths]
-            rows.append(_row_data("decoder in search", "the target", lengths, steps))
+        steps = [_count_steps(pipeline, length) for length in lengths]
+    rows = [_row_data(part, side, lengths, [each[part, side] for each in steps]) for part, side in steps[0]]
     return {"lengths": list(lengths), "rows": rows}
 
 
+def _count_steps(pipeline: Pipeline, length: int) -> dict[tuple[str, str], int]:
+    """Count the sequential steps for `length` tokens, by (part of the model, side that it reads or writes)."""
+    import torch
+
+    model = pipeline.model
+    steps = {("encoder", "the source"): _encoder_steps(pipeline, model, length)}
+    if model.second_source is not None:
+        steps["second encoder", "the second source"] = _encoder_steps(pipeline, model.second_source, length)
+    if model.head is not None:
+        return steps
+    # A memory of one state, or none for a decoder-only model, which would read it itself.
+    memory = _encode_zeros(pipeline, model, 0 if model.is_decoder_only else 1)
+    target = torch.tensor([[BOS] + [UNK] * (length - 1)], device=pipeline.device)
+    forced = count_layer_calls(model.decoder, lambda: model.decode(target, memory))
+    start = model.start(_encode_zeros(pipeline, model, 0 if model.is_decoder_only else 1), Capacity(1, length))
+
+    def search() -> None:
+        state = start
+        for _ in range(length):
+            _, state = model.step(target[:, :1], state)
+
+    steps["decoder in training", "the target"] = max(forced, 1)  # without layers it is 1 step
+    steps["decoder in search", "the target"] = max(count_layer_calls(model.decoder, search), length)
+    return steps
+
+
 def _row_data(part: str, side: str, lengths: tuple[int, int], steps: Sequence[int]) -> ViewData:
-    """Describe a part's sequential steps at two lengths as JSON with a sentence: constant, per token, or neither."""
     (short, long), (few, many) = lengths, steps
     if few == many:
         count = f"{few} step{'s' * (few != 1)}, however long {side} is"
@@ -64,28 +82,19 @@ def _row_data(part: str, side: str, lengths: tuple[int, int], steps: Sequence[in
     return {"part": part, "steps": list(steps), "sentence": f"{part}: {count}"}
 
 
-class StepCounter:
-    """The number of sequential steps so far."""
-
-    steps = 0
-
-
-@contextmanager
-def count_layer_calls(part: nn.Module) -> Iterator[StepCounter]:
-    """Count a part's sequential steps inside the `with` block: one per layer call, or per position of an RNN."""
+def count_layer_calls(part: nn.Module, run: Callable[[], object]) -> int:
+    """Count a part's sequential steps while `run` is called: one per layer call, or per position of an RNN."""
     from dragoman.nn.blocks import TransformerBlock
     from dragoman.nn.convolution import GatedConvolution
     from dragoman.nn.recurrent import ResetBeforeGRU, RNNLayer
 
-    counter = StepCounter()
+    steps: list[int] = []
 
     def add_one(_: nn.Module, __: object, ___: object) -> None:
-        """A forward hook: count one step."""
-        counter.steps += 1
+        steps.append(1)
 
     def add_positions(_: nn.Module, args: tuple[Tensor, ...], __: object) -> None:
-        """A forward hook: count a step for each position of the input."""
-        counter.steps += args[0].shape[1]  # (B, T, D); two directions run side by side
+        steps.append(args[0].shape[1])  # (B, T, D); two directions run side by side
 
     with ExitStack() as hooks:
         for module in part.modules():
@@ -95,11 +104,11 @@ def count_layer_calls(part: nn.Module) -> Iterator[StepCounter]:
                 hooks.callback(module.feedforward.register_forward_hook(add_one).remove)
             elif isinstance(module, GatedConvolution):
                 hooks.callback(module.register_forward_hook(add_one).remove)
-        yield counter
+        run()
+    return sum(steps)
 
 
-def _encode_zeros(pipeline: Pipeline, length: int, part: Seq2Seq | SecondSource) -> Memory:
-    """Encode a source of `length` zero vectors with a part's encoder; their content does not matter."""
+def _encode_zeros(pipeline: Pipeline, part: Seq2Seq | SecondSource, length: int) -> Memory:
     import torch
 
     x = torch.zeros(1, length, part.frontend.d, device=pipeline.device)
@@ -108,37 +117,5 @@ def _encode_zeros(pipeline: Pipeline, length: int, part: Seq2Seq | SecondSource)
     return memory
 
 
-def _decoder_memory(pipeline: Pipeline) -> Memory:
-    """Return a memory of one state, or none for a decoder-only model, which would read it itself."""
-    return _encode_zeros(pipeline, 0 if pipeline.model.is_decoder_only else 1, pipeline.model)
-
-
-def _encoder_steps(pipeline: Pipeline, length: int, part: Seq2Seq | SecondSource) -> int:
-    """Count the sequential steps of encoding a source of `length` vectors."""
-    with count_layer_calls(part.encoder) as counter:
-        _encode_zeros(pipeline, length, part)
-    return counter.steps
-
-
-def _teacher_forced_steps(pipeline: Pipeline, length: int) -> int:
-    """Count the sequential steps of a teacher-forced decoder pass over `length` tokens, at least 1."""
-    import torch
-
-    memory = _decoder_memory(pipeline)
-    target = torch.tensor([[BOS] + [UNK] * (length - 1)], device=pipeline.device)
-    with count_layer_calls(pipeline.model.decoder) as counter:
-        pipeline.model.decode(target, memory)
-    return max(counter.steps, 1)  # a decoder without layers is one step
-
-
-def _search_steps(pipeline: Pipeline, length: int) -> int:
-    """Count the sequential steps of decoding `length` tokens one by one, at least `length`."""
-    import torch
-
-    model = pipeline.model
-    state = model.start(_decoder_memory(pipeline), Capacity(1, length))
-    token = torch.tensor([[BOS]], device=pipeline.device)
-    with count_layer_calls(model.decoder) as counter:
-        for _ in range(length):
-            _, state = model.step(token, state)
-    return max(counter.steps, length)
+def _encoder_steps(pipeline: Pipeline, part: Seq2Seq | SecondSource, length: int) -> int:
+    return count_layer_calls(part.encoder, lambda: _encode_zeros(pipeline, part, length))

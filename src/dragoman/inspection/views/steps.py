@@ -14,16 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from rich.console import Console
 
 from dragoman.core.errors import UserError
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Example
+from dragoman.inspection.blockers import decoder_blocker
+from dragoman.inspection.render.terminal_tree import render_steps
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from dragoman.inference.inputs import ModelInput
@@ -33,27 +36,19 @@ if TYPE_CHECKING:
 TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def decoding_blocker(pipeline: Pipeline) -> str | None:
-    """Return why a model has no steps with probabilities, or None."""
+def _decoding_blocker(pipeline: Pipeline) -> str | None:
     from dragoman.inference.ensemble import ShallowFusion
 
-    if pipeline.model.head is not None:
-        return "this model answers with labels at once; use a model with a decoder"
     if isinstance(pipeline.model, ShallowFusion):
-        return (
-            "with shallow fusion the scores of a step are no probabilities; load the model without the language model"
-        )
-    return None
+        return "with shallow fusion scores of a step are no probabilities; load the model without the language model"
+    return decoder_blocker(pipeline)
 
 
-def print_steps(out: Console, data: ViewData) -> None:
-    """Print tables of the free and forced steps."""
-    from dragoman.inspection.render.terminal_tree import render_steps
-
+def _print_steps(out: Console, data: ViewData) -> None:
     out.print(render_steps(data, width=out.width), end="")
 
 
-@register_view("steps", inputs="pair", print_view=print_steps, blocker=decoding_blocker)
+@register_view("steps", inputs="pair", print_view=_print_steps, blocker=_decoding_blocker)
 def trace_steps(
     pipeline: Pipeline,
     source: str | Example,
@@ -63,12 +58,10 @@ def trace_steps(
     top: Annotated[int, Field(ge=1, le=100)] = 8,
 ) -> ViewData:
     """The most probable next tokens at each step of a greedy search, from a prefix on and along a target."""
-    from dragoman.inspection.teacher_forcing import read_source, source_line
+    from dragoman.inspection.teacher_forcing import read_example, read_source, source_line
 
     _check_request(pipeline, target, prefix, top)
-    example = pipeline.input_processor.to_example(source)
-    if not example.source.strip() and not pipeline.continues_text:
-        raise UserError("the source is blank; give a text")
+    example = read_example(pipeline, source)
     model_input = read_source(pipeline, example)
     free = _decode_steps(pipeline, example, model_input, prefix, top)
     forced = None
@@ -85,7 +78,6 @@ def trace_steps(
 
 
 def _check_request(pipeline: Pipeline, target: str | None, prefix: Sequence[int], top: int) -> None:
-    """Raise UserError for a target of a language model, a prefix with invalid ids, or `top` below 1."""
     if pipeline.continues_text and target is not None:
         raise UserError("a language model has no target; give the text as its source, or its tokens as the prefix")
     size = len(pipeline.codec.target)
@@ -102,9 +94,8 @@ def _decode_steps(
     """Decode along the forced tokens, then greedily until </s> or the maximum length; describe each step."""
     import torch
 
-    from dragoman.data.batching import collate
     from dragoman.inference.constraints import build_constraints
-    from dragoman.inspection.teacher_forcing import check_length
+    from dragoman.inspection.teacher_forcing import batch_of_one, check_length
 
     processor = pipeline.input_processor
     pipeline.model.eval()
@@ -116,7 +107,7 @@ def _decode_steps(
         lengths = torch.tensor([len(model_input.source)], device=pipeline.device)
         constraints = build_constraints(processor, lengths, [0], [pipeline.config.generation], [example.source])
         max_length = max(int(constraints.max_lengths[0]), len(prefix))
-        step, start, ctc_processors = pipeline.start_decoding(collate([model_input.row], [0]).to(pipeline.device))
+        step, start, ctc_processors = pipeline.start_decoding(batch_of_one(pipeline, model_input.row))
         state = start(Capacity(1, max_length + 1))
         constraints = replace(constraints, processors=[*ctc_processors, *constraints.processors])
         for t in range(max_length + 1):
@@ -147,11 +138,10 @@ def choose_token(log_p: Tensor, ids: Sequence[int], constraints: SearchConstrain
 
 
 def _step_data(pipeline: Pipeline, log_p: Tensor, token: int, is_forced: bool, top: int) -> ViewData:
-    """Describe one step from log p (V,): the token, its rank, the entropy and the `top` most probable tokens."""
     from dragoman.inspection.attention_maps import entropy
 
     best, ids = log_p.topk(min(top, len(log_p)))
-    pieces = pipeline.codec.target_pieces([token, *ids.tolist()])
+    pieces = pipeline.codec.target.pieces([token, *ids.tolist()])
     return {
         "id": token,
         "token": pieces[0],
@@ -169,7 +159,4 @@ def _step_data(pipeline: Pipeline, log_p: Tensor, token: int, is_forced: bool, t
 def first_difference(free: Sequence[ViewData], forced: Sequence[ViewData]) -> int | None:
     """Return the index of the first step whose tokens differ, or where one side has ended; None if equal."""
     ids = [one["id"] for one in free], [one["id"] for one in forced]
-    if ids[0] == ids[1]:
-        return None
-    pairs = zip(*ids, strict=False)
-    return next((t for t, (one, other) in enumerate(pairs) if one != other), min(map(len, ids)))
+    return next((t for t, (one, other) in enumerate(zip_longest(*ids)) if one != other), None)

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
-from dragoman.nn.attention import Attention
+from dragoman.nn.attention import Attention, AttentionSource
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
@@ -34,10 +34,7 @@ class AttentionState:
 
     x: Tensor | None  # (B, K, C, D): the earlier inputs; None where `past` is false
     t: Tensor  # (B, 1)
-    keys: Tensor  # (B, 1, S, ·)
-    values: Tensor  # (B, 1, S, D_memory)
-    mask: Tensor  # (B, 1, S)
-    lengths: Tensor  # (B, 1)
+    source: AttentionSource
 
 
 @decoders.register("attention")
@@ -58,8 +55,9 @@ class AttentionDecoder(nn.Module):
         super().__init__()
         self.d, self.past = d_in, past
         self.position = positions.build(position, d_in, None)
+        self.max_positions = self.position.max_positions
         self.attention = Attention(d_in, d_memory, score, normalizer)
-        if self.attention.uses_past_weights:
+        if self.attention.score.uses_past_weights:
             raise PartError(
                 f"score '{score.name}' needs the weights of earlier steps, but the decoder 'attention' computes all "
                 "steps at once; use it in an rnn decoder"
@@ -67,31 +65,19 @@ class AttentionDecoder(nn.Module):
         self.W = linear(d_in + d_memory, d_in)
         self.dropout = Dropout(dropout)
 
-    @property
-    def max_positions(self) -> int | None:
-        """The longest target that the positions allow; None: no limit."""
-        return self.position.max_positions
-
     def forward(self, y: Tensor, memory: Memory) -> Output:
         """All target positions at once: y (B, T, D) → o (B, T, D) and the attention to the source."""
-        state = self.start(memory, Capacity(1, 0))
         t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
         x = s = self.dropout(self.position(y, t))  # (B, T, D)
         if self.past:
             s = x + scaled_dot_product_attention(x, x, x, is_causal=True)
-        return self.attend_to_source(s, t, state)
+        return self.attend_to_source(s, t, self.attention.prepare_source(memory))
 
     def start(self, memory: Memory, capacity: Capacity) -> AttentionState:
-        """The state before the first step: no earlier inputs, t = 0, and the prepared keys and values of the source."""
-        h, (K, C) = memory.states, capacity
-        return AttentionState(
-            h.new_zeros(h.shape[0], K, C, self.d) if self.past else None,
-            memory.lengths.new_zeros(h.shape[0], 1),
-            self.attention.prepare_keys(h)[:, None],
-            (h if memory.values is None else memory.values)[:, None],
-            memory.mask[:, None],
-            memory.lengths[:, None],
-        )
+        """The state before the first step: no earlier inputs, t = 0, and the prepared source."""
+        h = memory.states
+        x = h.new_zeros(h.shape[0], *capacity, self.d) if self.past else None
+        return AttentionState(x, memory.lengths.new_zeros(h.shape[0], 1), self.attention.prepare_source(memory))
 
     def step(self, y: Tensor, state: AttentionState) -> tuple[Output, AttentionState]:
         """One position of each hypothesis: y (B, K, D) → o (B, K, D), t + 1; writes x into the state."""
@@ -101,10 +87,10 @@ class AttentionDecoder(nn.Module):
             past.scatter_(2, index.expand(-1, x.shape[1], 1, self.d), x[:, :, None].to(past.dtype))
             visible = torch.arange(past.shape[2], device=x.device) <= index  # (B, 1, 1, C)
             s = x + scaled_dot_product_attention(x[:, :, None].to(past.dtype), past, past, visible)[:, :, 0]
-        return self.attend_to_source(s, state.t, state), replace(state, t=state.t + 1)
+        return self.attend_to_source(s, state.t, state.source), replace(state, t=state.t + 1)
 
-    def attend_to_source(self, s: Tensor, t: Tensor, state: AttentionState) -> Output:
+    def attend_to_source(self, s: Tensor, t: Tensor, source: AttentionSource) -> Output:
         """c = attend(s, h), o = tanh(W [s; c]) with dropout, for queries s (B, T or K, D) at positions t."""
-        c, a, _, extras = self.attention(s, state.keys[:, 0], state.values[:, 0], state.mask, None, t, state.lengths)
+        c, a, _, extras = self.attention(s, source, t)
         o = self.dropout(torch.tanh(self.W(torch.cat([s, c], -1))))
         return Output(o, a, extras)

@@ -21,8 +21,9 @@ B sentences, K hypotheses, T target and S source positions, D width of h.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
-from dragoman.nn.attention import Attention, AttentionOutput
+from dragoman.nn.attention import Attention, AttentionOutput, AttentionSource, attention_values
 from dragoman.nn.convolution import GatedConvolution, add_scaled, projection
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout
@@ -78,9 +79,7 @@ class ConvLayer(nn.Module):
     ) -> tuple[Tensor, AttentionOutput]:
         """(v + W_o c)·√½ and the attention output, for queries v (B, T or K, D): hypotheses are queries, too."""
         d = self.Wd(v) + g
-        attended: AttentionOutput = self.attention(
-            d, keys[:, 0], source.values[:, 0], source.mask, t=t, lengths=source.m
-        )
+        attended: AttentionOutput = self.attention(d, AttentionSource(keys, source.values, source.mask, source.m), t)
         c = source.m[..., None].to(v.dtype).sqrt() * attended.c
         return add_scaled(v, self.Wo(c)), attended
 
@@ -114,31 +113,19 @@ class ConvDecoder(nn.Module):
         self.d, self.source, self.past_length, self.width = d_in, source, kernel - 1, width or d_in
         keep = 1.0 - dropout
         self.position = positions.build(position, d_in, None)
+        self.max_positions = self.position.max_positions  # of the target, or of source and target together
         self.dropout = Dropout(dropout)
         self.input_proj = projection(d_in, self.width, keep, weight_norm)
         # g is added to d_i, which has the width of the memory.
         differs = has_attention and d_in != d_memory
         self.query_proj = projection(d_in, d_memory, keep, weight_norm) if differs else nn.Identity()
-        self.layers = nn.ModuleList(
-            [
-                ConvLayer(self.width, d_memory if has_attention else None, kernel, keep, weight_norm, score, normalizer)
-                for _ in range(layers)
-            ]
-        )
+        build = partial(ConvLayer, self.width, d_memory if has_attention else None, kernel, keep, weight_norm)
+        self.layers: Sequence[ConvLayer] = nn.ModuleList([build(score, normalizer) for _ in range(layers)])  # type: ignore[assignment]
         self.output_proj = projection(self.width, d_in, 1.0, weight_norm)
-        if has_attention:
-            self.check_attention(score, normalizer)
-
-    def conv_layers(self) -> Iterator[ConvLayer]:
-        """The layers from bottom to top."""
-        for layer in self.layers:
-            assert isinstance(layer, ConvLayer)
-            yield layer
-
-    def check_attention(self, score: Part, normalizer: Part) -> None:
-        """Raise PartError for a score that needs earlier weights and for a normalizer that samples."""
-        attention = next(self.conv_layers()).attention
-        if attention.uses_past_weights:
+        if not has_attention:
+            return
+        attention = self.layers[0].attention
+        if attention.score.uses_past_weights:
             raise PartError(
                 f"the decoder 'conv' computes all steps at once and cannot use the score '{score.name}', which needs "
                 "the weights of earlier steps; use 'dot', 'general' or 'additive', or the decoder 'rnn'"
@@ -148,13 +135,6 @@ class ConvDecoder(nn.Module):
                 f"the decoder 'conv' has attention in every layer and cannot use the normalizer '{normalizer.name}', "
                 "which samples one position; use 'softmax', or the decoder 'rnn'"
             )
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest target, or source and target together, that the positions allow; None: no limit."""
-        return self.position.max_positions
-
-    # -- all positions at once -------------------------------------------------------------------------------------
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
         """All target positions at once: y (B, T, D_in) → o (B, T, D_in), with the source as memory or as prefix."""
@@ -170,8 +150,6 @@ class ConvDecoder(nn.Module):
         o = self.run_layers(x[:, None], row_positions(S + T, lengths + T), self.empty_past(y), None)[0].o
         prefix = o[:, :S].masked_fill(~memory.mask[..., None], 0.0)
         return Output(slice_after_lengths(o, lengths, T), extras={"prefix": prefix})
-
-    # -- step by step ----------------------------------------------------------------------------------------------
 
     def start(self, memory: Memory, capacity: Capacity) -> ConvState:
         """The state before the first step; with source 'prefix' the source is read here."""
@@ -191,8 +169,6 @@ class ConvDecoder(nn.Module):
         output, inputs = self.run_layers(y[:, :, None], state.t, state.past, state.source)  # inputs (B, K, k, D) each
         return output, ConvState([u[:, :, 1:] for u in inputs], state.t + 1, state.source)
 
-    # -- the pieces of the equations -------------------------------------------------------------------------------
-
     def run_layers(
         self, x: Tensor, t: Tensor, past: list[Tensor], source: ConvSource | None
     ) -> tuple[Output, list[Tensor]]:
@@ -200,7 +176,7 @@ class ConvDecoder(nn.Module):
         g = self.dropout(self.position(x.flatten(1, 2), t))  # (B, K·T, D_in)
         h, g = self.input_proj(g), self.query_proj(g)
         inputs, attentions = [], []
-        for i, layer in enumerate(self.conv_layers()):
+        for i, layer in enumerate(self.layers):
             u = torch.cat([past[i], self.dropout(h).reshape(*x.shape[:3], self.width)], 2)  # (B, K, k − 1 + T, D)
             v = layer.convolve(u).flatten(1, 2)
             if source is not None:
@@ -216,9 +192,8 @@ class ConvDecoder(nn.Module):
 
     def prepare_source(self, memory: Memory) -> ConvSource:
         """The keys of every layer and the values, computed once per sentence."""
-        values = memory.states if memory.values is None else memory.values
-        keys = [layer.attention.prepare_keys(memory.states)[:, None] for layer in self.conv_layers()]
-        return ConvSource(keys, values[:, None], memory.mask[:, None], memory.lengths[:, None])
+        keys = [layer.attention.score.prepare_keys(memory.states)[:, None] for layer in self.layers]
+        return ConvSource(keys, attention_values(memory)[:, None], memory.mask[:, None], memory.lengths[:, None])
 
 
 def average_attention(layers: list[AttentionOutput]) -> tuple[Tensor | None, dict[str, Tensor]]:

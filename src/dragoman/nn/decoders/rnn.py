@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dragoman.core.errors import PartError
 from dragoman.core.registry import NonNegativeInt, Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output
-from dragoman.nn.attention import Attention, AttentionOutput
+from dragoman.nn.attention import Attention, AttentionOutput, AttentionSource
 from dragoman.nn.decoders import decoders
 from dragoman.nn.kernels.dropout import Dropout
 from dragoman.nn.layers import linear
@@ -48,17 +48,6 @@ Readout = Literal["tanh", "maxout", "linear", "none"]
 
 
 @dataclass
-class RNNSource:
-    """The keys and values of the source, and the past weights of the score."""
-
-    keys: Tensor  # (B, 1, S, ·)
-    values: Tensor  # (B, 1, S, D_memory)
-    mask: Tensor  # (B, 1, S)
-    lengths: Tensor  # (B, 1)
-    past_weights: Tensor | None  # (B, K, S), see scores.py
-
-
-@dataclass
 class RNNState:
     """The hidden state of all layers, the last output, the number of the step, and the source."""
 
@@ -66,7 +55,8 @@ class RNNState:
     o: Tensor  # (B, K, D)
     t: Tensor  # (B, 1)
     c: Tensor | None = None  # (B, 1, D_memory): the constant context of source 'context'
-    source: RNNSource | None = None
+    source: AttentionSource | None = None
+    past_weights: Tensor | None = None  # (B, K, S), see scores.py
 
 
 @decoders.register("rnn")
@@ -100,7 +90,6 @@ class RNNDecoder(nn.Module):
     ) -> None:
         super().__init__()
         reads = reads or default_reads(source, order, readout)
-        check_options(d_in, d_memory, source, order, input_feeding, bridge, reads, readout)
         self.d = d = width or d_in
         self.attention_order = order if source == "attention" else None
         self.source, self.input_feeding, self.bridge = source, input_feeding, bridge
@@ -113,7 +102,7 @@ class RNNDecoder(nn.Module):
         self.attention = Attention(d, d_memory, score, normalizer) if source == "attention" else None
         self.gate = linear(d, 1) if gate else None
         self.doubly_stochastic = doubly_stochastic
-        check_attention_options(self.attention, gate, doubly_stochastic)
+        self.check_options(d_in, d_memory)
         if readout != "none":
             d_read = d + ("c" in reads) * d_memory + ("y" in reads) * d_in
             self.readout = linear(d_read, 2 * d if readout == "maxout" else d)
@@ -122,16 +111,48 @@ class RNNDecoder(nn.Module):
         self.dropout = Dropout(dropout)
         self.step_loop: Callable[[Tensor, RNNState], Output] = self.decode_sequentially  # an engine may replace it
 
+    def check_options(self, d_in: int, d_memory: int) -> None:
+        """Raise PartError where options contradict each other or hide the source from the decoder."""
+        source, order, reads = self.source, self.attention_order, self.reads
+        if self.input_feeding and source != "attention":
+            raise PartError(f"input_feeding needs source 'attention', not '{source}'; set input_feeding: false")
+        if self.input_feeding and order != "after":
+            raise PartError(
+                f"input_feeding needs order 'after'; with order '{order}' the cell reads c; set input_feeding: false"
+            )
+        if source == "prefix" and d_in != d_memory:
+            raise PartError(
+                f"source 'prefix' reads source and target as one sequence, so both need the same width, not {d_memory} "
+                f"and {d_in}; use encoder 'none', or one of the target's width"
+            )
+        if source == "initial" and self.bridge == "zero":
+            raise PartError(
+                "with source 'initial' and bridge 'zero' the decoder never sees the source; use bridge 'dense'"
+            )
+        if "c" in reads and source in ("initial", "prefix"):
+            raise PartError(f"reads '{reads}' needs a context c, and source '{source}' has none; use reads: s")
+        if reads == "s" and order == "after":
+            raise PartError("with order 'after' and reads 's' the decoder never sees the source; use reads 'sc'")
+        if self.readout_kind == "none" and reads != "s":
+            raise PartError(f"readout 'none' outputs s itself, and reads is '{reads}'; use reads: s or another readout")
+
+        if self.attention is None and (self.gate is not None or self.doubly_stochastic):
+            name = "doubly_stochastic" if self.gate is None else "gate"
+            raise PartError(f"{name} needs source 'attention'; leave it out")
+        if self.doubly_stochastic and self.attention is not None and self.attention.normalizer.is_stochastic:
+            raise PartError(
+                "doubly_stochastic needs weights with a gradient, which sampled ones lack; leave it out, or use "
+                "softmax (normalizer.entropy keeps the samples diverse)"
+            )
+
     @property
     def is_sequential(self) -> bool:
         """Whether a step needs the attention of the step before, or samples, so that steps cannot run in parallel."""
         attention = self.attention
         if attention is None:
             return False
-        stateful = attention.uses_past_weights or attention.normalizer.is_stochastic
+        stateful = attention.score.uses_past_weights or attention.normalizer.is_stochastic
         return self.attention_order != "after" or self.input_feeding or stateful
-
-    # -- all positions at once -------------------------------------------------------------------------------------
 
     def forward(self, y: Tensor, memory: Memory) -> Output:
         """y (B, T, D_in) → o (B, T, D), all steps at once where none needs the one before; o of a prefix as extra."""
@@ -147,7 +168,7 @@ class RNNDecoder(nn.Module):
         if state.source is None:
             return Output(self.compute_readout(s, state.c, y))
         t = torch.arange(y.shape[1], device=y.device)[None]  # (1, T)
-        c, a, _, extras = self.attend(s, state.source, t)
+        c, a, _, extras = self.attend(s, t, state)
         return Output(self.compute_readout(s, c, y), a, self.with_coverage_loss(extras, a, state.source))
 
     def decode_sequentially(self, y: Tensor, state: RNNState) -> Output:
@@ -165,10 +186,7 @@ class RNNDecoder(nn.Module):
         o = torch.cat([output.o for output in outputs], 1)
         return Output(o, a, self.with_coverage_loss(extras, a, state.source))
 
-    # -- step by step ----------------------------------------------------------------------------------------------
-
     def start(self, memory: Memory, capacity: Capacity) -> RNNState:
-        """The state before the first step, for `capacity.hypotheses`; the capacity's length is ignored."""
         return self.initial_state(memory, capacity.hypotheses)[1]
 
     def step(self, y: Tensor, state: RNNState) -> tuple[Output, RNNState]:
@@ -177,20 +195,22 @@ class RNNDecoder(nn.Module):
         if source is not None and self.attention_order != "after":
             layer = 0 if self.attention_order == "bottom" else -1
             q = state.s[0][:, :, layer]  # s_{t-1} of the bottom or top layer, (B, K, D)
-            attended = self.attend(q, source, state.t)
+            attended = self.attend(q, state.t, state)
             c = attended.c  # (B, K, D_memory)
-        s, layers = self.step_cells(y, c, state)  # (B, K, D)
+        B, K = y.shape[:2]
+        x = self.cell_inputs(y, c, state.o).reshape(B * K, 1, -1)  # to the layers, hypotheses are rows of a batch
+        context = c.reshape(B * K, 1, -1) if c is not None and self.attention_order == "bottom" else None
+        s, layers = self.stack(x, flatten_hypotheses(state.s), c=context)
+        s = s.view(B, K, -1)  # (B, K, D)
         if source is not None and self.attention_order == "after":
-            attended = self.attend(s, source, state.t)
+            attended = self.attend(s, state.t, state)
             c = attended.c
         o = self.compute_readout(s, c, y)
-        state = replace(state, s=layers, o=o, t=state.t + 1)
-        if attended is None or source is None:
+        s_next = tuple(z.transpose(0, 1).reshape(B, K, *z.shape[::2]) for z in layers)  # (B, K, L, D)
+        state = replace(state, s=s_next, o=o, t=state.t + 1)
+        if attended is None:
             return Output(o), state
-        source = replace(source, past_weights=attended.past_weights)
-        return Output(o, attended.a, attended.extras), replace(state, source=source)
-
-    # -- the initial state -----------------------------------------------------------------------------------------
+        return Output(o, attended.a, attended.extras), replace(state, past_weights=attended.past_weights)
 
     def initial_state(self, memory: Memory, hypotheses: int) -> tuple[Tensor | None, RNNState]:
         """With a prefix, s at the source's positions, (B, S, D), else None; and the state before the first step."""
@@ -204,10 +224,9 @@ class RNNDecoder(nn.Module):
         if self.source == "context":
             state.c = memory.summary[:, None]
         if self.attention is not None:
-            keys, values = self.attention.prepare_keys(h), h if memory.values is None else memory.values
-            past_weights = h.new_zeros(h.shape[0], K, h.shape[1]) if self.attention.uses_past_weights else None
-            mask, lengths = memory.mask[:, None], memory.lengths[:, None]
-            state.source = RNNSource(keys[:, None], values[:, None], mask, lengths, past_weights)
+            state.source = self.attention.prepare_source(memory)
+            if self.attention.score.uses_past_weights:
+                state.past_weights = h.new_zeros(h.shape[0], K, h.shape[1])
         return prefix, state
 
     def bridge_state(self, memory: Memory) -> HiddenState:
@@ -225,16 +244,15 @@ class RNNDecoder(nn.Module):
             )
         return final
 
-    # -- the pieces of the equations -------------------------------------------------------------------------------
-
-    def attend(self, q: Tensor, source: RNNSource, t: Tensor) -> AttentionOutput:
+    def attend(self, q: Tensor, t: Tensor, state: RNNState) -> AttentionOutput:
         """Queries (B, T or K, D) at the steps t (B or 1, T or 1) attend to the source; a gate scales c."""
         assert self.attention is not None
-        keys, values = source.keys[:, 0], source.values[:, 0]
-        attended: AttentionOutput = self.attention(q, keys, values, source.mask, source.past_weights, t, source.lengths)
+        attended: AttentionOutput = self.attention(q, state.source, t, state.past_weights)
         return attended if self.gate is None else attended._replace(c=torch.sigmoid(self.gate(q)) * attended.c)
 
-    def with_coverage_loss(self, extras: dict[str, Tensor], a: Tensor, source: RNNSource | None) -> dict[str, Tensor]:
+    def with_coverage_loss(
+        self, extras: dict[str, Tensor], a: Tensor, source: AttentionSource | None
+    ) -> dict[str, Tensor]:
         """The extras with the doubly stochastic loss λ Σ_j (1 − Σ_t a_tj)² added to the "penalty", (B, T).
 
         Step t gets the difference that it makes, so that the sum over the real steps of a padded target is their loss.
@@ -255,14 +273,6 @@ class RNNDecoder(nn.Module):
             x.append(o)
         return torch.cat(x, -1)
 
-    def step_cells(self, y: Tensor, c: Tensor | None, state: RNNState) -> tuple[Tensor, HiddenState]:
-        """One step of all layers for every hypothesis: y (B, K, D_in) → s_t (B, K, D) and the new hidden state."""
-        B, K = y.shape[:2]
-        x = self.cell_inputs(y, c, state.o).reshape(B * K, 1, -1)
-        context = c.reshape(B * K, 1, -1) if c is not None and self.attention_order == "bottom" else None
-        s, layers = self.stack(x, flatten_hypotheses(state.s), c=context)
-        return s.view(B, K, -1), tuple(z.transpose(0, 1).reshape(B, K, *z.shape[::2]) for z in layers)
-
     def compute_readout(self, s: Tensor, c: Tensor | None, y: Tensor) -> Tensor:
         """o, (B, T or K, D), with dropout: tanh, maxout or linear of what the readout reads of s, c, y; or s itself."""
         if self.readout_kind == "none":
@@ -281,7 +291,7 @@ class RNNDecoder(nn.Module):
 
 
 def flatten_hypotheses(s: HiddenState) -> HiddenState:
-    """(B, K, L, D) each → (L, B·K, D): to the layers, hypotheses are rows of a batch."""
+    """(B, K, L, D) each → (L, B·K, D)"""
     return tuple(x.flatten(0, 1).transpose(0, 1) for x in s)
 
 
@@ -290,47 +300,3 @@ def default_reads(source: SourceUse, order: Order, readout: Readout) -> Reads:
     if readout == "none" or source in ("initial", "prefix"):
         return "s"
     return "sc" if source == "context" or order == "after" else "scy"
-
-
-def check_options(
-    d_in: int,
-    d_memory: int,
-    source: SourceUse,
-    order: Order,
-    input_feeding: bool,
-    bridge: str,
-    reads: Reads,
-    readout: Readout,
-) -> None:
-    """Raise PartError where options of an RNN decoder contradict each other or hide the source from it."""
-    if input_feeding and source != "attention":
-        raise PartError(f"input_feeding needs source 'attention', not '{source}'; set input_feeding: false")
-    if input_feeding and order != "after":
-        raise PartError(
-            f"input_feeding needs order 'after'; with order '{order}' the cell reads c; set input_feeding: false"
-        )
-    if source == "prefix" and d_in != d_memory:
-        raise PartError(
-            f"source 'prefix' reads source and target as one sequence, so both need the same width, not {d_memory} and "
-            f"{d_in}; use encoder 'none', or one of the target's width"
-        )
-    if source == "initial" and bridge == "zero":
-        raise PartError("with source 'initial' and bridge 'zero' the decoder never sees the source; use bridge 'dense'")
-    if "c" in reads and source in ("initial", "prefix"):
-        raise PartError(f"reads '{reads}' needs a context c, and source '{source}' has none; use reads: s")
-    if reads == "s" and source == "attention" and order == "after":
-        raise PartError("with order 'after' and reads 's' the decoder never sees the source; use reads 'sc'")
-    if readout == "none" and reads != "s":
-        raise PartError(f"readout 'none' outputs s itself, and reads is '{reads}'; use reads: s or another readout")
-
-
-def check_attention_options(attention: Attention | None, gate: bool, doubly_stochastic: float) -> None:
-    """Raise PartError where options need an attention, or one with a gradient."""
-    if attention is None and (gate or doubly_stochastic):
-        name = "gate" if gate else "doubly_stochastic"
-        raise PartError(f"{name} needs source 'attention'; leave it out")
-    if doubly_stochastic and attention is not None and attention.normalizer.is_stochastic:
-        raise PartError(
-            "doubly_stochastic needs weights with a gradient, which sampled ones lack; leave it out, or use softmax "
-            "(normalizer.entropy keeps the samples diverse)"
-        )

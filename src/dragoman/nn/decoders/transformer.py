@@ -22,14 +22,14 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Capacity, Memory, Output, Segments
 from dragoman.nn.attention import AttentionMask, MultiHeadConfig, recorded_weights
-from dragoman.nn.blocks import BlockConfig, BlockState, TransformerStack
+from dragoman.nn.blocks import BlockState, TransformerStack
 from dragoman.nn.decoders import decoders
 from dragoman.nn.layers import Activation, norms
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.prefix import append_after_lengths, slice_after_lengths
 from dragoman.nn.scores import scores
-from dragoman.nn.token_mixers import mixers
+from dragoman.nn.token_mixers import BlockConfig, mixers
 
 
 @dataclass
@@ -91,14 +91,9 @@ class TransformerDecoder(nn.Module):
         config = BlockConfig(attention, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=True)
         d_cross = d_memory if source == "attention" else None
         self.stack = TransformerStack(d_in, d, d_cross, layers, config, position, layer_drop, embedding_norm, shared)
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest target, or source and target together, that the positions allow; None: no limit."""
-        return self.stack.max_positions
+        self.max_positions = self.stack.max_positions  # of the target, or of source and target together
 
     def packing_blocker(self) -> str | None:
-        """Why this decoder cannot run over packed rows; None: it can."""
         if self.source != "attention":
             return "decoder-only models support only padded rows"
         return self.stack.packing_blocker()
@@ -106,7 +101,9 @@ class TransformerDecoder(nn.Module):
     def forward(self, y: Tensor, memory: Memory, segments: Segments | None = None) -> Output:
         """y (B, T, D_in) → o (B, T, D); with packed `segments`, (1, N, D_in) → (1, N, D)."""
         if segments is not None and segments.positions is not None and memory.packed is not None:
-            return Output(self.decode_packed(y, memory, segments, segments.positions, memory.packed))
+            mask = AttentionMask(segments.positions, None, True, packed=(segments, segments))
+            cross_mask = AttentionMask(segments.positions, None, packed=(segments, memory.packed))
+            return Output(self.stack(y, mask, memory, cross_mask))
         if self.source != "attention":
             return self.decode_with_prefix(y, memory)
         t = torch.arange(y.shape[1], device=y.device)[None]
@@ -114,12 +111,6 @@ class TransformerDecoder(nn.Module):
         cross_mask = AttentionMask(t, memory.mask[:, None, None], lengths=memory.lengths[:, None, None])
         o = self.stack(y, AttentionMask(t, None, True, t[:, None] + 1), memory, cross_mask)
         return Output(o, self.mean_cross_attention())
-
-    def decode_packed(self, y: Tensor, memory: Memory, segments: Segments, t: Tensor, sources: Segments) -> Tensor:
-        """Packed targets (1, N, D_in) over packed sources → (1, N, D)."""
-        mask = AttentionMask(t, None, True, packed=(segments, segments))
-        o: Tensor = self.stack(y, mask, memory, AttentionMask(t, None, packed=(segments, sources)))
-        return o
 
     def decode_with_prefix(self, y: Tensor, memory: Memory) -> Output:
         """Source and target as one sequence: o of the target, and o of the source as the extra "prefix"."""

@@ -47,15 +47,11 @@ class ConvEncoder(nn.Module):
         self.d, self.padding = d_in, kernel // 2
         width, keep = width or d_in, 1.0 - dropout
         self.position = positions.build(position, d_in, None)
+        self.max_positions = self.position.max_positions
         self.dropout = Dropout(dropout)
         self.input_proj = projection(d_in, width, keep, weight_norm)
         self.layers = nn.ModuleList([GatedConvolution(width, kernel, keep, weight_norm) for _ in range(layers)])
         self.output_proj = projection(width, d_in, 1.0, weight_norm)
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest source that the positions allow; None: no limit."""
-        return self.position.max_positions
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
         """x (B, S, D) → Memory: the states z (B, S, D), their mean as summary, and the values (z + e)·√½."""

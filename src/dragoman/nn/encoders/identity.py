@@ -29,15 +29,10 @@ class IdentityEncoder(nn.Module):
         super().__init__()
         self.d = d_in
         self.position = positions.build(position, d_in, None)
+        self.max_positions = self.position.max_positions
         self.dropout = Dropout(dropout)
 
-    @property
-    def max_positions(self) -> int | None:
-        """The longest source that the positions allow; None: no limit."""
-        return self.position.max_positions
-
     def forward(self, x: Tensor, segments: Segments) -> Memory:
-        """x (B, S, D) plus positions, with dropout, as states; their mean as summary."""
         t = torch.arange(x.shape[1], device=x.device)[None]  # (1, S)
         h = self.dropout(self.position(x, t))
         return Memory(h, segments.lengths, segments.mean(h))
@@ -52,5 +47,4 @@ class NoEncoder(nn.Module):
         self.d = d_in
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:
-        """x (B, S, D) as it is, as states; their mean as summary."""
         return Memory(x, segments.lengths, segments.mean(x))

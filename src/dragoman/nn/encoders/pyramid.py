@@ -16,6 +16,7 @@ from dragoman.core.registry import PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.encoders import encoders
 from dragoman.nn.kernels.dropout import Dropout
+from dragoman.nn.layers import stack_neighbors
 from dragoman.nn.recurrent import Cell, RNNStack
 
 
@@ -44,15 +45,8 @@ class PyramidEncoder(nn.Module):
         h, final = self.bottom(self.dropout(x), lengths=lengths)  # (B, S, D), (1, B, D) each
         final_states = [final]
         for layer in self.upper:
-            h, lengths = concat_pairs(self.dropout(h), lengths)
+            h, lengths = stack_neighbors(self.dropout(h), lengths, 2)  # (B, ⌈S/2⌉, 2D)
             h, final = layer(h, lengths=lengths)
             final_states.append(final)
         finals = tuple(torch.cat(states) for states in zip(*final_states, strict=True))  # (L, B, D) each
         return Memory(self.dropout(h), lengths, finals[0][-1], finals)
-
-
-def concat_pairs(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Every two neighbors side by side, (B, S, D) → (B, ⌈S/2⌉, 2D), padding zeroed, and the halved lengths."""
-    x = x.masked_fill(~Segments(lengths).mask(x.shape[1])[..., None], 0.0)
-    x = nn.functional.pad(x, (0, 0, 0, x.shape[1] % 2))
-    return x.view(x.shape[0], x.shape[1] // 2, 2 * x.shape[2]), (lengths + 1) // 2

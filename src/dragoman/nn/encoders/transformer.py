@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from dragoman.core.registry import Part, PositiveInt, UnitInterval
 from dragoman.core.types import Memory, Segments
 from dragoman.nn.attention import AttentionMask, MultiHeadConfig
-from dragoman.nn.blocks import BlockConfig, TransformerStack
+from dragoman.nn.blocks import TransformerStack
 from dragoman.nn.encoders import encoders
 from dragoman.nn.layers import Activation, norms
 from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.scores import scores
-from dragoman.nn.token_mixers import mixers
+from dragoman.nn.token_mixers import BlockConfig, mixers
 
 
 @encoders.register("transformer")
@@ -60,14 +60,9 @@ class TransformerEncoder(nn.Module):
             attention, feedforward or 4 * d, activation, norm, norm_order, dropout, mixer, causal=False
         )
         self.stack = TransformerStack(d_in, d, None, layers, config, position, layer_drop, embedding_norm, shared)
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest source that the positions allow; None: no limit."""
-        return self.stack.max_positions
+        self.max_positions = self.stack.max_positions
 
     def packing_blocker(self) -> str | None:
-        """Why this encoder cannot run over packed rows; None: it can."""
         return self.stack.packing_blocker()
 
     def forward(self, x: Tensor, segments: Segments) -> Memory:

@@ -12,27 +12,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt
 from dragoman.core.types import Modality, Segments
-from dragoman.modalities.audio import FRAME_SHIFT
+from dragoman.modalities.audio import FRAME_SHIFT, AudioModality
 from dragoman.modalities.features import FeatureModality
 from dragoman.modalities.frame_transforms import FrameAugmentation
 from dragoman.nn.frontends import PartOptions, frontends
-from dragoman.nn.layers import linear
+from dragoman.nn.layers import linear, stack_neighbors
 
 Subsampling = Literal["conv", "stack"]
 MAX_FRAMES = 3000  # of an utterance by default: 30 s, as read speech is segmented
 STACK = 4  # frames
 
 
+class FrameFrontend(nn.Module):
+    """Frames, subsampled by two convolutions or stacked: the base of audio and features."""
+
+    modality: ClassVar[type[AudioModality] | type[FeatureModality]]
+    modality_options: ClassVar[Sequence[str]]  # those of the frontend's options that the modality takes as they are
+
+    def __init__(self, size: int, d: int, shift: float, subsampling: Subsampling, channels: int, stack: int) -> None:
+        super().__init__()
+        self.d, self.shift = d, shift  # seconds from frame to frame
+        self.net: ConvSubsampler | StackSubsampler = (
+            ConvSubsampler(size, d, channels) if subsampling == "conv" else StackSubsampler(size, d, stack)
+        )
+        self.stride = self.net.stride
+
+    @classmethod
+    def build_modality(cls, options: PartOptions, files: Sequence[str]) -> Modality:
+        default = cls.modality.augmentation
+        modality: Any = cls.modality  # the options of each are its own
+        built: Modality = modality(
+            **{key: options[key] for key in cls.modality_options if key in options},
+            has_augmentation=options.get("augment", True),
+            augmentation=replace(default, **{key: options[key] for key in vars(default) if key in options}),
+            search_paths=tuple(files),
+        )
+        return built
+
+    @staticmethod
+    def default_max_length(options: PartOptions) -> int:
+        return MAX_FRAMES
+
+    @staticmethod
+    def max_vectors(options: PartOptions, length: int) -> int:
+        """The most vectors that `length` frames become in training: slowed down by augmentation, then subsampled."""
+        speeds = options.get("speeds", FrameAugmentation.speeds) if options.get("augment", True) else ()
+        stride = ConvSubsampler.stride if options.get("subsampling", "conv") == "conv" else options.get("stack", STACK)
+        return math.ceil(math.ceil(length / min(speeds, default=1.0)) / stride)
+
+    def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+        """(B, S, F) frames, subsampled → (B, ⌈S / stride⌉, D), and the new lengths"""
+        x, lengths = self.net(source.to(self.net.W.weight.dtype), segments.lengths)
+        return x, Segments(lengths)
+
+    def position_labels(self, length: int) -> list[str]:
+        """When each vector of a source of `length` frames starts, such as "0.04 s"."""
+        return [f"{j * self.shift:.2f} s" for j in range(0, length, self.stride)]
+
+    def length_unit(self, stride: int) -> str:
+        """The time that a state of `stride` vectors covers, as "steps of 40 ms"."""
+        return f"steps of {1000 * self.stride * stride * self.shift:.10g} ms"
+
+
 @frontends.register("features")
-class FeaturesFrontend(nn.Module):
+class FeaturesFrontend(FrameFrontend):
     """Precomputed feature frames from array files, subsampled by two convolutions or stacked."""
+
+    modality, modality_options = FeatureModality, ("numbers", "deltas", "normalize")
 
     def __init__(
         self,
@@ -53,84 +107,7 @@ class FeaturesFrontend(nn.Module):
         channels: PositiveInt = 32,  # of conv
         stack: PositiveInt = STACK,  # frames per vector
     ) -> None:
-        super().__init__()
-        self.d, self.shift = d, shift
-        self.net = build_subsampler(subsampling, size, d, channels, stack)
-        self.stride = self.net.stride
-
-    @staticmethod
-    def build_modality(options: PartOptions, files: Sequence[str]) -> Modality:
-        """The reader of feature files with the frontend's options, also from the folders and archives `files`."""
-        own = {key: options[key] for key in ("numbers", "deltas", "normalize") if key in options}
-        return FeatureModality(
-            **own,
-            has_augmentation=options.get("augment", True),
-            augmentation=augmentation_options(options, FrameAugmentation(band_masks=0)),
-            search_paths=tuple(files),
-        )
-
-    @staticmethod
-    def default_max_length(options: PartOptions) -> int:
-        """3000 frames, whatever the options: the usual maximum of source positions (data.max_source)."""
-        return MAX_FRAMES
-
-    @staticmethod
-    def max_vectors(options: PartOptions, length: int) -> int:
-        """The most vectors that `length` frames become in training: slowed down by augmentation, then subsampled."""
-        return max_subsampled_length(options, length, FrameAugmentation(band_masks=0))
-
-    def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
-        """(B, S, F) frames, subsampled → (B, ⌈S / stride⌉, D), and the new lengths"""
-        return subsample(self.net, source, segments)
-
-    def position_labels(self, length: int) -> list[str]:
-        """When each vector of a source of `length` frames starts, such as "0.04 s"."""
-        return time_labels(length, self.stride, self.shift)
-
-    def length_unit(self, stride: int) -> str:
-        """The time that a state of `stride` vectors covers, as "steps of 40 ms"."""
-        return time_unit(self.stride * stride, self.shift)
-
-
-def augmentation_options(options: PartOptions, default: FrameAugmentation) -> FrameAugmentation:
-    """The augmentation of frames in training: a frontend's options, `default` for those that it leaves out."""
-    return FrameAugmentation(**{name: options.get(name, value) for name, value in vars(default).items()})
-
-
-def max_subsampled_length(options: PartOptions, length: int, default: FrameAugmentation) -> int:
-    """The most vectors that `length` frames become in training, which is at the slowest speed of the augmentation."""
-    speeds = augmentation_options(options, default).speeds if options.get("augment", True) else ()
-    slowest = min(speeds, default=1.0)
-    stride = ConvSubsampler.stride if options.get("subsampling", "conv") == "conv" else options.get("stack", STACK)
-    return math.ceil(math.ceil(length / slowest) / stride)
-
-
-def time_labels(length: int, stride: int, shift: float) -> list[str]:
-    """When every `stride`-th of `length` frames starts, such as "0.04 s"; frames are `shift` seconds apart."""
-    return [f"{j * shift:.2f} s" for j in range(0, length, stride)]
-
-
-def time_unit(stride: int, shift: float) -> str:
-    """The time that `stride` frames of `shift` seconds cover, as "steps of 40 ms"."""
-    return f"steps of {1000 * stride * shift:.10g} ms"
-
-
-def build_subsampler(
-    kind: Subsampling, size: int, d: int, channels: int, stack: int
-) -> ConvSubsampler | StackSubsampler:
-    """The layer that turns frames of `size` numbers into fewer vectors of width d: convolutions, or stacked frames."""
-    return ConvSubsampler(size, d, channels) if kind == "conv" else StackSubsampler(size, d, stack)
-
-
-def subsample(net: ConvSubsampler | StackSubsampler, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
-    """(B, S, F) in the weights' dtype through the subsampler → (B, ⌈S / stride⌉, D), and the new lengths."""
-    x = net(source.to(net.W.weight.dtype), segments)
-    return x, Segments(ceil_divide(segments.lengths, net.stride))
-
-
-def ceil_divide(lengths: Tensor, divisor: int) -> Tensor:
-    """⌈n / divisor⌉ for every length n."""
-    return (lengths + divisor - 1) // divisor
+        super().__init__(size, d, shift, subsampling, channels, stack)
 
 
 class ConvSubsampler(nn.Module):
@@ -148,16 +125,14 @@ class ConvSubsampler(nn.Module):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
         self.W = linear(channels * -(-size // 4), d)
 
-    def forward(self, x: Tensor, segments: Segments) -> Tensor:
-        """W relu(conv(relu(conv(x)))), padding zeroed before each convolution: (B, S, F) → (B, ⌈S/4⌉, D)"""
-        lengths = segments.lengths
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """W relu(conv(relu(conv(x)))), (B, S, F) → (B, ⌈S/4⌉, D), and the new lengths"""
         y = x[:, None]  # (B, 1, S, F)
         for convolve in (self.conv1, self.conv2):
             # Padding is zeroed before each: outputs of the first there would leak into real positions in the second.
             y = y.masked_fill(~Segments(lengths).mask(y.shape[2])[:, None, :, None], 0.0)
-            y, lengths = torch.relu(convolve(y)), ceil_divide(lengths, 2)
-        vectors: Tensor = self.W(y.transpose(1, 2).flatten(2))  # (B, ⌈S/4⌉, D)
-        return vectors
+            y, lengths = torch.relu(convolve(y)), (lengths + 1) // 2
+        return self.W(y.transpose(1, 2).flatten(2)), lengths  # (B, ⌈S/4⌉, D)
 
 
 class StackSubsampler(nn.Module):
@@ -168,9 +143,7 @@ class StackSubsampler(nn.Module):
         self.stride = stride
         self.W = linear(size * stride, d)
 
-    def forward(self, x: Tensor, segments: Segments) -> Tensor:
-        """W [x_1; …; x_n] for every n = `stride` frames, padding zeroed: (B, S, F) → (B, ⌈S/n⌉, D)"""
-        x = x.masked_fill(~segments.mask(x.shape[1])[..., None], 0.0)
-        x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.stride))
-        vectors: Tensor = self.W(x.view(x.shape[0], x.shape[1] // self.stride, self.stride * x.shape[2]))
-        return vectors
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """W [x_1; …; x_n] for every n = `stride` frames: (B, S, F) → (B, ⌈S/n⌉, D), and the new lengths"""
+        x, lengths = stack_neighbors(x, lengths, self.stride)
+        return self.W(x), lengths

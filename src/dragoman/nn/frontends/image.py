@@ -9,9 +9,6 @@ A learned vector for its row and one for its column are added to each vector, so
 grid. Weights have the names of torchvision's ResNet (conv1, bn1, layer1.0.conv1, …), so that pretrained ones can be
 loaded from a file (training.backbone).
 
-With `augment`, training crops images and changes their colors at random. With `flip`, it mirrors half of them, which
-helps with photographs and is wrong where targets distinguish left and right.
-
 B images, H rows and W columns of pixels, C channels, D width.
 """
 
@@ -29,6 +26,7 @@ from dragoman.core.registry import PositiveInt
 from dragoman.core.types import Modality, Segments
 from dragoman.modalities.image import ImageModality
 from dragoman.nn.frontends import PartOptions, frontends
+from dragoman.nn.layers import BatchNorm
 
 PIXELS, STAGES, PATCH = 128, 4, 16  # the defaults
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
@@ -73,7 +71,6 @@ class ImageFrontend(nn.Module):
 
     @staticmethod
     def build_modality(options: PartOptions, files: Sequence[str]) -> Modality:
-        """The reader of image files with the frontend's options, also from the folders and archives `files`."""
         names = {"pixels": "size", "crop": "crop", "augment": "has_augmentation", "flip": "flip"}
         return ImageModality(
             **{names[key]: value for key, value in options.items() if key in names}, search_paths=tuple(files)
@@ -81,12 +78,10 @@ class ImageFrontend(nn.Module):
 
     @staticmethod
     def default_max_length(options: PartOptions) -> int:
-        """The rows of an image, that is the option `pixels`: the default maximum of source positions."""
         return int(options.get("pixels", PIXELS))
 
     @staticmethod
     def max_vectors(options: PartOptions, length: int) -> int:
-        """The number of cells of the grid, n²; `length` is ignored, since all images have one size."""
         return grid_size(options, PIXELS) ** 2
 
     def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
@@ -98,11 +93,9 @@ class ImageFrontend(nn.Module):
         return x.flatten(1, 2), Segments(torch.full((B,), self.grid_size**2, device=source.device))
 
     def position_labels(self, length: int) -> list[str]:
-        """ "row,column" of each cell, counted from 1; `length` is ignored."""
         return [f"{row},{column}" for row in range(1, self.grid_size + 1) for column in range(1, self.grid_size + 1)]
 
     def length_unit(self, stride: int) -> str:
-        """Empty, whatever the stride: all images have one size."""
         return ""
 
 
@@ -157,7 +150,6 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(x' + norm(conv(… relu(norm(conv(x)))))), x' = x or its 1 × 1 conv: (B, C, H, W) → (B, C', H', W')"""
         y = x
         for i in range(1, self.count + 1):
             y = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(y))
@@ -166,24 +158,13 @@ class ResidualBlock(nn.Module):
         return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class ImageBatchNorm(nn.Module):
-    """Batch norm over channels: statistics of the batch in training, running averages in evaluation.
+class ImageBatchNorm(BatchNorm):
+    """Batch norm over channels; a frozen one uses its running averages in training, too.
 
-    A frozen one uses the running averages in training, too, since batches of a small dataset would destroy the
-    pretrained ones. Unlike torch's it has no `num_batches_tracked`. Every rank keeps its own running averages; those of
-    the first are validated and saved.
+    Batches of a small dataset would destroy pretrained averages. Unlike torch's it has no `num_batches_tracked`.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.running_mean: Tensor
-        self.running_var: Tensor
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize each channel of (B, C, H, W): by the batch in training unless frozen, else by running averages."""
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         uses_batch = self.training and self.weight.requires_grad
         return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, uses_batch)
 

@@ -24,21 +24,17 @@ class TokenEmbedding(nn.Module):
 
     @staticmethod
     def build_modality(options: PartOptions, files: Sequence[str]) -> None:
-        """None, whatever the arguments: sources are text."""
         return
 
     @staticmethod
     def default_max_length(options: PartOptions) -> int:
-        """0, whatever the options: the usual default of data.max_source holds."""
         return 0
 
     @staticmethod
     def max_vectors(options: PartOptions, length: int) -> int:
-        """`length`: one vector per token."""
         return length
 
     def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
-        """(B, S) ids → (B, S, D) by `forward`, and the segments as they are"""
         return self(source), segments
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -58,7 +58,6 @@ class VideoFrontend(nn.Module):
 
     @staticmethod
     def build_modality(options: PartOptions, files: Sequence[str]) -> Modality:
-        """The reader of video files with the frontend's options, also from the folders and archives `files`."""
         names = {"pixels": "size", "frames": "frames", "crop": "crop", "augment": "has_augmentation", "flip": "flip"}
         return VideoModality(
             **{names[key]: value for key, value in options.items() if key in names}, search_paths=tuple(files)
@@ -66,12 +65,10 @@ class VideoFrontend(nn.Module):
 
     @staticmethod
     def default_max_length(options: PartOptions) -> int:
-        """The most frames of a clip, the option `frames`: the default maximum of source positions."""
         return int(options.get("frames", FRAMES))
 
     @staticmethod
     def max_vectors(options: PartOptions, length: int) -> int:
-        """The most vectors of a clip of `length` frames: one per frame, or one per cell with pool 'none'."""
         return length * (grid_size(options, PIXELS) ** 2 if options.get("pool") == "none" else 1)
 
     def embed_source(self, source: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
@@ -79,19 +76,14 @@ class VideoFrontend(nn.Module):
         real = segments.mask(source.shape[1])  # (B, n)
         frames = source[real].view(-1, self.pixels, 3 * self.pixels)  # (N, H, W · 3)
         cells, _ = self.image.embed_source(frames, Segments(segments.lengths.new_full((len(frames),), self.pixels)))
-        vectors = self._pool_cells(cells)  # (N, D), or (N, C, D)
+        vectors = cells.mean(1) if self.pool == "mean" else cells  # (N, D), or (N, C, D)
+        if self.W is not None:
+            vectors = self.W(cells.flatten(1))  # (N, D)
         mask = real.view(*real.shape, *[1] * (vectors.ndim - 1))  # (B, n, 1), or (B, n, 1, 1)
         x = vectors.new_zeros(*real.shape, *vectors.shape[1:]).masked_scatter(mask, vectors)
         if self.pool != "none":
             return x, segments
         return x.flatten(1, 2), Segments(segments.lengths * cells.shape[1])
-
-    def _pool_cells(self, c: Tensor) -> Tensor:
-        """The cells of each frame (N, C, D) → W [c_1; …; c_C] or their mean, (N, D), or all of them (pool 'none')."""
-        if self.W is None:
-            return c.mean(1) if self.pool == "mean" else c
-        pooled: Tensor = self.W(c.flatten(1))
-        return pooled
 
     def position_labels(self, length: int) -> list[str]:
         """ "frame i" for each of `length` frames, or "i: row,column" for each of their cells (pool 'none')."""
@@ -101,5 +93,4 @@ class VideoFrontend(nn.Module):
         return [f"{i}: {cell}" for i in range(1, length + 1) for cell in cells]
 
     def length_unit(self, stride: int) -> str:
-        """ "frames", or "positions" where a state covers several vectors."""
         return "frames" if stride == 1 else "positions"

@@ -4,7 +4,4 @@ packed.py        attention over packed rows               packed_triton.py      
 entropy.py       output layer and cross entropy in one    entropy_triton.py     the same on a GPU
 additive.py      the additive score of all pairs          fused_triton.py       everything between the matrix products
 dropout.py       dropout                                                        of a Transformer block, on a GPU
-
-Hand-written because torch's variable-length attention computes tiles of 128 positions where sentences have 25, and its
-cross entropy forms all logits, twice, in float32.
 """

@@ -34,7 +34,6 @@ def pairwise_sum(q: Tensor, k: Tensor) -> Tensor:
 class _Additive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """e = 2 vᵀ σ(2 (q + k)) − Σ v, (…, T, S); saves σ and v."""
         s = pairwise_sum(2 * q, 2 * k).sigmoid_()  # (…, T, S, D)
         ctx.save_for_backward(s, v)
         ctx.shapes = q.shape, k.shape
@@ -42,7 +41,6 @@ class _Additive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """∂q and ∂k from 4 v ⊙ σ ⊙ (1 − σ) g, ∂v from (2σ − 1) g, in the shapes of q, k and v."""
         (s, v), g = ctx.saved_tensors, grads[0]  # g (…, T, S)
         dv = 2 * (g.reshape(-1) @ s.view(-1, len(v))) - g.sum()
         d = torch.addcmul(s, s, s, value=-1).mul_(g[..., None])  # (…, T, S, D): σ (1 − σ) g

@@ -23,7 +23,6 @@ class Dropout(nn.Dropout):
         def __call__(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ⊙ m / (1 − p) in training, x itself in evaluation."""
         return dropout(x, self.p) if self.training else x
 
 

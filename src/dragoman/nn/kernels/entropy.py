@@ -32,7 +32,6 @@ def linear_cross_entropy(o: Tensor, weight: Tensor, bias: Tensor | None, gold: T
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, smoothing: float) -> Tensor:
-        """The summed loss, chunk by chunk; computes and saves ∂L/∂o, ∂L/∂W and ∂L/∂b at once."""
         dtype = torch.get_autocast_dtype(o.device.type) if torch.is_autocast_enabled(o.device.type) else o.dtype
         with torch.autocast(o.device.type, enabled=False):
             W, x = weight.to(dtype), o.to(dtype)
@@ -57,7 +56,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The saved ∂o, ∂W and ∂b times the gradient of the loss; None for gold and smoothing."""
         do, dW, db = ctx.saved_tensors
         g = grads[0]
         return do * g.to(do.dtype), dW.mul_(g), None if db is None else db.mul_(g), None, None

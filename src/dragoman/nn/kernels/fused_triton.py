@@ -248,9 +248,6 @@ def _sum_rows(X, SUMS, N, D, rows, R: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(SUMS + program * D + d, tl.sum(total, 0), mask=d < D)
 
 
-# -- as autograd functions ---------------------------------------------------------------------------------------------
-
-
 def dropout_key(site: int) -> int:
     """A hash key for one dropout of the model, so that two of them drop different numbers."""
     return site * 0x9E3779B9 & 0x7FFFFFFF
@@ -302,7 +299,6 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """∂x, ∂f, ∂b, ∂g and ∂c from the gradients of the residual and of y; None for the other arguments."""
         dmore, dy = grads
         total, mean, rstd, g, seed = ctx.saved_tensors
         centered, p, site, post = ctx.rest
@@ -333,7 +329,6 @@ class Embed(torch.autograd.Function):
         ctx: Any, table: Tensor, ids: Tensor, t: Tensor, positions: Tensor | None, s: float, p: float,
         seed: Tensor, site: int,
     ) -> Tensor:  # fmt: skip
-        """x = drop(s E[id] + P[t]), (N, D) in float32."""
         N, D = len(ids), table.shape[1]
         x = torch.empty(N, D, dtype=torch.float32, device=table.device)
         _embed[(triton.cdiv(N, ROWS),)](
@@ -346,7 +341,6 @@ class Embed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """∂table from ∂x, with <pad> left at 0; None for the other arguments."""
         table, ids, seed = ctx.saved_tensors
         s, p, site = ctx.rest
         N, D = len(ids), table.shape[1]
@@ -372,7 +366,6 @@ class Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, b: Tensor | None, act: str, p: float, seed: Tensor, site: int) -> Tensor:
-        """h = drop(act(z + b)), (N, D) in the precision of z; saves h for relu, z for the others."""
         N, D = z.shape
         h, block = torch.empty_like(z), min(triton.next_power_of_2(D), 1024)
         _activate[(triton.cdiv(N, ROWS), triton.cdiv(D, block))](
@@ -385,7 +378,6 @@ class Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """∂z and ∂b from ∂h; None for the other arguments."""
         kept, b, seed = ctx.saved_tensors
         act, p, site = ctx.rest
         N, D = kept.shape

@@ -32,16 +32,11 @@ def supports_triton() -> bool:
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
-def supports_kernel(q: Tensor, v: Tensor) -> bool:
-    """Whether the GPU kernel can attend with such queries and values: on a GPU, heads 16, 32, 64 or 128 wide."""
-    return q.is_cuda and supports_triton() and q.shape[2] in HEAD_WIDTHS and v.shape[2] in HEAD_WIDTHS
-
-
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, longest: int, causal: bool, scale: float
 ) -> Tensor:
     """softmax(s q·k) v within each row, (N, H, D_v), by the GPU kernel or padded; rows have at most `longest`."""
-    if supports_kernel(q, v):
+    if q.is_cuda and supports_triton() and q.shape[2] in HEAD_WIDTHS and v.shape[2] in HEAD_WIDTHS:
         c: Tensor = _attend(q, k, v, q_starts, k_starts, longest, causal, scale)[0]
         return c
     return padded_attention(q, k, v, q_starts, k_starts, causal, scale)
@@ -82,13 +77,12 @@ def _(dc: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tenso
 
 
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    """Keep the inputs, c and the log-sums of `_attend` in ctx for `_backward`."""
     q, k, v, q_starts, k_starts, ctx.longest, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output, q_starts, k_starts)
 
 
 def _backward(ctx, dc, dlse):  # type: ignore[no-untyped-def]
-    """∂q, ∂k and ∂v from ∂c (that of the log-sums is ignored); None for the other inputs of `_attend`."""
+    # The gradient of the log-sums is ignored.
     q, k, v, c, lse, q_starts, k_starts = ctx.saved_tensors
     gradients = _attend_backward(dc, q, k, v, c, lse, q_starts, k_starts, ctx.longest, ctx.causal, ctx.scale)
     return *gradients, None, None, None, None, None
@@ -128,11 +122,8 @@ def pad_rows(x: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     lengths = starts.diff()
     size = int(lengths.max()) if len(lengths) else 0
     real = torch.arange(size, device=x.device) < lengths[:, None]
-    rows = (
-        x[packed_index(starts, size).clamp(max=max(len(x) - 1, 0))]
-        if len(x)
-        else x.new_zeros(*real.shape, *x.shape[1:])
-    )
+    index = packed_index(starts, size).clamp(max=max(len(x) - 1, 0))
+    rows = x[index] if len(x) else x.new_zeros(*real.shape, *x.shape[1:])
     return rows.masked_fill(~real.view(*real.shape, *(1,) * (x.dim() - 1)), 0.0), real
 
 

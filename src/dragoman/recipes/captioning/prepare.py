@@ -34,7 +34,7 @@ CAPTIONS = 5
 
 
 def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
-    """Write train, valid and test pairs: the picture's path and its five normalized captions; `part` is ignored."""
+    """Write the pairs of Flickr8k's own splits: a picture's path in its archive and its five normalized captions."""
     data_set = data_sets["flickr8k"].resolve()
     for name, split in SPLITS.items():
         rows = list(tables.read_rows(data_set / f"{split}.tsv", 1 + CAPTIONS))

@@ -41,19 +41,12 @@ class BPE(SentencePieceTokenizer):
         character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = 1.0,
     ) -> None:
         super().__init__(size=size, byte_fallback=byte_fallback, character_coverage=character_coverage)
-        self.dropout = dropout
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether there is dropout."""
-        return self.dropout > 0
+        self.dropout, self.is_stochastic = dropout, dropout > 0
 
     def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
-        """`word TAB count` lines for the trainer."""
         return (f"{word}\t{n}" for word, n in counts.items())
 
     def sample_word(self, word: str, rng: np.random.Generator) -> list[str]:
-        """A random split of a word, by BPE dropout."""
         return apply_merges(word, self.scores, self.dropout, rng)
 
 

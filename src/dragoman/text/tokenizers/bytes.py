@@ -23,20 +23,17 @@ class Bytes(LookupTokenizer):
     def __init__(self) -> None:
         super().__init__(byte_fallback=True)
 
-    def learning_units(self, text: str) -> Sequence[str]:
-        """[], whatever the text: there is nothing to learn."""
-        return []
+    def split(self, text: str) -> list[str]:
+        return []  # no token is learned or unknown
 
     def encode(self, text: str) -> list[int]:
-        """Text → ids of its UTF-8 bytes."""
         return self.vocabulary.fallback_ids(replace_surrogates(text))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The byte of each id, for display: printable ASCII as itself, a space as ␣, others by number."""
+        """Printable ASCII as itself, a space as ␣, any other byte by its number."""
         return [self._show(id) for id in ids]
 
     def _show(self, id: int) -> str:
-        """Printable ASCII as itself, a space as ␣, any other byte by its number."""
         byte = self.vocabulary.id_to_byte(id)
         if byte is None or not 0x20 <= byte < 0x7F:
             return self.vocabulary.name(id)

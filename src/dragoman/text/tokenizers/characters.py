@@ -25,9 +25,7 @@ class Characters(LookupTokenizer):
         super().__init__(min_count=min_count, byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:
-        """The characters of a text."""
         return list(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The character of each id, for display; a space as ␣."""
         return ["␣" if piece == " " else piece for piece in super().pieces(ids)]

@@ -24,9 +24,7 @@ class Symbols(LookupTokenizer):
         super().__init__(min_count=min_count)
 
     def split(self, text: str) -> list[str]:
-        """The symbols of a text, which whitespace separates."""
         return text.split()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids → symbols, joined by spaces."""
         return " ".join(str(part) for part in self.vocabulary.surface_parts(ids))

@@ -53,12 +53,7 @@ class Unigram(SentencePieceTokenizer):
         character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = 1.0,
     ) -> None:
         super().__init__(size=size, byte_fallback=byte_fallback, character_coverage=character_coverage)
-        self.alpha = alpha
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether splits are sampled, which alpha > 0 asks for."""
-        return self.alpha > 0
+        self.alpha, self.is_stochastic = alpha, alpha > 0
 
     def corpus_lines(self, counts: Counter[str]) -> Iterable[str]:
         """Every word about as often as it occurs, shuffled: the trainer's time is quadratic in a run of equal words.
@@ -87,20 +82,15 @@ class Unigram(SentencePieceTokenizer):
         return pieces[::-1]
 
     def _load_model(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
-        """Load a sentencepiece model, and start an empty cache of choices."""
         super()._load_model(model, extra, byte_fallback)
         self._cached_choices = lru_cache(maxsize=1 << 14)(self._choices)
 
     def _choices(self, word: str) -> SegmentChoices:
-        """For every end in a word the starts of the last piece, and their cumulative probabilities."""
         return forward_filter(build_lattice(word, self.scores, self.max_piece_length), self.alpha)
 
 
 def build_lattice(word: str, scores: Mapping[str, float], max_piece_length: int) -> Lattice:
-    """For every end in a word the pieces that end there, as (start, score).
-
-    A character without a piece is part of no longer piece either. It stands alone in every split, so any score will do.
-    """
+    """For every end in a word the pieces that end there, as (start, score); a character without a piece scores 0."""
     lattice: Lattice = [[] for _ in range(len(word) + 1)]
     for end in range(1, len(word) + 1):
         for start in range(max(0, end - max_piece_length), end):

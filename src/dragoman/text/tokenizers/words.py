@@ -17,7 +17,7 @@ from itertools import groupby
 
 from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
-from dragoman.text.vocabulary import SPACE_MARKER, UNK_SURFACE, LookupTokenizer, join_parts
+from dragoman.text.vocabulary import SPACE_MARKER, UNK_SURFACE, LookupTokenizer
 
 
 @tokenizers.register("words")
@@ -37,7 +37,6 @@ class Words(LookupTokenizer):
         super().__init__(size=size, min_count=min_count, lowercase=lowercase, byte_fallback=byte_fallback)
 
     def split(self, text: str) -> list[str]:
-        """The words and punctuation marks of a text; "▁" marks those after a space."""
         return [
             token for chunk in text.replace(SPACE_MARKER, " ").split() for token in split_chunk(SPACE_MARKER + chunk)
         ]
@@ -47,13 +46,9 @@ class Words(LookupTokenizer):
         return self.vocabulary.fallback_ids(token.replace(SPACE_MARKER, " "))  # a space is one byte, the marker three
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids → text: "▁" becomes a space; an unknown word is ⁇ after a space."""
         # An unknown token is most often a word, with a space before it.
-        return (
-            join_parts(self.vocabulary.surface_parts(ids, SPACE_MARKER + UNK_SURFACE))
-            .replace(SPACE_MARKER, " ")
-            .removeprefix(" ")
-        )
+        text = self.vocabulary.decode(ids, SPACE_MARKER + UNK_SURFACE)
+        return text.replace(SPACE_MARKER, " ").removeprefix(" ")
 
 
 @lru_cache(maxsize=1 << 15)  # most of a text is the same few words
@@ -67,6 +62,5 @@ def split_chunk(chunk: str) -> tuple[str, ...]:
 
 
 def _is_word_character(character: str) -> bool:
-    """Whether a character is part of a word: letter, digit, "_" or a combining mark."""
     # Python counts combining marks as no letters, but Hindi vowels and decomposed accents are such marks.
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")

@@ -67,14 +67,14 @@ def encode_rank(z, index):
 
 
 @triton.jit
-def rank_logit(rank):
+def logit_of_rank(rank):
     """The logit that `encode_rank` put into a rank."""
     bits = (rank >> 32).to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def rank_index(rank):
+def index_of_rank(rank):
     """The index that `encode_rank` put into a rank."""
     return 0x7FFFFFFF - (rank & 0x7FFFFFFF).to(tl.int32)
 
@@ -124,7 +124,7 @@ def _top_tokens(
         groups = tl.zeros((PN,), tl.int32)
         for i in range(N):
             rank = tl.max(tops, 0)
-            groups = tl.where(r == i, rank_index(rank), groups)
+            groups = tl.where(r == i, index_of_rank(rank), groups)
             tops = tl.where(tops == rank, MIN_RANK, tops)
         y = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         z = tl.load(Z + y, mask=(r < N)[:, None] & is_allowed(y, V, never), other=-INFINITY).to(tl.float32)
@@ -133,9 +133,9 @@ def _top_tokens(
         tokens = tl.full((PN,), EOS_, tl.int32)
         for i in range(N):
             rank = tl.max(ranks, 0)
-            is_ith = r == tl.where(rank_logit(rank) > -INFINITY, i, -1)
-            values = tl.where(is_ith, rank_logit(rank) - lse, values)
-            tokens = tl.where(is_ith, rank_index(rank), tokens)
+            is_ith = r == tl.where(logit_of_rank(rank) > -INFINITY, i, -1)
+            values = tl.where(is_ith, logit_of_rank(rank) - lse, values)
+            tokens = tl.where(is_ith, index_of_rank(rank), tokens)
             ranks = tl.where(ranks == rank, MIN_RANK, ranks)
         tl.store(VALUES + row * PN + r, values)
         tl.store(TOKENS + row * PN + r, tokens)

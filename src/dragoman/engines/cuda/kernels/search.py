@@ -4,14 +4,7 @@
     beam_step      the extensions of k hypotheses that continue and that finish       one for each sentence
     trace_back     a finished hypothesis, from its last token to its first            one for each hypothesis
 
-A beam's step, numbered as in search/beam.py:
-
-    1      the k + 1 best tokens of every hypothesis (ranking.py)
-    2      the 2k best of log p(y_<t) + log p(y_t | y_<t, x), in order
-    3      those of the first k that end in </s> join the finished hypotheses, by score
-    4      the first k others stay active
-    5      done at the maximum length, where active hypotheses fill the free finished slots, or when no active
-           hypothesis can enter the finished ones any more
+A beam's step is numbered as in search/beam.py; ranking.py computes 1, the k + 1 best tokens of every hypothesis.
 
 The finished hypotheses (B, k) are sorted, best first: score, step at which each ended, its parent, log p of </s>, and
 whether it ended in </s>. The backpointers (B, R, k) hold token, parent and log p of every step.
@@ -34,10 +27,10 @@ from dragoman.engines.cuda.kernels.ranking import (
     INFINITY,
     PAD_,
     encode_rank,
+    index_of_rank,
     is_allowed,
     load_summary,
-    rank_index,
-    rank_logit,
+    logit_of_rank,
     summarize_logits,
     top_tokens,
 )
@@ -57,10 +50,10 @@ def _greedy_step(
         Z += b.to(tl.int64) * stride
         never = tl.where(t < tl.load(MIN_LENGTH + b), EOS_, PAD_)
         lse, tops = load_summary(Z, TOPS, PARTS, b, V, never, parts, SIZE, PG, PP, GROUP)
-        y = rank_index(tl.max(tops, 0)) * GROUP + tl.arange(0, GROUP)
+        y = index_of_rank(tl.max(tops, 0)) * GROUP + tl.arange(0, GROUP)
         z = tl.load(Z + y, mask=is_allowed(y, V, never), other=-INFINITY).to(tl.float32)
         rank = tl.max(encode_rank(z, y), 0)
-        most, token = rank_logit(rank), rank_index(rank)
+        most, token = logit_of_rank(rank), index_of_rank(rank)
         is_blocked = most == -INFINITY
         is_eos = (token == EOS_) & (most > -INFINITY)
         at_limit = t >= tl.load(MAX_LENGTH + b)
