@@ -53,7 +53,12 @@ def train(
     """Train as a config file says; yields a Report for everything that happens. `set` takes "key=value" texts."""
     from dragoman import config as configs
     from dragoman import training
+    from dragoman.core.errors import UserError
 
+    if not isinstance(config, str | Path) or not isinstance(run, str | Path | None):
+        raise UserError(f"train: config and run must be texts or Paths, found {config!r:.60} and {run!r:.60}")
+    if isinstance(set, str):
+        raise UserError(f"train: set takes a list of texts, found '{set}'; give a list: ['{set}']")
     loaded = configs.load(config, None, set)
     return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
 

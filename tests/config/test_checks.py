@@ -209,7 +209,7 @@ def test_every_problem_is_named_with_its_key_what_was_found_and_what_is_allowed(
         ("missing.yaml", None, "no such file"),
         ("latin.yaml", "name: caf\xe9".encode("latin-1"), "not UTF-8"),
         ("folder.yaml", "folder", "cannot be read"),
-        ("huge.yaml", b"#" * 1_000_001, "1,000,000"),
+        ("huge.yaml", b"#" * 200_001, "200,000"),
         ("deep.yaml", b"a: " + b"[" * 1000, "not a config"),
         (
             "bomb.yaml",

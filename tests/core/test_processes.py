@@ -158,6 +158,21 @@ def test_a_worker_killed_from_outside_is_noticed_whatever_it_was_doing() -> None
     assert "SIGKILL" in str(error)
 
 
+@pytest.mark.parametrize("size", [1, 1 << 22])  # a worker may freeze in the middle of a result
+def test_a_frozen_worker_is_named_after_the_results_before_it(size: int) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(4)
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGSTOP)
+        yield from range(4, 1000)
+
+    found, error = until_error(map_in_order(lambda x: bytes(size), tasks(), 2))
+    assert len(found) < 4 + 2 * TASKS_PER_WORKER
+    assert "was frozen (SIGSTOP)" in str(error)
+    assert isinstance(error, UserError)
+
+
 def test_ctrl_c_while_a_worker_is_forked_comes_right_after() -> None:
     forked = False
     with pytest.raises(KeyboardInterrupt), processes.defer_interrupt():  # noqa: PT012

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -95,11 +97,21 @@ def test_a_value_inside_itself_is_refused(text: str) -> None:
 
 def test_more_values_than_a_config_has_are_refused() -> None:
     assert "more than 20,000 values" in problem("[" + "[]," * 200 + "&a [" + "1," * 100 + "]," + "*a," * 200 + "]")
-    assert "at most 1,000,000" in problem("#" * 1_000_001)
+    assert "at most 200,000" in problem("#" * 200_001)
+
+
+@pytest.mark.parametrize("text", ["a: [" + "1," * 99_000 + "1]", "- a\n" * 49_000, "{" * 190_000], ids=len)
+def test_a_text_of_too_many_values_is_refused_without_parsing_it(text: str) -> None:
+    began = time.process_time()
+    assert "more than 20,000 values" in problem(text)
+    assert time.process_time() - began < 0.5
 
 
 def test_nesting_without_end_is_refused() -> None:
-    assert problem("- " * 10_000).startswith("not a config")
+    began = time.process_time()
+    for text in ("- " * 10_000, "[" * 10_000, "a: " + "{a: " * 5_000, "[" * 9_000 + "]" * 9_000):
+        assert problem(text).startswith("not a config")
+    assert time.process_time() - began < 2
 
 
 def test_the_same_key_twice_is_refused_with_its_line() -> None:
@@ -186,3 +198,25 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         yaml.read(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         yaml.read(tmp_path)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_file_without_end_is_read_up_to_a_limit(tmp_path: Path, is_named: bool) -> None:
+    with (tmp_path / "sparse.yaml").open("wb") as file:
+        file.truncate(8 * 2**30)
+    for path in (Path("/dev/zero"), tmp_path / "sparse.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read: it "):
+            yaml.read(path, is_named=is_named)
+
+
+def test_only_a_file_that_a_user_names_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a: 1")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("a: 1",))
+    for name in ("link", "pipe"):
+        with pytest.raises(ConfigError, match="not a plain file"):  # at once: nobody writes yet
+            yaml.read(tmp_path / name, is_named=False)
+    writer.start()
+    assert [yaml.read(tmp_path / name) for name in ("link", "pipe")] == [{"a": 1}] * 2
+    writer.join()

@@ -179,6 +179,27 @@ def test_a_killed_worker_is_named_with_its_signal(plain, victim):
     assert not crew()
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_frozen_worker_is_named_and_the_stream_ends(plain, victim):
+    stream = load_batches(plain, START, 2)
+    next(stream)
+    pid = crew()[f"loader-{victim}"]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DataError, match=rf"loader worker {victim} \(pid {pid}\) was frozen \(SIGSTOP\)"):
+        for _ in stream:  # the pipe holds some batches, and the half of one
+            pass
+    assert not crew()
+
+
+def test_a_worker_that_is_frozen_for_a_moment_goes_on(plain):
+    with contextlib.closing(load_batches(plain, START, 1)) as stream:
+        got = [next(stream)]
+        os.kill(crew()["loader-0"], signal.SIGSTOP)
+        os.kill(crew()["loader-0"], signal.SIGCONT)
+        got += itertools.islice(stream, 99)
+    assert_same(got, take(plain, START, 0, 100))
+
+
 def test_a_user_error_of_a_worker_is_raised_in_order_with_its_message(sampling):
     options = {"size": 50, "dropout": 0.5, "byte_fallback": False}
     stranger = learn_codec(Part("bpe", options), Part("bpe", options), True, "nfc", TEXTS, TEXTS, [])  # knows no tag

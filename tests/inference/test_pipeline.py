@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import resource
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from tests.codec_learning import learn_codec
 import dragoman
 from dragoman import config as configs
 from dragoman.checkpoint import model_folder
-from dragoman.core.errors import DataError, PartError, UserError
+from dragoman.core.errors import DataError, ModelError, PartError, UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Example
@@ -411,6 +413,54 @@ def test_a_request_that_cannot_be_met_is_refused(asked: dict[str, Any], words: s
         opened("rnn").predict(["abc"], **asked)
 
 
+@pytest.mark.parametrize("search", ["beam", "sample", "diverse"])
+def test_a_search_that_would_fill_the_memory_is_refused_before_it_begins(search: str) -> None:
+    field = "num_samples" if search == "sample" else "beam"
+    options = GenerationOptions.model_validate({"search": search, field: 1_000_000})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"1,000,000 hypotheses need about [\d.]+ GB.* lower beam, or num_samples"):
+        opened("rnn").predict(["abc"], options)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: p.predict("abc"), "predict takes a list of sources, found str"),
+        (lambda p: p.predict(5), "predict takes a list of sources, found int"),
+        (lambda p: p.predict(None), "predict takes a list of sources, found NoneType"),
+        (lambda p: p.predict(Example("a")), "predict takes a list of sources, found Example"),
+        (lambda p: p.predict([5]), "a source must be a text or an Example, found int 5"),
+        (lambda p: p.predict(["a", None]), "a source must be a text or an Example, found NoneType None"),
+        (lambda p: p.predict([b"a"]), "a source must be a text or an Example, found bytes"),
+        (lambda p: p.predict([Example(5)]), "a source must be a text or an Example, found int 5"),
+        (lambda p: p.predict(["a"], beam="5"), "beam is '5'; it must be at least 1, a whole number"),
+        (lambda p: p.predict(["a"], beam=2.5), "beam is 2.5"),
+        (lambda p: p.predict(["a"], nbest=True), "nbest is True"),
+        (lambda p: p.predict(["a"], {"beam": 5}), "options must be GenerationOptions.* found dict"),
+        (lambda p: p.predict(["a"], [{"beam": 5}]), "options must be GenerationOptions.* found dict"),
+        (lambda p: p.score("abc"), "score takes a list of pairs, found str"),
+        (lambda p: p.score(5), "score takes a list of pairs, found int"),
+        (lambda p: p.score([5]), "a source must be a text or an Example, found int 5"),
+        (lambda p: p.score([["a", "b"]]), "found list"),
+        (lambda p: p.score([("a",)]), "a pair must be two texts"),
+        (lambda p: p.score([("a", 5)]), "a pair must be two texts"),
+        (lambda p: p.score([(5, "a")]), "a source must be a text"),
+        (lambda p: p.score([("a", "b", "c")]), "a pair must be two texts"),
+        (lambda p: dragoman.load(5), "path must be a text or a Path, found 5"),
+        (lambda p: dragoman.load(None), "path must be a text or a Path, found None"),
+        (lambda p: dragoman.load("x", device=0), "device must be a text, found 0"),
+        (lambda p: dragoman.load("x" * 300), "there is no such model"),
+        (lambda p: dragoman.train(5), "config and run must be texts or Paths, found 5"),
+        (lambda p: dragoman.train("a.yaml", run=5), "found 'a.yaml' and 5"),
+        (lambda p: dragoman.train("a.yaml", set="a=1"), r"set takes a list of texts.*\['a=1'\]"),
+    ],
+)
+def test_a_wrong_type_is_a_sentence_that_names_the_argument(call: Callable[[Pipeline], Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        call(opened("rnn"))
+
+
 def test_the_config_decides_the_search_unless_the_request_does() -> None:
     rule = {"name": "power", "alpha": 0.5}
     p = build("rnn", generation={"search": "beam", "beam": 3, "length_rule": rule})
@@ -480,6 +530,23 @@ def test_everything_in_all_is_there_and_everything_public_is_in_all() -> None:
     assert (dragoman.Pipeline, dragoman.Prediction) == (Pipeline, Prediction)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dragoman.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("output.bias", math.nan), ("frontend.table.weight", math.inf), ("embedding.table.weight", -math.inf)],
+)
+def test_a_weight_that_is_not_finite_is_named_when_the_model_is_loaded(name: str, value: float, tmp_path: Path) -> None:
+    p = build("rnn")
+    weights = {key: x.clone() for key, x in model_folder.unique_weights(p.model).items()}
+    weights[name].view(-1)[-1] = value
+    model_folder.save(tmp_path / "model", p.config, weights, p.codec, {})
+    with pytest.raises(ModelError, match=f"model.safetensors: '{name}' has values that are NaN or infinite"):
+        dragoman.load(tmp_path / "model", device="cpu")
+    weights[name].view(-1)[-1] = 0.0
+    weights["output.weight"].fill_(3e38)  # whose sum is infinite, and which are finite
+    model_folder.save(tmp_path / "large", p.config, weights, p.codec, {})
+    dragoman.load(tmp_path / "large", device="cpu")
 
 
 def test_a_saved_model_loaded_from_its_folder_predicts_the_same(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from dragoman.recipes import prepared_data, runner, scoring
 from dragoman.recipes.recipe import RecipeRun
 
 NEEDED = {"image": "PIL", "audio": "soundfile"}
-SLOW = ("captioning", "ladder", "pretraining", "speech-iban", "translation")
+SLOW = ("captioning", "dialogue", "inflection", "ladder", "pretraining", "pronunciation-languages", "speech-iban")
+SLOW += ("translation", "transliteration", "video")
 TRAINED = [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in recipes.recipe_names()]
 
 

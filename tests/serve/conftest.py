@@ -27,6 +27,7 @@ LETTERS = "abcdefgh"
 # What goes wrong in a worker when it is asked for it: --plugin brings it in.
 FAULTS = """
 import time
+import torch
 from dragoman.inference.pipeline import Pipeline
 
 whole = Pipeline.stream
@@ -35,6 +36,11 @@ def stream(self, sources, *args, **options):
     for source in sources:
         if source.source == "boom":
             raise ValueError("a secret of ours")
+        if source.source == "block":
+            torch.empty(1 << 30)  # 4 GiB, which are never touched
+        blocks = []
+        while source.source == "blocks":
+            blocks.append(torch.empty(1 << 22))
         while source.source == "stuck":
             try:
                 time.sleep(60)

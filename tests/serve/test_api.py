@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dragoman.cli.serve import parse_model_arguments
 from dragoman.core.errors import ModelError, UserError
@@ -17,6 +20,8 @@ from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.inference import pipeline
 from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.serve import schema
+from dragoman.serve.schema import PredictRequest
 
 Events = Callable[[str], list[tuple[str, Any]]]
 
@@ -179,6 +184,50 @@ def test_a_refusal_names_the_field_and_says_why_in_a_sentence(
     assert "\n" not in error["message"]
 
 
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text('ab,"\\\\[{]}\\u00e9', max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('ab,"\\\\[', max_size=4), inner, max_size=5),
+)
+
+
+@given(JSON_VALUES, st.booleans())
+def test_the_values_of_a_body_are_counted_without_parsing_it(value: Any, ascii: bool) -> None:
+    def count(part: Any) -> int:
+        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        return 1 + sum(map(count, inside))
+
+    data, true_count = json.dumps(value, ensure_ascii=ascii).encode(), count(value)
+    assert true_count <= schema.count_values(data, 10_000) <= 2 * true_count  # an empty list may count as two
+    assert schema.count_values(data, 1) >= min(true_count, 2)
+
+
+WIDE = [
+    pytest.param({"inputs": ["a"], "choices": [0] * 20_000}, None, id="values"),
+    pytest.param({"inputs": ["a"], **{str(i): i for i in range(100)}}, None, id="fields"),
+    pytest.param({"inputs": [{str(i): i for i in range(100)}]}, None, id="fields of an input"),
+    pytest.param({"inputs": [0] * 257}, "inputs", id="wrong inputs"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), WIDE)
+def test_counts_are_checked_before_types(server: Any, body: Any, field: str | None) -> None:
+    error = server.client.post("/v1/predict", json=body).json()["error"]
+    assert (error["code"], error["field"]) == ("too_many", field)
+
+
+@pytest.mark.parametrize("name", ["inputs", "force_phrases", "forbid_phrases", "choices"])
+def test_a_list_of_wrong_items_has_one_error(name: str) -> None:
+    with pytest.raises(ValidationError) as found:
+        PredictRequest.model_validate({"inputs": ["a"], name: [0] * 1000})
+    assert found.value.error_count() == 1
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_a_foreign_page_could_send_without_asking_is_not_read_as_json(server: Any, kind: str) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    assert server.client.post("/v1/predict", content=b'{"inputs": ["a"]}', headers=headers).status_code == 415
+
+
 def test_unknown_paths_and_methods_get_errors_in_the_same_format(server: Any) -> None:
     for answer, status in [
         (server.client.get("/nowhere"), 404),
@@ -242,7 +291,7 @@ FORCED = [
     ("/v1/score", {"inputs": [{"source": "a" * 1024, "target": "b"}]}, "source"),
     ("/v1/inspect/alignment", {"source": "a", "target": "b" * 1024}, "target"),
     ("/v1/inspect/head_effects", {"source": "a", "target": "b" * 1024}, "target"),
-    ("/v1/inspect/saliency", {"source": "a", "target": "b" * 1024}, "target"),
+    ("/v1/inspect/saliency", {"source": "a" * 1024, "target": "b"}, "source"),
     ("/v1/inspect/steps", {"source": "a", "target": "b" * 1024}, "target"),
     ("/v1/inspect/beam", {"source": "a", "target": "b" * 1024}, "target"),
     ("/v1/inspect/accuracy_by_position", {"inputs": [{"source": "a", "target": "b" * 1024}]}, "target"),

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from dragoman.cli import serve
+from dragoman.core.errors import UserError
 from dragoman.inspection.views import views
 from dragoman.serve.settings import ServerSettings
 
@@ -51,6 +52,13 @@ def test_keys_come_from_the_environment_and_from_a_file(tmp_path: Path, monkeypa
     assert serve.read_keys(file) == ["one", "two", "key-of-the-shop", "key-of-the-app"]
     monkeypatch.delenv(serve.KEYS_VARIABLE)
     assert serve.read_keys(None) == []
+
+
+@pytest.mark.parametrize("value", ["", ",", " , ,"])
+def test_keys_that_did_not_arrive_do_not_open_the_server(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(serve.KEYS_VARIABLE, value)
+    with pytest.raises(UserError, match="has no key"):
+        serve.read_keys(None)
 
 
 def test_the_examples_of_a_service_give_the_server_time_to_drain() -> None:

@@ -153,7 +153,8 @@ def test_two_hundred_clients_are_served_or_refused_and_the_server_stays_alive(
 def batcher(**settings: Any) -> Batcher:
     """A batcher whose worker is ready and takes nothing; a token is a character."""
     pool = WorkerPool(ServerSettings(workers=1, **settings), {"m": "nowhere"})
-    pool.models = {"m": {"search": {"beam": 1, "is_sampling": False}}}
+    search = {"beam": 1, "is_sampling": False, "max_length_ratio": 1.0, "max_length_extra": 3}
+    pool.models = {"m": {"search": search, "max_source_positions": 1000}}
     pool.workers[0].ready.set()
     tokenizer = SourceTokenizer(lambda item: (len(item["source"]), None))
     return Batcher(pool.settings, pool, {"m": tokenizer})
@@ -189,6 +190,53 @@ def test_a_job_has_as_many_tokens_as_allowed_but_always_one_item() -> None:
         queue = batcher(batch_tokens=10)
         await admit(queue, "a" * 6, "b" * 4, "c", "d" * 50)
         assert [sources(queue.next_job()) for _ in range(3)] == [["a" * 6, "b" * 4], ["c"], ["d" * 50]]
+
+    run(scenario)
+
+
+def test_of_several_workers_one_is_kept_for_short_jobs() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_tokens=10)
+        for text in ("a" * 50, "b" * 50, "short"):
+            await admit(queue, text)
+        queue.pool.workers *= 2
+        first = queue.next_job()
+        assert sources(first) == ["a" * 50]
+        assert first is not None
+        queue.running[first] = queue.pool.workers[0]
+        assert sources(queue.next_job()) == ["short"]
+        assert queue.next_job() is None
+        assert not queue.has_work.is_set()
+        del queue.running[first]
+        assert sources(queue.next_job()) == ["b" * 50]
+
+    run(scenario)
+
+
+def test_a_long_job_that_waits_for_another_starts_when_that_ends() -> None:
+    async def scenario() -> None:
+        queue = batcher(batch_tokens=10, batch_wait_ms=0)
+        queue.pool = WorkerPool(queue.settings.model_copy(update={"workers": 2}), {"m": "nowhere"})
+        queue.pool.models = batcher().pool.models
+        for worker in queue.pool.workers:
+            worker.ready.set()
+        queue.start()
+
+        def running() -> list[Any]:
+            return [worker for worker in queue.pool.workers if worker.running_job is not None]
+
+        async with asyncio.timeout(10):
+            requests = [await admit(queue, text * 50) for text in "ab"]
+            for request in requests:
+                while not running():
+                    await asyncio.sleep(0)
+                (worker,) = running()  # never both
+                worker.handle_message({"kind": "result", "id": worker.running_job, "item": 0, "json": b"1"})
+                worker.handle_message({"kind": "done", "id": worker.running_job})
+                assert await queue.collect_results(request) == [b"1"]
+                while worker.running_job is not None:
+                    await asyncio.sleep(0)
+        await queue.stop()
 
     run(scenario)
 

@@ -179,6 +179,65 @@ def test_a_client_that_reads_a_large_answer_gets_all_of_it():
         assert len(rest(client).split(b"\r\n\r\n", 1)[1]) == 50_000_005
 
 
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_sends_no_more_still_gets_its_answers(requests):
+    with greeting(ServerSettings(keep_alive_s=60)) as (port, server), connect(port) as client:
+        client.sendall(GET.replace(b"/health/live", b"/slow") * requests)
+        client.shutdown(socket.SHUT_WR)
+        said = rest(client)  # until the server closes, long before keep_alive_s
+        assert said.count(b"HTTP/1.1 200 ") == said.count(b"hello") == requests
+        wait_for(lambda: not server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "start", [b"", GET[:20], b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"]
+)
+def test_a_client_that_sends_no_more_within_a_request_is_dropped(start):
+    with greeting(ServerSettings()) as (port, server), connect(port) as client:
+        client.sendall(start)
+        client.shutdown(socket.SHUT_WR)
+        assert b" 200 " not in rest(client)
+        wait_for(lambda: not server.server_state.connections and not server.server_state.tasks)
+
+
+def test_a_client_that_is_gone_is_noticed_although_it_might_only_have_stopped_sending():
+    gone: list[float] = []
+
+    async def wait_for_disconnect(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.append(time.monotonic())
+
+    with served(wait_for_disconnect, ServerSettings()) as (port, server):
+        with connect(port) as client:
+            client.sendall(GET)
+            wait_for(lambda: server.server_state.tasks)
+        left = time.monotonic()
+        wait_for(lambda: gone)
+        assert gone[0] - left < 0.2  # FAULTS 24
+
+
+@pytest.mark.parametrize(("size", "count", "status"), [(1, 5000, 400), (1, 150, 200), (100, 5000, 200)])
+def test_a_body_of_thousands_of_tiny_chunks_is_refused(size, count, status):
+    chunk = f"{size:x}\r\n".encode() + b"x" * size + b"\r\n"
+    with greeting(ServerSettings()) as (port, _), connect(port) as client:
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        with suppress(OSError):  # it may be closed on us, after an answer
+            client.sendall(head + chunk * count + b"0\r\n\r\n")
+        assert rest(client).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_connections_that_send_no_http_are_counted_and_fill_no_log(server):
+    name = 'dragoman_refused_total{code="bad_request"}'
+    before, lines = server.metric(name), len(server.errors)
+    for _ in range(20):
+        with connect(server.port) as client:
+            client.sendall(b"\x16\x03\x01 tls\r\n\r\n")
+            assert rest(client).startswith(b"HTTP/1.1 400 ")
+    assert server.metric(name) - before == 20
+    assert len(server.errors) - lines <= 1
+
+
 def test_an_upgrade_to_a_websocket_is_answered_as_a_plain_request():
     with greeting(ServerSettings()) as (port, _), connect(port) as client:
         client.sendall(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")

@@ -46,6 +46,7 @@ def test_sigterm_finishes_what_is_in_flight_and_takes_on_nothing_new(
     found = [answers.get_nowait() for _ in asking]
     assert [answer.status_code for answer in found] == [200] * 3
     assert all(len(answer.json()["results"][0]["tokens"]) == 904 for answer in found)
+    assert all(answer.headers["connection"] == "close" for answer in found)  # no client asks again on it
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
     until(lambda: not any(map(alive, workers)))

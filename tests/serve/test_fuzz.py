@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,17 +130,26 @@ def test_ten_thousand_random_requests_do_not_break_the_server(fuzzed):
     assert fuzz(fuzzed, 11_000) >= 10_000
 
 
-def test_without_the_key_there_is_nothing_but_health_the_page_and_the_apis_description(fuzzed):
+def test_without_the_key_there_is_nothing_but_health_and_the_page(fuzzed):
     with httpx.Client(base_url=fuzzed.url, timeout=30) as stranger:
-        for path in ("/v1/models", "/metrics", "/languages"):
+        for path in ("/v1/models", "/metrics", "/languages", "/docs", "/openapi.json"):
             assert stranger.get(path).status_code == 401
-        for path in ("/health/ready", "/", "/docs", "/openapi.json"):
+        for path in ("/health/ready", "/"):
             assert stranger.get(path).status_code == 200
         body = {"q": "abc", "target": "small"}
         assert stranger.post("/translate", json=body).status_code == 401
         assert stranger.post("/translate", json=body | {"api_key": KEY + "!"}).status_code == 401
         assert stranger.post("/translate", json=body | {"api_key": KEY}).status_code == 200
         assert stranger.post("/v1/predict", json={"inputs": ["abc"]}, headers={"X-API-Key": "wrong"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/predict"])
+def test_a_stranger_is_refused_before_a_large_body_is_parsed(fuzzed, path):
+    body = b'{"q":[' + b"0," * 500_000 + b"0]}"
+    request = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", fuzzed.port), timeout=10) as client:
+        client.sendall(request)  # the answer comes without the body
+        assert client.recv(12) in (b"HTTP/1.1 401", b"HTTP/1.1 413")
 
 
 HOSTILE = [

@@ -193,7 +193,9 @@ def test_a_right_key_opens_the_server(locked, line):
         ["X-API-Key: \xfc"],
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/predict", "/metrics", "/docs/more", "/languages", "/v1/../health/live"])
+@pytest.mark.parametrize(
+    "path", ["/v1/predict", "/metrics", "/docs", "/openapi.json", "/docs/more", "/languages", "/v1/../health/live"]
+)
 def test_without_a_right_key_there_is_a_401_that_says_how_to_send_one(locked, path, lines, caplog):
     with caplog.at_level(logging.DEBUG):
         status, headers, body = send(locked, head(path, *lines, method="GET"))
@@ -203,11 +205,101 @@ def test_without_a_right_key_there_is_a_401_that_says_how_to_send_one(locked, pa
     assert KEY[:-1] not in caplog.text + json.dumps(body) + json.dumps(headers)
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/static/page/page.js", "/docs", "/openapi.json", "/health/live", "/health/ready", "/translate"]
-)
-def test_health_and_the_page_need_no_key_and_translate_asks_for_its_own(locked, path):
+@pytest.mark.parametrize("path", ["/", "/static/page/page.js", "/health/live", "/health/ready"])
+def test_health_and_the_page_need_no_key(locked, path):
     assert send(locked, head(path, method="GET"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("lines", "size", "status"),
+    [
+        ([], 65_536, 200),  # the route reads the key
+        ([], 65_537, 413),
+        ([f"X-API-Key: {KEY}"], 65_537, 200),
+        ([f"X-API-Key: {KEY}x"], 10, 401),
+    ],
+)
+def test_translate_reads_a_small_body_for_its_key_only_if_no_header_has_one(locked, lines, size, status):
+    found, _, body = send(locked, head("/translate", *lines, f"Content-Length: {size}") + b"x" * size)
+    assert found == status
+    assert status != 413 or "header" in body["error"]
+
+
+FRAMINGS = {
+    "both lengths": ("1.1", ["Content-Length: 5", "Transfer-Encoding: chunked"], 400),
+    "both lengths, the other way round": ("1.1", ["Transfer-Encoding: chunked", "Content-Length: 5"], 400),
+    "chunks over HTTP/1.0": ("1.0", ["Transfer-Encoding: chunked"], 400),
+    "another encoding": ("1.1", ["Transfer-Encoding: gzip, chunked"], 400),
+    "two lengths": ("1.1", ["Content-Length: 5", "Content-Length: 6"], 400),
+    "chunks": ("1.1", ["Transfer-Encoding: chunked"], 200),
+    "a length over HTTP/1.0": ("1.0", ["Content-Length: 5"], 200),
+}
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_a_body_whose_end_is_ambiguous_is_refused_and_the_connection_closed(opened, name):
+    version, lines, status = FRAMINGS[name]
+    port, _ = opened
+    first = head("/v1/predict", *lines).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    body = b"abcde" if lines[0].startswith("Content-Length") and len(lines) == 1 else b"5\r\nabcde\r\n0\r\n\r\n"
+    with connect(port) as client:
+        client.sendall(first + body + head("/smuggled", "Connection: close", method="GET"))
+        with client.makefile("rb") as stream:
+            answers = stream.read().split(b"HTTP/1.1 ")[1:]
+    assert answers[0].startswith(str(status).encode())
+    assert len(answers) == (1 if status == 400 or version == "1.0" else 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([], 200),  # curl
+        (["Sec-Fetch-Site: same-origin", "Origin: http://127.0.0.1"], 200),
+        (["Sec-Fetch-Site: none"], 200),
+        (["Sec-Fetch-Site: cross-site", "Origin: https://evil.example"], 403),
+        (["Sec-Fetch-Site: same-site", "Origin: http://127.0.0.1:3000"], 403),
+        (["Origin: http://127.0.0.1"], 200),
+        (["Origin: https://127.0.0.1"], 200),  # a proxy before us speaks TLS
+        (["Origin: http://127.0.0.1:3000"], 403),
+        (["Origin: https://evil.example"], 403),
+        (["Origin: null"], 403),
+        (["Origin: "], 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/translate", "/v1/predict", "/v1/models/small/predict"])
+def test_a_page_of_another_site_cannot_post(opened, path, lines, status):
+    port, _ = opened
+    form = ("Content-Type: application/x-www-form-urlencoded", "Content-Length: 3")
+    assert send(port, head(path, *form, *lines) + b"q=a")[0] == status
+    assert send(port, head(path, *lines, method="GET"))[0] == 200  # a link to us is no harm
+
+
+def test_a_query_of_thousands_of_fields_is_refused(opened):
+    port, _ = opened
+    assert send(port, head("/v1/models/small/predict?" + "a=&" * 4000))[0] == 400
+    assert send(port, head("/v1/models/small/predict?" + "force_phrases=a&" * 100))[0] == 200
+
+
+def test_what_is_refused_is_counted_by_its_code():
+    codes: list[str] = []
+    app = RequestLimitMiddleware(echo, ServerSettings(keys=[KEY], max_body=10), on_refused=codes.append)
+    with served(app, ServerSettings()) as (port, _):
+        send(port, head("/v1/predict"))
+        send(port, head("/v1/predict", f"X-API-Key: {KEY}", "Content-Length: 11"))
+        send(port, head("/v1/predict", "Origin: null"))
+        send(port, head("/v1/predict", f"X-API-Key: {KEY}", method="GET"))
+    assert codes == ["unauthorized", "too_large", "cross_site"]
+
+
+def test_while_draining_every_answer_says_that_the_connection_closes():
+    app = RequestLimitMiddleware(echo, ServerSettings())
+    with served(app, ServerSettings()) as (port, _), connect(port) as client:
+        client.sendall(head(method="GET"))
+        assert "connection" not in answer(client)[1]
+        app.is_draining = True
+        client.sendall(head(method="GET"))
+        assert answer(client)[1]["connection"] == "close"
+        assert client.recv(1) == b""
 
 
 def test_every_key_is_compared_and_without_keys_everyone_is_admitted():

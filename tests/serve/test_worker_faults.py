@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +22,7 @@ import pytest
 from dragoman.core.generation import GenerationOptions
 from dragoman.inference import pipeline
 from dragoman.serve.worker_process import (
+    PART_BYTES,
     JobCancelled,
     WorkerProcess,
     encode_message,
@@ -36,8 +40,8 @@ def ready(server: Any) -> bool:
 
 
 def worker_of(server: Any, until: Callable[..., float]) -> int:
-    """The process id of the one worker, when it is ready."""
-    until(lambda: ready(server), AGAIN)
+    """The process id of the one worker, when it is ready and the last job has ended."""
+    until(lambda: ready(server) and server.metric("dragoman_queue_tokens") == 0, AGAIN)
     (pid,) = server.workers()
     return int(pid)
 
@@ -158,6 +162,43 @@ def test_a_worker_that_hangs_is_not_ready_and_is_replaced(narrow: Any, until: Ca
     assert narrow.predict("abc").status_code == 200
 
 
+def test_a_worker_that_is_frozen_while_it_loads_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
+    pid = worker_of(narrow, until)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: narrow.workers() not in ([], [pid]))
+    (loading,) = narrow.workers()
+    os.kill(loading, signal.SIGSTOP)
+    until(lambda: ready(narrow), AGAIN)
+    assert loading not in narrow.workers()
+    assert narrow.predict("abc").status_code == 200
+
+
+def test_a_worker_that_is_frozen_in_a_job_is_replaced_and_its_request_gets_a_503(
+    narrow: Any, until: Callable[..., float]
+) -> None:
+    pid = worker_of(narrow, until)
+    answer = later(lambda: narrow.predict("abc", model="plodding", beam=1))
+    until(lambda: narrow.metric("dragoman_jobs_running") > 0)
+    os.kill(pid, signal.SIGSTOP)
+    lost = answer.get(timeout=5)
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "worker_lost")
+    until(lambda: ready(narrow), AGAIN)
+
+
+@pytest.mark.parametrize("hunger", ["block", "blocks"])
+def test_a_request_that_takes_too_much_memory_gets_a_503_and_the_next_is_served(
+    narrow: Any, until: Callable[..., float], hunger: str
+) -> None:
+    worker_of(narrow, until)
+    answer = narrow.predict(hunger, beam=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) in (
+        (503, "out_of_memory"),
+        (503, "worker_lost"),  # where what needed the next byte was not Python
+    )
+    until(lambda: ready(narrow), AGAIN)
+    assert narrow.predict("abc").status_code == 200
+
+
 def test_a_worker_that_does_not_stop_a_cancelled_job_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
     pid = worker_of(narrow, until)
     assert narrow.predict("stuck").status_code == 504
@@ -177,6 +218,38 @@ def test_an_internal_error_is_logged_once_and_answered_without_details(
     until(lambda: "ValueError: a secret of ours" in narrow.stderr())  # which a thread of the test reads
     assert narrow.predict("abc").status_code == 200
     assert narrow.stderr().count("ValueError: a secret of ours") == 1
+
+
+PINNED = """
+import re, sys
+from pathlib import Path
+from dragoman.serve.worker_process import release_memory
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+
+blocks = [bytes(2000) for _ in range(50_000)]
+del blocks[:-1]  # the last one lies above the others
+before = resident()
+release_memory()
+print(before - resident())
+"""
+
+
+def test_freed_memory_below_a_block_in_use_is_returned_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 50  # of 95 MiB
+
+
+def test_a_view_whose_client_disconnects_is_cancelled(server: Any, until: Callable[..., float]) -> None:
+    before = jobs(server, "cancelled")
+    body = json.dumps({"source": "abcdefgh" * 18, "target": "hgfedcba" * 18, "model": "plodding"})
+    head = f"POST /v1/inspect/saliency HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(lambda: server.metric("dragoman_jobs_running") > 0)
+    until(lambda: server.metric("dragoman_queue_tokens") == 0, SOON)
+    assert jobs(server, "cancelled") == before + 1
 
 
 # -- the messages ------------------------------------------------------------------------------------------------------
@@ -199,9 +272,38 @@ def test_a_message_arrives_as_it_was_sent() -> None:
 
 def test_a_result_is_serialized_to_json_with_null_for_numbers_that_are_not_finite() -> None:
     plain = {"a": [], "b": {}, "c": [[1.5, 2], [], ["ä\ud800"]], "d": [{"e": None}, True], "f": (1, 2), "g": "x"}
-    assert json.loads(encode_result(plain)) == json.loads(json.dumps(plain))
+    assert json.loads(b"".join(encode_result(plain))) == json.loads(json.dumps(plain))
     odd = {"a": float("-inf"), "b": [1.0, float("nan")], "c": [[float("inf")], {"d": -0.5}]}
-    assert json.loads(encode_result(odd)) == {"a": None, "b": [1.0, None], "c": [[None], {"d": -0.5}]}
+    assert json.loads(b"".join(encode_result(odd))) == {"a": None, "b": [1.0, None], "c": [[None], {"d": -0.5}]}
+
+
+def test_a_long_result_is_serialized_in_parts_of_bounded_size() -> None:
+    """Whole, it was held four times, of which the allocator kept 100 MB."""
+    value = {"maps": [[0.25] * 1000] * 1500, "flat": "x" * 100}
+    parts = list(encode_result(value))
+    assert len(parts) > 5
+    assert max(map(len, parts)) < PART_BYTES + 10_000
+    assert json.loads(b"".join(parts)) == value
+
+
+def test_a_cancelled_job_finishes_its_import_and_is_left_right_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an import would stay: a worker once had no views for the rest of its life."""
+    (tmp_path / "cancelled_here.py").write_text("import signal\nsignal.raise_signal(signal.SIGUSR1)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = WorkerProcess(open(os.devnull, "rb"), open(os.devnull, "wb"))  # noqa: SIM115
+    worker.running_job = worker.cancelled_job = 7
+    numbers = (signal.SIGUSR1, signal.SIGALRM)
+    before = [signal.signal(number, worker.raise_if_cancelled) for number in numbers]
+    try:
+        with pytest.raises(JobCancelled):  # noqa: PT012
+            importlib.import_module("cancelled_here")
+            threading.Event().wait(10)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert sys.modules.pop("cancelled_here").whole
 
 
 def test_a_job_that_was_cancelled_before_it_starts_is_not_run() -> None:

@@ -27,6 +27,7 @@ from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import DataError, RunError, TrainingDiverged, UserError
 from dragoman.training import prepare
+from dragoman.training import trainer as trainers
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.tokenizer_learning import load_or_learn_codec
 from dragoman.training.trainer import Trainer
@@ -124,7 +125,7 @@ def sweep(kind: str, tiny: Any, shell: Any, same_end: Any, folder: Path, chosen:
 
 
 @pytest.mark.parametrize(
-    "kind", [k if k != "with one checkpoint" else pytest.param(k, marks=pytest.mark.long) for k in SWEPT]
+    "kind", [k if k == "with a validation set" else pytest.param(k, marks=pytest.mark.long) for k in SWEPT]
 )
 def test_a_kill_while_a_file_is_written_leaves_whole_checkpoints(kind, tiny, shell, same_end, tmp_path):
     """The process dies at one flush or another; a few of them here, the last ones (the end of the run) among them."""
@@ -563,6 +564,137 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
     assert {folder.name for folder in saved} == {"step-1", "step-2"}
     assert all(x.isfinite().all() for folder in saved for x in weights(folder).values())
     assert model_folder.resolve(tmp_path / "run").name == "step-2"
+
+
+# -- 37: a loss that runs away but stays finite ------------------------------------------------------------------------
+
+
+def test_a_loss_that_runs_away_ends_the_training_at_the_same_step_also_when_resumed(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainers, "MAX_RUNAWAY_UPDATES", 8)
+    sets = ["training.optimizer={name: sgd, rate: 100.0}", "training.save_every=4", "data.valid=null"]
+    config = tiny().config(*sets)
+    with pytest.raises(TrainingDiverged, match=r"step (\d+): loss .* at learning rate 100; for 8 updates") as diverged:
+        train(config, tmp_path / "run")
+    assert diverged.value.code == 3
+    for report in training.run(config, tmp_path / "other"):
+        if report.kind == "saved":
+            break
+    with pytest.raises(TrainingDiverged) as resumed:
+        train(config, tmp_path / "other")
+    assert str(resumed.value) == str(diverged.value)
+    assert all(x.isfinite().all() for x in weights(whole(tmp_path / "run")[-1]).values())
+
+
+def test_a_training_that_only_stumbles_goes_on(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainers, "MAX_RUNAWAY_UPDATES", 8)
+    sets = ["training.optimizer={name: adam, rate: 0.05}", "training.steps=20", "data.valid=null"]  # far too high
+    assert train(tiny("transformer").config(*sets), tmp_path / "run")[-1].kind == "end"
+
+
+# -- 38: damaged records and pointers ----------------------------------------------------------------------------------
+
+HALF = ["training.steps=8", "training.save_every=4", "training.validate_every=4"]
+
+
+def half_trained(made: Any, run: Path) -> Any:
+    """A run that was killed after its checkpoint at step 4; returns its config."""
+    config = made.config(*HALF)
+    reports = training.run(config, run)
+    for report in reports:
+        if report.kind == "saved":
+            break
+    reports.close()
+    return config
+
+
+def test_a_run_with_damaged_records_and_pointers_resumes_exactly_and_says_so(tiny, metrics, tmp_path):
+    made, run, other = tiny(), tmp_path / "run", tmp_path / "other"
+    train(made.config(*HALF), other)
+    config, damaged = half_trained(made, run), {}
+    for name in ("metrics.jsonl", "replay.jsonl", "train.log", "best", "last"):
+        data = (run / name).read_bytes()
+        damaged[name] = data[:2] + b"\xff" + data[3:]
+        (run / name).write_bytes(damaged[name])
+    reports = train(config, run)
+    for name, data in damaged.items():
+        if name != "train.log":  # which is only appended to
+            assert (run / f"{name}.damaged-1").read_bytes() == data
+            assert [r.kind for r in reports if f"{name}.damaged-1" in r.message] == ["notice"]
+    for file in ("model.safetensors", "training.json", "training.safetensors"):
+        mine, theirs = (folder / "checkpoints" / "step-8" / file for folder in (run, other))
+        assert mine.read_bytes() == theirs.read_bytes()
+    assert metrics(run) == metrics(other)[1:]  # without the damaged line
+    for pointer in ("best", "last", "finished"):
+        assert (run / pointer).read_text() == (other / pointer).read_text()
+    before = everything(run)
+    (run / "best").write_bytes(b"")
+    (run / "metrics.jsonl").write_bytes(b"\xff")
+    assert train(config, run)[-1].message.startswith("already finished")
+    assert (run / "best").read_bytes() == before["best"]
+
+
+DAMAGES = {
+    "a bad byte": lambda data: data[:10] + b"\xff" + data[11:],
+    "a cut end": lambda data: data[:-9],
+    "a line cut in the middle": lambda data: data[:10] + data[data.index(b"\n") :],
+    "another value": lambda data: b"[1]\n" + data,
+    "a text for a number": lambda data: b'{"kind": "train", "step": "1"}\n' + data,
+    "a deep value": lambda data: b"[" * 100_000 + b"\n" + data,
+    "zeros": lambda data: b"\0" * 50 + b"\n" + data,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "replay.jsonl"])
+def test_damaged_lines_are_left_out_and_the_file_is_kept_beside(name, damage, tmp_path):
+    lines = [f'{{"kind": "train", "step": {n}, "seconds": {n}.5}}'.encode() for n in range(1, 4)]
+    damaged = DAMAGES[damage](b"".join(line + b"\n" for line in lines))
+    (tmp_path / name).write_bytes(damaged)
+    run = RunFolder(tmp_path)
+    [said] = run.truncate_records(3, 3)
+    assert f"{name}.damaged-1" in said
+    assert (tmp_path / f"{name}.damaged-1").read_bytes() == damaged
+    kept = (tmp_path / name).read_bytes().splitlines()
+    assert kept == [line for line in lines if line in damaged.split(b"\n")]
+    assert run.seconds == (len(kept) + (lines[0] not in kept) + 0.5 if name == "metrics.jsonl" else 0.0)
+    assert list(run.truncate_records(3, 3)) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"../../etc", b"x" * 10_000, "a link", "a pipe", "a folder"])
+def test_damaged_pointers_are_set_aside(content, tmp_path):
+    for name in ("best", "last", "finished"):
+        path = tmp_path / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content == "a link":
+            path.symlink_to("secret")
+        else:
+            os.mkfifo(path) if content == "a pipe" else path.mkdir()
+    said = list(RunFolder(tmp_path).set_aside_damaged_pointers())
+    assert len(said) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n}.damaged-1" for n in ("best", "finished", "last")]
+    for name, text in {"best": "average-6", "last": "step-6", "finished": "6"}.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert list(RunFolder(tmp_path).set_aside_damaged_pointers()) == []
+
+
+def test_a_finished_run_whose_average_was_the_best_finds_it_again(tiny, tmp_path):
+    run, config = tmp_path / "run", tiny().config(*SAVED, "data.valid=null")
+    train(config, run)
+    assert (run / "best").read_text() == "average-6\n"
+    (run / "best").write_bytes(b"\xff")
+    assert train(config, run)[-1].message.startswith("already finished")
+    assert (run / "best").read_text() == "average-6\n"
+
+
+def test_a_key_that_no_config_has_cannot_be_allowed_to_change(tiny, tmp_path):
+    config = tiny().config(*HALF)
+    for key, hint in {"nonsense.key": "no such key", "training.step": "did you mean 'training.steps'"}.items():
+        with pytest.raises(UserError, match=f"--allow-change {key}: .*{hint}"):
+            train(config, tmp_path / "run", (key,))
+    with pytest.raises(UserError, match="allow_change takes a list"):
+        train(config, tmp_path / "run", "training.steps")
+    assert not (tmp_path / "run").exists()
 
 
 # -- 15: a worker dies -------------------------------------------------------------------------------------------------

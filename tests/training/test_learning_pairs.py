@@ -103,12 +103,13 @@ def learns(encoder: str, decoder: str, task: str, folder: Path, longest: int, lo
     return trained(encoder, decoder, task, folder, longer * steps, rate, longest)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("encoder", "decoder", "task"),
     [
-        pytest.param("rnn", "transformer", "reverse", marks=pytest.mark.long),
-        pytest.param("conv", "before", "reverse", marks=pytest.mark.long),
-        pytest.param("identity", "conv", "copy", marks=pytest.mark.long),
+        ("rnn", "transformer", "reverse"),
+        ("conv", "before", "reverse"),
+        ("identity", "conv", "copy"),
         ("lstm", "ssru", "copy"),
     ],
 )

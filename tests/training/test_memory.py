@@ -22,8 +22,9 @@ from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch
 from dragoman.data.batching import collate
+from dragoman.inference.device import is_out_of_memory
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.gradient import compute_gradient, is_out_of_memory, split_batch
+from dragoman.training.gradient import compute_gradient, split_batch
 
 CPU = torch.device("cpu")
 ABORTED = -signal.SIGABRT  # by the C++ runtime, where a thread of torch finds no memory to begin with
@@ -185,7 +186,7 @@ import torch
 from dragoman.core.types import Batch
 from dragoman.core.registry import Part
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.training.gradient import is_out_of_memory
+from dragoman.inference.device import is_out_of_memory
 torch.set_num_threads(1)
 for kind, megabytes in itertools.product(("lstm", "gru", "transformer"), MEGABYTES):
     if os.fork() == 0:

@@ -120,7 +120,7 @@ def test_a_frame_that_cannot_be_written_is_one_error_message(tiny, tmp_path):
     reports = training.run(tiny().config(), run)
     next(report for report in reports if report.kind == "step")
     (run / "replay.jsonl").mkdir()
-    with pytest.raises(RunError, match=r"replay\.jsonl: cannot be written: Is a directory"):
+    with pytest.raises(RunError, match=r"replay\.jsonl: cannot be written: it is not a plain file"):
         list(reports)
 
 

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import safetensors.torch
 import torch
@@ -28,16 +31,24 @@ from torch import Tensor, nn
 from dragoman import config as configs
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.core.errors import ConfigError, FormatError, ModelError, did_you_mean
-from dragoman.core.formats import FORMAT, check_format, check_run_format
+from dragoman.core.errors import ConfigError, FormatError, ModelError, PartError, did_you_mean
+from dragoman.core.formats import FORMAT, MAX_POINTER_BYTES, check_format, check_run_format
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text.codec import Codec
 from dragoman.version import __version__
 
 KIND = "dragoman model"  # in every manifest; those of earlier development versions lack it
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+WEIGHTS = "model.safetensors"
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
 MAX_PROBLEMS = 3  # named in an error
+
+# What a folder may hold, lest a stranger's fill our memory. Sizes are in bytes.
+MAX_MANIFEST_BYTES = 20_000  # a file's entry has 130
+MIN_SMALL_BYTES, MAX_SMALL_BYTES = 2**21, 2**25  # of config and tokenizers together, by the size of the weights
+MAX_HEADER_BYTES = 2**24  # of a safetensors file, where a tensor's entry has 100
+MIN_TENSORS = 100  # more than its file has may be made while a model is built
+MAX_STATE_SIZE = 16  # sizes of the model's weights that a training state may have
 
 
 class FileEntry(TypedDict):
@@ -61,11 +72,22 @@ def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Cod
     """Write a model folder atomically; `extra` are further files by name."""
     contents = {
         "config.yaml": config.to_yaml().encode(),
-        "model.safetensors": tensors_to_bytes(weights),
+        WEIGHTS: tensors_to_bytes(weights),
         **codec.to_files(),
         **extra,
     }
+    size = sum(len(data) for name, data in contents.items() if not name.endswith(".safetensors"))
+    if size > (limit := _max_small_bytes(len(contents[WEIGHTS]))):
+        raise ModelError(
+            f"{folder}: the vocabularies have {size:,} bytes where a model of this size may have {limit:,}; "
+            "the data has overlong words: clean it, or set tokenizer.source.size"
+        )
     files.write_folder(folder, contents | {"manifest.json": build_manifest(contents)})
+
+
+def _max_small_bytes(weights_size: int) -> int:
+    """What all files but the weights may have together: a token has a row of weights."""
+    return min(MAX_SMALL_BYTES, MIN_SMALL_BYTES + max(0, weights_size))
 
 
 def unique_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -101,25 +123,19 @@ def load(path: str | Path) -> LoadedModel:
     folder = resolve(Path(path))
     config, codec = load_codec(folder)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
-    load_weights(model, load_tensors(folder, "model.safetensors"), str(folder / "model.safetensors"))
+    load_weights(model, load_tensors(folder, WEIGHTS), str(folder / WEIGHTS))
     return LoadedModel(folder, config, model.eval(), codec)
 
 
 def load_codec(path: str | Path) -> tuple[Config, Codec]:
     """Load the config and the tokenizers of a model or run folder; all files are checked, no weights loaded."""
-    folder = resolve(Path(path))
-    contents = verify(folder)
-    config = _parse_config(folder, contents)
-    try:
-        return config, configs.build_codec(config).restore(contents)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
+    return verify(resolve(Path(path)))
 
 
 def resolve(path: Path) -> Path:
     """The model folder of a path: the path itself, or the best (else the last) checkpoint of a run."""
-    if not path.is_dir():
-        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+    if not os.path.isdir(path):  # Path.is_dir would raise for a name that is too long
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if os.path.isdir(path.parent) else []
         raise ModelError(f"{path}: there is no such model or run folder{did_you_mean(path.name, siblings)}")
     if (path / "manifest.json").is_file():
         return path
@@ -127,7 +143,10 @@ def resolve(path: Path) -> Path:
         name = read_pointer(path, pointer)
         if name is not None:
             check_run_format(path)
-            return path / "checkpoints" / name
+            folder = path / "checkpoints" / name
+            if folder.is_symlink() or folder.parent.is_symlink():
+                raise ModelError(f"{folder}: is a link; a run folder holds no links, copy the checkpoint into it")
+            return folder
     if (path / "config.yaml").exists():
         raise ModelError(f"{path}: this run has no checkpoint yet; let it train until the first one is saved")
     raise ModelError(f"{path}: neither a model folder (no manifest.json) nor a run folder (no config.yaml)")
@@ -136,54 +155,113 @@ def resolve(path: Path) -> Path:
 def read_pointer(run: Path, pointer: str) -> str | None:
     """The name of the checkpoint that a run's pointer file (`best`, `last`) names; None if there is none."""
     try:
-        name = (run / pointer).read_text(encoding="utf-8").strip()
+        name = files.read_plain(run / pointer, MAX_POINTER_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return name if FILE_NAME.fullmatch(name) and (run / "checkpoints" / name).is_dir() else None
 
 
-def verify(folder: Path, *, training: bool = False) -> dict[str, bytes]:
-    """Check every file against the manifest; returns the contents by name, without those of safetensors files.
+def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
+    """Check every file against the manifest, and the weights' size against the config; returns config and codec.
 
-    The training state may be missing unless `training` is set: a model may be shared without it.
+    A manifest can be written by anyone, so sizes are checked before anything is read or built: a small file by a
+    limit, a large one by the config's model. The training state may be missing unless `training` is set: a model may be
+    shared without it.
     """
     entries = _read_manifest(folder / "manifest.json")
-    contents: dict[str, bytes] = {}
+    missing = {"config.yaml", WEIGHTS} - set(entries)
+    if missing:
+        raise ModelError(f"{folder}/manifest.json: does not list {' and '.join(sorted(missing))}")
+    small: dict[str, bytes] = {}
+    large: list[str] = []
+    bytes_left = _max_small_bytes(entries[WEIGHTS]["bytes"])
     for name, entry in entries.items():
         path = folder / name
         if not FILE_NAME.fullmatch(name):
-            raise ModelError(f"{folder}/manifest.json: lists '{name}', which is not a plain file name")
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ModelError(f"{path}: is not a plain file; a model folder holds no links")
-        if not path.exists() and name.startswith("training.") and not training:
-            continue
-        if not path.exists():
+            raise ModelError(f"{folder}/manifest.json: lists '{name[:100]}', which is not a plain file name")
+        is_optional = name.startswith("training.") and not training
+        if not os.path.lexists(path):
+            if is_optional:
+                continue
             raise ModelError(f"{path}: is missing; copy the whole folder again")
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise ModelError(f"{path}: has {size:,} bytes, not {entry['bytes']:,}; copy the whole folder again")
-        if name.endswith(".safetensors"):  # larger than memory may be: only its checksum is computed here
-            with path.open("rb") as file:
-                data, digest = b"", hashlib.file_digest(file, "sha256")
-        else:
-            data = path.read_bytes()
-            digest = hashlib.sha256(data)
-        if digest.hexdigest() != entry["sha256"]:
-            raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; copy the whole folder again")
-        contents[name] = data
-    missing = {"config.yaml", "model.safetensors"} - set(entries)
-    if missing:
-        raise ModelError(f"{folder}/manifest.json: does not list {' and '.join(sorted(missing))}")
-    return contents
+        with _open_model_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["bytes"]:
+                raise ModelError(f"{path}: has {size:,} bytes, not {entry['bytes']:,}; copy the whole folder again")
+            if name.endswith(".safetensors"):
+                if size > MAX_SMALL_BYTES:  # its checksum takes time: later, if it is a weights file of this config
+                    large.append(name)
+                else:
+                    _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+                continue
+            bytes_left -= size
+            if bytes_left < 0:
+                raise ModelError(
+                    f"{path}: has {size:,} bytes, too many beside {WEIGHTS} of {entries[WEIGHTS]['bytes']:,}"
+                )
+            small[name] = file.read(size)
+        _check_digest(path, hashlib.sha256(small[name]).hexdigest(), entry)
+    config = _parse_config(folder, small)
+    codec = _restore_codec(folder, config, small)
+    weights_size = _check_weights_size(folder, config, codec)
+    for name in large:
+        size = entries[name]["bytes"]
+        if size > MAX_STATE_SIZE * weights_size + MIN_SMALL_BYTES:
+            raise ModelError(f"{folder / name}: has {size:,} bytes, too many for a model of {weights_size:,} bytes")
+        with _open_model_file(folder / name) as file:  # may be larger than memory: only its checksum is computed here
+            _check_digest(folder / name, hashlib.file_digest(file, "sha256").hexdigest(), entries[name])
+    return config, codec
+
+
+@contextmanager
+def _open_model_file(path: Path) -> Iterator[BufferedReader]:
+    try:
+        with files.explain_read_errors(path), files.open_plain(path) as file:
+            yield cast(BufferedReader, file)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}; copy the whole folder again") from None
+
+
+def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
+    if digest != entry["sha256"]:
+        raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; copy the whole folder again")
+
+
+def _restore_codec(folder: Path, config: Config, contents: dict[str, bytes]) -> Codec:
+    try:
+        return configs.build_codec(config).restore(contents)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+
+
+def _check_weights_size(folder: Path, config: Config, codec: Codec) -> int:
+    """The bytes of the weights that a config implies; ModelError unless model.safetensors has about as many."""
+    with _open_model_file(folder / WEIGHTS) as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES))
+    where = f"{folder}/config.yaml"
+    sizes = codec.source_size, len(codec.target), codec.second_source_size
+    try:  # a tied table is built up to three times and saved once, as float32: 4 bytes a number
+        model = configs.build_meta_model(
+            config, sizes, size + MIN_SMALL_BYTES, 2 * header.count(b"data_offsets") + MIN_TENSORS
+        )
+    except configs.ModelTooLarge:
+        raise ModelError(f"{where}: describes a larger model than fits into {WEIGHTS}, {size:,} bytes") from None
+    except PartError as error:
+        raise ModelError(f"{where}: model: {error}") from None
+    except configs.NEEDS_MEMORY:
+        return size
+    needed = sum(x.nbytes for x in unique_weights(model).values())
+    if not needed - MIN_SMALL_BYTES <= size <= needed + MIN_SMALL_BYTES + MAX_HEADER_BYTES:
+        raise ModelError(f"{where}: describes a model of {needed:,} bytes, but {WEIGHTS} has {size:,}")
+    return needed
 
 
 def _read_manifest(path: Path) -> dict[str, FileEntry]:
     """The files of a manifest with their sizes and checksums; ModelError if it is damaged or of another format."""
-    if path.is_symlink():
-        raise ModelError(f"{path}: is a link; a model folder holds no links")
     damaged = ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
     try:
-        data = path.read_bytes()
+        data = files.read_plain(path, MAX_MANIFEST_BYTES)
         value = json.loads(data)
         if not isinstance(value, dict) or _with_digest(value) != data:
             raise damaged
@@ -218,6 +296,7 @@ def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
 def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Load the tensors of a safetensors file by name."""
     try:
+        files.open_plain(folder / name).close()
         return safetensors.torch.load_file(folder / name)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{folder / name}: is not a safetensors file: {error}") from None
@@ -247,6 +326,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, pa
         more = f" and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         first = "; ".join(sorted(problems)[:MAX_PROBLEMS])
         raise ModelError(f"{where}: does not fit the model of the config: {first}{more}")
+    for name in own:
+        x = weights[name]
+        if not x.sum().isfinite() and not x.isfinite().all():  # a sum is fast, but large numbers may overflow it
+            raise ModelError(f"{where}: '{name}' has values that are NaN or infinite; use another checkpoint or copy")
     with torch.no_grad():
         for name, p in own.items():
             p.copy_(weights[name])
@@ -255,14 +338,16 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, pa
 def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     folder = run / "checkpoints"
-    checkpoints = [p for p in folder.iterdir() if CHECKPOINT_NAME.fullmatch(p.name)] if folder.is_dir() else []
+    paths = folder.iterdir() if folder.is_dir() else ()
+    checkpoints = [p for p in paths if CHECKPOINT_NAME.fullmatch(p.name) and not p.is_symlink()]
     return sorted(checkpoints, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, and why each newer one was ignored.
 
-    A checkpoint of another format raises an error: it is not damaged, so a new run must not replace it.
+    A checkpoint of another format raises an error, and so does one that cannot be read now (a failing disk, too many
+    open files): it is not damaged, so a new run must not replace it.
     """
     ignored: list[str] = []
     for folder in reversed(list_checkpoints(run)):
@@ -278,7 +363,7 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
 
 def average_weights(folders: Iterable[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in float64."""
-    every = [load_tensors(folder, "model.safetensors") for folder in folders]
+    every = [load_tensors(folder, WEIGHTS) for folder in folders]
     return {
         name: torch.stack([weights[name].double() for weights in every]).mean(0).to(first.dtype)
         for name, first in every[0].items()

@@ -1,7 +1,7 @@
 """The command line: every command, and the exit code for each error.
 
 Exit codes: 0 fine · 1 our bug · 2 your config, data or files · 3 training diverged · 4 a check did not pass ·
-130/143 training stopped by a signal.
+130/143 stopped by a signal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dragoman.cli import (
     train,
 )
 from dragoman.cli.options import console
-from dragoman.core.errors import DragomanError, RunError, TrainingStopped
+from dragoman.core.errors import DragomanError, RunError, Stopped, UserError
 from dragoman.version import __version__
 
 
@@ -108,9 +108,21 @@ def _run_command() -> int | str | None:
             raise exit.__context__ from None
         return exit.code
     except DragomanError as error:
-        text, style = (str(error), None) if isinstance(error, TrainingStopped) else (f"error: {error}", "red")
+        text, style = (str(error), None) if isinstance(error, Stopped) else (f"error: {error}", "red")
         console(error=True).print(text, style=style, markup=False, soft_wrap=True)
         return error.code
+    except OSError as error:  # a path of the user's that no part explained: too long a name, a folder not to be read
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
+        return RunError.code
+    except (RuntimeError, MemoryError) as error:
+        from dragoman.inference.device import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        print("error: memory ran out; use fewer workers, a smaller beam or shorter inputs", file=sys.stderr)
+        return UserError.code
     except KeyboardInterrupt:
         return 130
     return 0

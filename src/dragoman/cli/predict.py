@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dragoman.cli import inputs, options
-from dragoman.cli.output import render, write_lines
+from dragoman.cli.output import render, write_results
 from dragoman.cli.progress import with_progress_bar
 from dragoman.core.errors import UserError
 
@@ -83,7 +83,7 @@ def predict(
         closing(_predictions(loaded, sources, generation, attention, trace, count)) as results,
         closing(with_progress_bar(results, read, out)) if shows_progress else nullcontext(results) as shown,
     ):
-        write_lines((line for i, p in enumerate(shown, 1) for line in render(i, p, format)), output)
+        write_results(("\n".join(render(i, p, format)) for i, p in enumerate(shown, 1)), output, files)
     for notice in report.notices():
         options.print_to_stderr(notice)
 

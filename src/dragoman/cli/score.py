@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.output import write_lines
+from dragoman.cli.output import write_results
 
 
 def score(
@@ -29,7 +29,7 @@ def score(
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     options.load_plugins(plugins)
-    from dragoman.data.readers import read_pairs
+    from dragoman.data.readers import read_pairs, spec_files
     from dragoman.inference import parallel, pipeline
 
     loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
@@ -46,7 +46,7 @@ def score(
                 yield " ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)]))
 
     with closing(token_scores):
-        write_lines(lines(), output)
+        write_results(lines(), output, spec_files(pairs))
     perplexity = math.exp(min(-total / max(count, 1), 700.0))
     text = f"perplexity {perplexity:.4f} over {count:,} tokens in {scored:,} pairs" if count else f"{pairs}: no pairs"
     if skipped:

@@ -107,7 +107,10 @@ def parse_model_arguments(models: Sequence[str]) -> dict[str, str]:
 
 def read_keys(path: Path | None) -> list[str]:
     """Return the API keys of the environment variable, then those of a file, if any; # begins a comment line."""
-    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    value = os.environ.get(KEYS_VARIABLE)
+    keys = [key.strip() for key in (value or "").split(",") if key.strip()]
+    if value is not None and not keys:  # a secret that did not arrive must not open the server
+        raise UserError(f"{KEYS_VARIABLE} is set, but has no key; write keys separated by commas, or unset it")
     if path is None:
         return keys
     try:

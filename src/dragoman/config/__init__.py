@@ -5,15 +5,25 @@
 The public names of the package: `from dragoman import config as configs`.
 """
 
-from dragoman.config.building import build_codec, build_meta_model, build_model, rehearse, source_readers
+from dragoman.config.building import (
+    NEEDS_MEMORY,
+    ModelTooLarge,
+    build_codec,
+    build_meta_model,
+    build_model,
+    rehearse,
+    source_readers,
+)
 from dragoman.config.checks import validate
 from dragoman.config.loading import LoadedConfig, explain_origins, list_presets, load
 from dragoman.config.schema import Backbone, Config, TokenizerOptions, TrainingOptions
 
 __all__ = [
+    "NEEDS_MEMORY",
     "Backbone",
     "Config",
     "LoadedConfig",
+    "ModelTooLarge",
     "TokenizerOptions",
     "TrainingOptions",
     "build_codec",

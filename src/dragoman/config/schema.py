@@ -32,6 +32,7 @@ from dragoman.search import apply_overrides, build_search
 from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
 
+MAX_NAME_BYTES = 200  # file systems allow 255, and .tmp-… is put before it
 Column = Literal["source", "second_source", "target", "source_lang", "target_lang", "-"]
 
 
@@ -193,6 +194,8 @@ else:
 def _check_folder_name(name: str) -> str:
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise ValueError("it becomes a folder's name, so it needs letters and no '/'")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"it becomes a folder's name, so it has at most {MAX_NAME_BYTES} bytes")
     return name
 
 

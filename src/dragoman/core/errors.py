@@ -75,12 +75,16 @@ class CheckFailed(DragomanError):
     code = 4
 
 
-class TrainingStopped(DragomanError):
-    """A signal stopped the training; the last checkpoint is complete. The code is 128 plus the signal's number."""
+class Stopped(DragomanError):
+    """A signal stopped a command; the message says what is kept. The code is 128 plus the signal's number."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class TrainingStopped(Stopped):
+    """A signal stopped the training; the last checkpoint is complete."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

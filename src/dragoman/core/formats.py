@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dragoman.core import files
 from dragoman.core.errors import FormatError
 
 FORMAT = 1
 RUN_FILE = "run.json"
+MAX_POINTER_BYTES = 300  # of run.json, and of a run's files best, last and finished
 
 
 def check_format(version: object, folder: Path) -> None:
@@ -31,7 +33,7 @@ def check_format(version: object, folder: Path) -> None:
 def check_run_format(run: Path) -> None:
     """Raise FormatError for a run folder of another format."""
     try:
-        value = json.loads((run / RUN_FILE).read_bytes())
-    except (OSError, ValueError):
+        value = json.loads(files.read_plain(run / RUN_FILE, MAX_POINTER_BYTES))
+    except (OSError, ValueError, RecursionError):
         value = None
     check_format(value.get("format") if isinstance(value, dict) else None, run)

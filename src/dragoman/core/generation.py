@@ -46,7 +46,11 @@ NamedPart = Annotated[
     ),
 ]
 Phrase = Annotated[str, Field(min_length=1, max_length=1000)]
-Phrases = Annotated[tuple[Phrase, ...], Field(strict=False), PlainSerializer(list)]  # JSON and YAML bring lists
+Phrases = Annotated[
+    tuple[Phrase, ...],
+    Field(strict=False, fail_fast=True),  # JSON and YAML bring lists
+    PlainSerializer(list),
+]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=0.0, le=1e6)]
 Ratio = Annotated[float, Field(ge=0.0, le=1000.0)]

@@ -9,6 +9,8 @@ fork, and processes do not wait for each other as threads do within every small 
 A worker has at most TASKS_PER_WORKER tasks; finished results that wait for an earlier one count among them. So memory
 stays flat however many tasks there are, and a slow consumer of the results slows the workers. An error, of the tasks,
 of the function or of a worker that died, is raised after all results before it.
+
+A thread kills children that stay frozen (SIGSTOP): so a reader who waits for one gets an error, not silence.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -37,6 +42,7 @@ Result = TypeVar("Result")
 
 TASKS_PER_WORKER = 2  # one running and one queued, so that a worker never waits for the parent
 EXIT_TIMEOUT_S = 5.0  # seconds that a process that has closed its pipe has to end
+FROZEN_S = 1.0  # seconds between two looks at the children; one that is frozen at both is killed
 
 
 class Child:
@@ -62,11 +68,51 @@ class Child:
             warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: OpenMP's, which are idle now
             self.process.start()
         child_end.close()  # else the pipe would not end with the child
+        self.frozen_count = 0  # looks in a row of the watcher at which it was frozen
+        _children.add(self)
+        if not _watcher.is_alive():
+            with suppress(RuntimeError):  # another thread has just started it
+                _watcher.start()
 
     def wait_for_exit(self) -> str:
         """Wait up to EXIT_TIMEOUT_S for a process that has closed its pipe, and say how it ended."""
         self.process.join(EXIT_TIMEOUT_S)
-        return describe_exit(self.process.exitcode)
+        how = describe_exit(self.process.exitcode)
+        return f"was frozen (SIGSTOP) for more than {FROZEN_S:g} s and {how}" if self.was_frozen else how
+
+    @property
+    def was_frozen(self) -> bool:
+        """Whether it was killed because it was frozen: twice in a row, since Ctrl-Z and fg do not reach all at once."""
+        return self.frozen_count > 1
+
+    def kill_if_frozen(self) -> None:
+        """Kill a process that was frozen at the last look too: nothing that it was to send would ever arrive."""
+        if self.was_frozen or not is_frozen(self.process.pid):
+            self.frozen_count = self.frozen_count if self.was_frozen else 0
+            return
+        self.frozen_count += 1
+        if self.frozen_count > 1:
+            self.process.kill()
+
+
+def is_frozen(pid: int | None) -> bool:
+    """Whether a process is stopped by SIGSTOP or SIGTSTP; False where /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"  # behind the name, which may hold anything
+
+
+def _watch_children() -> None:
+    while True:
+        time.sleep(FROZEN_S)
+        for child in list(_children):
+            child.kill_if_frozen()
+
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+_watcher = threading.Thread(target=_watch_children, name="child-watcher", daemon=True)
 
 
 def describe_exit(code: int | None) -> str:
@@ -89,7 +135,7 @@ def picklable_exception(error: Exception) -> Exception:
     """The exception, or one that can be pickled in its place, with the traceback of this process as a note."""
     stack = traceback.format_exc()
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:
         error = UserError(str(error)) if isinstance(error, UserError) else RuntimeError(stack)
     error.add_note(f"In a worker process:\n{stack}")

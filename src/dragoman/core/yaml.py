@@ -7,6 +7,7 @@ file cannot create Python objects; tags other than YAML's own are errors.
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
+from dragoman.core import files
 from dragoman.core.errors import ConfigError
 
-MAX_CHARACTERS = 1_000_000  # bytes of a file
-MAX_VALUES = 20_000  # values in it, aliases followed
+MAX_CHARACTERS = 200_000  # of a file: a config has 3,000
+MAX_DEPTH = 100  # of brackets: ruamel takes two seconds to refuse 1,000
+MAX_VALUES = 20_000  # values in it, aliases followed; ruamel takes a second for them
 
 
 class _Constructor(SafeConstructor):
@@ -61,6 +64,11 @@ def parse(text: str, where: str | Path) -> Any:
     """Parse a YAML text to its value; ConfigError, with line and column, if it is invalid, too large or no config."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(where, [f"the file has {len(text):,} characters; a config has at most {MAX_CHARACTERS:,}"])
+    if sum(map(text.count, "\n,[{")) > MAX_VALUES:  # there are no more values than these
+        raise ConfigError(where, [f"not a config: more than {MAX_VALUES:,} values"])
+    brackets = (1 if character in "[{" else -1 for character in text if character in "[{]}")
+    if max(itertools.accumulate(brackets), default=0) > MAX_DEPTH:
+        raise ConfigError(where, ["not a config: it is nested too deeply"])
     try:
         value = _make_yaml().load(text)
         _check_values(value)
@@ -76,10 +84,13 @@ def parse(text: str, where: str | Path) -> Any:
     return value
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, {} if it is empty; ConfigError if it cannot be read or is no mapping."""
+def read(path: Path, *, is_named: bool = True) -> dict[str, Any]:
+    """The mapping in a YAML file, {} if it is empty; ConfigError if it cannot be read or is no mapping.
+
+    A file that the user names may be of any kind (`<(…)` is a pipe); one that was found in a folder must be plain.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (files.read_file if is_named else files.read_plain)(path, 4 * MAX_CHARACTERS).decode()
     except FileNotFoundError:
         raise ConfigError(path, ["there is no such file"]) from None
     except OSError as error:

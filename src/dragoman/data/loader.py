@@ -132,7 +132,9 @@ def _receive_batch(children: list[Child], number: int) -> tuple[BatchArrays, Cur
 
 def _worker_exit_error(child: Child, number: int) -> DataError:
     exit_reason = child.wait_for_exit()
-    if (child.process.exitcode or 0) < 0:
+    if child.was_frozen:
+        remedy = "Start again to resume."
+    elif (child.process.exitcode or 0) < 0:
         remedy = "The machine may be short of memory: start again to resume, with fewer workers if it happens again."
     else:
         remedy = (
@@ -149,7 +151,7 @@ def _send_batches(pipe: Connection, task: bytes, number: int, workers: int) -> N
     parent = multiprocessing.parent_process()
     assert parent is not None
     try:
-        batches, cursor = pickle.loads(task)
+        batches, cursor = pickle.loads(task)  # noqa: S301 (from the parent process)
         for planned in itertools.islice(batches.plan_from(cursor), number, None, workers):
             pipe.send((batches.read_batch(planned), planned.next_cursor))
     except BrokenPipeError:

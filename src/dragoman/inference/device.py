@@ -1,10 +1,15 @@
-"""The device that a name asks for: `auto`, `cpu`, `mps`, `cuda`, or one of several GPUs, `cuda:1`."""
+"""The device that a name asks for (`auto`, `cpu`, `mps`, `cuda`, or one of several GPUs, `cuda:1`), and its memory."""
 
 from __future__ import annotations
 
 import torch
 
 from dragoman.core.errors import UserError
+
+OUT_OF_MEMORY_MESSAGES = (
+    *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
+    *("could not create a primitive", "could not execute a primitive"),  # from oneDNN (LSTMs on a CPU)
+)
 
 
 def select_device(name: str) -> torch.device:
@@ -20,3 +25,10 @@ def select_device(name: str) -> torch.device:
     if name.startswith("cuda"):  # cuDNN's RNNs would round to TF32: 1e-4 per token off the CPU's results
         torch.backends.cudnn.allow_tf32 = False
     return torch.device(name)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: torch has a class for it on a GPU, on the CPU only messages."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

@@ -71,6 +71,10 @@ class InputProcessor:
     def to_example(self, source: str | Example) -> Example:
         """Return an input as an Example; for a model with two sources, a line is divided at its tab."""
         example = source if isinstance(source, Example) else Example(source)
+        text: object = example.source  # a caller may give anything
+        if not isinstance(text, str):
+            found = f"{type(text).__name__} {text!r:.60}"
+            raise UserError(f"a source must be a text or an Example, found {found}")
         has_both = bool(example.second_source) or example.second_source_content is not None
         if self.codec.second_source is None or has_both or is_blank(example):
             return example

@@ -55,6 +55,9 @@ SourceOptions = tuple[str | Example, GenerationOptions]
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 
+# What a search holds of each hypothesis: log p of the vocabulary in four tensors, tokens and log p of 256 positions.
+MAX_SEARCH_BYTES, BYTES_PER_TOKEN, BYTES_PER_HYPOTHESIS = 2**31, 16, 2**14
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -179,8 +182,7 @@ class Pipeline:
         `first_index` is the index of the first source in the whole input; sampling depends on it. `on_token` is called
         with each token that a greedy search chooses; other searches may still change their choice and do not call it.
         """
-        if isinstance(sources, str):
-            raise UserError("predict takes a list of sources; for one source give a list with one: [source]")
+        check_is_list(sources, "predict", "sources")
         own: list[GenerationOptions] | None = None
         if isinstance(options, Sequence):
             sources, own = list(sources), list(options)
@@ -216,6 +218,7 @@ class Pipeline:
         if resolved.nbest > search.num_hypotheses and self.model.head is None:
             needs = "as many num_samples" if search.is_sampling else f"a beam of at least {resolved.nbest}"
             raise UserError(f"nbest {resolved.nbest} needs {needs}, not {search.num_hypotheses}")
+        check_search_memory(search.num_hypotheses, len(self.codec.target))
         return GenerationRequest(
             resolved, search, metric if self.model.head is None else None, attention, trace, on_token
         )
@@ -226,8 +229,12 @@ class Pipeline:
         """Return the config's generation options, overridden by those set; `beam` and `nbest` override both."""
         given = {name: value for name, value in {"beam": beam, "nbest": nbest}.items() if value is not None}
         for name, value in given.items():
-            if value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} is {value!r}; it must be at least 1, a whole number")
+        given_options: object = options  # a caller may give anything
+        if not isinstance(given_options, GenerationOptions | None):
+            found = type(given_options).__name__
+            raise UserError(f"options must be GenerationOptions, one for all sources or a list of them; found {found}")
         overrides = (options or GenerationOptions()).merge(GenerationOptions.model_validate(given))
         for problem in overrides.problems():
             raise UserError(problem)
@@ -417,6 +424,7 @@ class Pipeline:
 
     def token_scores(self, pairs: Iterable[PairLike]) -> list[list[float]]:
         """Return log p of every target token, </s> included, for each pair."""
+        check_is_list(pairs, "score", "pairs")
         windows = cut_windows(pairs, size=self.window_size)
         return [scores for window in windows for scores in self.score_window(window)]
 
@@ -426,6 +434,8 @@ class Pipeline:
         error: Exception | None = None
         for pair in window.inputs:
             try:
+                if isinstance(pair, tuple) and (len(pair) != 2 or not isinstance(pair[1], str)):
+                    raise UserError(f"a pair must be two texts, (source, target); found {pair!r:.60}")
                 example = self.input_processor.to_example(Example(*pair) if isinstance(pair, tuple) else pair)
                 rows.append(self.input_processor.encode_pair(example))
             except Exception as raised:
@@ -451,6 +461,23 @@ class Pipeline:
             for i, row, is_scored in zip(indices, log_probs.tolist(), (predicted.gold != PAD).tolist(), strict=True):
                 results[i] = [p for p, real in zip(row, is_scored, strict=True) if real]
         return results
+
+
+def check_is_list(values: Any, function: str, name: str) -> None:
+    """Raise UserError if what should be a list of texts, or an iterator, is one text or nothing of the kind."""
+    if isinstance(values, str | bytes | Example) or not isinstance(values, Iterable):
+        found = type(values).__name__
+        raise UserError(f"{function} takes a list of {name}, found {found}; for one give a list: [{name[:-1]}]")
+
+
+def check_search_memory(hypotheses: int, vocabulary: int) -> None:
+    """Raise UserError if a search of so many hypotheses needs more than MAX_SEARCH_BYTES for one source."""
+    each = vocabulary * BYTES_PER_TOKEN + BYTES_PER_HYPOTHESIS
+    if hypotheses * each > MAX_SEARCH_BYTES:
+        raise UserError(
+            f"{hypotheses:,} hypotheses need about {hypotheses * each / 1e9:,.1f} GB of memory for each source; with "
+            f"this vocabulary there may be {MAX_SEARCH_BYTES // each:,}: lower beam, or num_samples"
+        )
 
 
 def build_mbr_metric(part: Part) -> Metric:
@@ -495,6 +522,9 @@ def load(
     `precision` is that of decoding: float32, bfloat16 or int8 (None: the config's); `reference` turns the engines off.
     `lm` is a language model for shallow fusion, log p + lm_weight · log p_LM.
     """
+    for name, value in {"path": path, "device": device, "lm": lm or ""}.items():
+        if not isinstance(value, str if name == "device" else str | Path):
+            raise UserError(f"{name} must be a text{'' if name == 'device' else ' or a Path'}, found {value!r:.60}")
     selected, models = select_device(device), ensemble.load_models(path)
     first = models[0]
     model: nn.Module = ensemble.combine(models)

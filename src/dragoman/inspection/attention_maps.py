@@ -109,6 +109,11 @@ def count_weights(pipeline: Pipeline, pair: ForcedPair) -> dict[str, int]:
     return counts
 
 
+def count_heads(model: Seq2Seq) -> int:
+    """Count the attention heads of all layers of a model."""
+    return sum(getattr(module, "heads", 1) for _, module in _attention_modules(model))
+
+
 def first_source_length(pipeline: Pipeline, pair: ForcedPair) -> int:
     """Return how many of a pair's source states belong to the first of two sources."""
     if pair.model_input.second_source is None:
@@ -193,8 +198,7 @@ def entropy(a: Tensor) -> Tensor:
 
 def round_weights(a: Tensor) -> list[list[float]]:
     """Return weights (rows, columns) as lists, rounded to DIGITS."""
-    rounded: list[list[float]] = a.double().cpu().numpy().round(DIGITS).tolist()
-    return rounded
+    return [row.tolist() for row in a.double().cpu().numpy().round(DIGITS)]  # row by row: a server can cancel it
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ PUNCTUATION = (
     (", , , , , , , , , ,", "; : ; : ; : ; : ; :"),
     ("............", "(((((())))))"),
 )
+MAX_TOKENS = MAX_PIECES + 4  # of an ordinary source, with </s>, tags, and a piece that is divided behind another one
+DEGENERATE_TOKENS = 2 * (REPEATED_PAIRS * (2 * REPETITIONS + 4) + LONG_WORD_PAIRS * (2 * LONG_WORD + 4)) + 8 * 24
 SLOT = "{}"
 Row = TypeVar("Row", "MinimalPair", "NeutralSource")
 PRONOUNS = "he/him/his/himself,she/her/hers/herself,~they/them/their/theirs/themselves"

@@ -24,6 +24,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import PositiveFloat, PositiveInt, Registry
 
 Layout = Literal["interleaved", "halves"]
+MAX_HEADS = 10_000
 
 
 class HeadSpec(NamedTuple):
@@ -277,6 +278,8 @@ class RotaryPositions(PositionScheme):
 def _require_heads(heads: HeadSpec | None, name: str) -> HeadSpec:
     if heads is None:
         raise PartError(f"{name} positions need multi-head attention, which this part lacks; use sinusoidal or learned")
+    if heads.heads > MAX_HEADS:
+        raise PartError(f"{heads.heads:,} heads are more than the {MAX_HEADS:,} that {name} positions allow")
     return heads
 
 

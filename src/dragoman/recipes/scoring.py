@@ -242,9 +242,12 @@ def _training_cost(folder: Path) -> TrainingCost:
     """Steps and minutes of training, without validation, from the last line of a run's metrics.jsonl."""
     steps, seconds = None, 0.0
     path = folder / "metrics.jsonl"  # a run of fewer steps than log_every has none
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
         if '"train"' in line:
-            values = json.loads(line)
+            try:
+                values = json.loads(line)
+            except ValueError:  # a damaged line; the next one counts further
+                continue
             steps, seconds = values.get("step"), values.get("seconds", 0.0)
     return TrainingCost(steps, round(seconds / 60, 2))
 

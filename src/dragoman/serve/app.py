@@ -9,13 +9,15 @@ All errors have one format, see schema.py.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
@@ -27,7 +29,7 @@ from dragoman.core.registry import Options
 from dragoman.core.types import Example
 from dragoman.inspection.render.page import import_modules
 from dragoman.inspection.views import views
-from dragoman.serve import api_docs, libretranslate, schema, uploads, view_routes
+from dragoman.serve import api_docs, background, libretranslate, schema, uploads, view_routes
 from dragoman.serve.batcher import Batcher, PendingRequest, SourceTokenizer
 from dragoman.serve.metrics import Metrics, MetricsMiddleware
 from dragoman.serve.middleware import CancelOnDisconnect
@@ -42,8 +44,9 @@ VIEWS_FOLDER = Path(inspection.__file__).parent / "static"
 
 ERROR_CODES = {400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "not_allowed"}  # of the framework
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    code: {"model": schema.ErrorResponse} for code in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+    code: {"model": schema.ErrorResponse} for code in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
+CHARACTERS_PER_INPUT = 100  # checking an input's fields takes as long as tokenizing so many, see background.py
 
 
 def build_app(settings: ServerSettings, pool: WorkerPool) -> FastAPI:
@@ -58,9 +61,11 @@ def build_app(settings: ServerSettings, pool: WorkerPool) -> FastAPI:
         description="Sequence-to-sequence models: predictions, their probabilities, and views of the models.",
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,  # add_pages has it
         separate_input_output_schemas=False,
     )
     app.state.batcher, app.state.metrics = batcher, Metrics(batcher, pool)
+    app.router.route_class = body_route(settings)
     add_exception_handlers(app)
     add_predict_routes(app, settings, batcher, codecs)
     add_view_routes(app, settings, batcher)
@@ -74,9 +79,13 @@ def build_app(settings: ServerSettings, pool: WorkerPool) -> FastAPI:
 
 def source_tokenizer(codec: Codec, model: ModelInfo) -> SourceTokenizer:
     """Build the tokenizer of a model's inputs; with files or second sources, it only estimates their positions."""
+
+    def count_target(text: str) -> int:
+        return len(codec.encode_target(text))
+
     if codec.modality is not None or codec.second_source is not None:
         count_positions = uploads.position_counter(codec, model["max_source_positions"])
-        return SourceTokenizer(lambda item: (count_positions(item), None))
+        return SourceTokenizer(lambda item: (count_positions(item), None), count_target=count_target)
 
     def tokenize(item: JSONObject) -> tuple[int, list[int]]:
         if model["kind"] == "language model":  # its source is target text
@@ -86,7 +95,40 @@ def source_tokenizer(codec: Codec, model: ModelInfo) -> SourceTokenizer:
             ids = list(codec.encode_source(example))
         return len(ids), ids
 
-    return SourceTokenizer(tokenize, codec.fingerprint)
+    return SourceTokenizer(tokenize, codec.fingerprint, count_target)
+
+
+def body_route(settings: ServerSettings) -> type[APIRoute]:
+    """Build the class of routes whose JSON body is parsed and validated by us; FastAPI gets the validated object.
+
+    FastAPI would do both in the event loop, for any number of values.
+    """
+
+    class BodyRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+            body_class: Any = self.body_field.field_info.annotation if self.body_field else None
+
+            async def handle_parsed(request: Request) -> Response:
+                if body_class is not None:
+                    if not is_json(request.headers.get("content-type", "")):  # curl's default, a form of another site
+                        text = "the body must be JSON; send the header Content-Type: application/json"
+                        raise APIError(415, "wrong_type", text)
+                    data = await request.body()
+                    if not data:
+                        raise APIError(422, "missing", "the body is missing")
+                    request._json = await background.run(len(data), schema.parse_body, data, body_class, settings)
+                return await handle(request)
+
+            return handle_parsed
+
+    return BodyRoute
+
+
+def is_json(content_type: str) -> bool:
+    """Return whether a Content-Type is JSON: application/json, or a type that ends with +json."""
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -97,15 +139,11 @@ def add_exception_handlers(app: FastAPI) -> None:
         body = json.dumps(error.body())  # in ASCII: a field's name may be half a surrogate pair
         return Response(body, error.status, error.headers(), media_type="application/json")
 
-    def invalid_request(request: Request, error: Exception) -> Response:
-        """Return a 422 for a request that pydantic rejects, or a 415 if its body was not sent as JSON."""
+    def invalid_query(request: Request, error: Exception) -> Response:
+        """Return a 422 for a path or query that pydantic rejects; bodies are validated in `body_route`."""
         assert isinstance(error, RequestValidationError)
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_body_error = error.errors()[0]["loc"][0] == "body"
-        if is_body_error and request.method == "POST" and not content_type.endswith("json"):  # curl's default
-            text = "the body must be JSON; send the header Content-Type: application/json"
-            return api_error(request, APIError(415, "wrong_type", text))
-        return api_error(request, validation_error(error))
+        first = error.errors()[0]
+        return api_error(request, schema.validation_error({**first, "loc": first["loc"][1:]}))
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -115,26 +153,8 @@ def add_exception_handlers(app: FastAPI) -> None:
         return JSONResponse(body, error.status_code, error.headers)
 
     app.add_exception_handler(APIError, api_error)
-    app.add_exception_handler(RequestValidationError, invalid_request)
+    app.add_exception_handler(RequestValidationError, invalid_query)
     app.add_exception_handler(HTTPException, http_error)
-
-
-def validation_error(error: RequestValidationError) -> APIError:
-    """Convert the first of pydantic's errors to an APIError whose message does not repeat the value."""
-    first = error.errors()[0]
-    kind, location = first["type"], first["loc"][1:]
-    if kind == "json_invalid":
-        return APIError(422, "invalid_json", "the body is not JSON; send an object, as /docs shows")
-    path = (schema.field_path(location) or "")[:200] or None
-    code = {"string_too_long": "too_long", "too_long": "too_many", "missing": "missing", "extra_forbidden": "unknown"}
-    if kind == "missing":
-        text = f"{path or 'the body'} is missing"
-    elif kind == "extra_forbidden":
-        text = f"{path} is not a field of this request; leave it out"
-    else:
-        message = str(first["msg"]).replace("Input should", "must").replace("Value error, ", "")
-        text = f"{path or 'the body'}: {message[0].lower() + message[1:]}"
-    return APIError(422, code.get(kind, "invalid"), text, path)
 
 
 def resolve_model(name: str | None, models: Mapping[str, ModelInfo]) -> str:
@@ -153,17 +173,22 @@ def add_predict_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher,
     file = {"schema": {"type": "string", "format": "binary"}}
     file_types = [*uploads.CONTENT_TYPES["image"], *uploads.CONTENT_TYPES["audio"], uploads.OCTET_STREAM]
 
+    async def prepare_inputs(body: schema.PredictRequest | schema.ScoreRequest, model: str) -> list[JSONObject]:
+        def prepare() -> list[JSONObject]:
+            content: dict[str, list[JSONObject]] = body.model_dump(include={"inputs"})
+            uploads.prepare_inputs(content, models[model], settings)
+            return content["inputs"]
+
+        return await background.run(CHARACTERS_PER_INPUT * len(body.inputs), prepare)
+
     @app.post("/v1/predict", responses=ERROR_RESPONSES | {200: {"model": schema.PredictResponse}}, summary="Predict")
     async def predict(body: schema.PredictRequest) -> Response:
         """One result for each input, in order; with `stream` as server-sent events.
 
         The events are `token` (only with greedy search: beam 1), `result` for each input, then `done`, or `error`.
         """
-        schema.check_limits(body, settings)
         name = resolve_model(body.model, models)
-        content = body.model_dump(include={"inputs"})
-        uploads.prepare_inputs(content, models[name], settings)
-        request = await batcher.admit("predict", name, content["inputs"], body.options())
+        request = await batcher.admit("predict", name, await prepare_inputs(body, name), body.options())
         if body.stream:
             return StreamingResponse(server_sent_events(batcher, request, codecs[name]), media_type="text/event-stream")
         return results_response(name, await batcher.collect_results(request))
@@ -175,15 +200,12 @@ def add_predict_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher,
     )
     async def score(body: schema.ScoreRequest) -> Response:
         """log p(target | source) of each input, in order; for a language model, log p of each text."""
-        schema.check_limits(body, settings)
         name = resolve_model(body.model, models)
         for i, pair in enumerate(body.inputs):
             if pair.target is None and models[name]["kind"] != "language model":
                 text = f"inputs[{i}] has no target to score; send source and target"
                 raise APIError(422, "missing", text, f"inputs[{i}].target")
-        content = body.model_dump(include={"inputs"})
-        uploads.prepare_inputs(content, models[name], settings)
-        request = await batcher.admit("score", name, content["inputs"], {})
+        request = await batcher.admit("score", name, await prepare_inputs(body, name), {})
         return results_response(name, await batcher.collect_results(request))
 
     @app.get("/v1/models", responses={200: {"model": schema.ModelsResponse}}, summary="The models")
@@ -202,12 +224,13 @@ def add_predict_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher,
     ) -> Response:
         """The body is an image or a sound, as `curl --data-binary @photo.jpg` sends it; options are in the query."""
         name, content_type = resolve_model(model, models), request.headers.get("content-type", "")
-        item = uploads.input_from_upload(models[name], content_type, await request.body(), query.text)
+        data = await request.body()
+        item = await background.run(len(data), uploads.input_from_upload, models[name], content_type, data, query.text)
         try:
             body = schema.upload_to_request(query, name, item)
         except ValidationError as error:
-            problems = [{**problem, "loc": ("query", *problem["loc"])} for problem in error.errors()]
-            raise RequestValidationError(problems) from None
+            raise schema.validation_error(error.errors(include_input=False)[0]) from None
+        schema.check_limits(body, settings)
         return await predict(body)
 
 
@@ -242,14 +265,18 @@ def add_view_routes(app: FastAPI, settings: ServerSettings, batcher: Batcher) ->
     def add_route(view: str, schema_class: type[Options]) -> None:
         # No docstring: FastAPI would show it as the description of every view, in place of the view's own summary.
         async def inspect(body: Any) -> Response:
-            schema.check_limits(body, settings)
             models = batcher.pool.models
             name = resolve_model(body.model, models)
-            item = body.model_dump(exclude={"model"})
-            for one in item.get("models") or [name]:
-                uploads.prepare_inputs(item, models[resolve_model(one, models)], settings)
-            sources = [source for _, source in schema.iter_sources(item)]
-            request = await batcher.admit("inspect", name, [item], {"view": view}, sources)
+
+            def prepare() -> JSONObject:
+                item: JSONObject = body.model_dump(exclude={"model"})
+                for one in item.get("models") or [name]:
+                    uploads.prepare_inputs(item, models[resolve_model(one, models)], settings)
+                return item
+
+            inputs = getattr(body, "inputs", None) or getattr(body, "sources", None) or ()
+            item = await background.run(CHARACTERS_PER_INPUT * len(inputs), prepare)
+            request = await batcher.admit("inspect", name, [item], {"view": view})
             return Response((await batcher.collect_results(request))[0], media_type="application/json")
 
         inspect.__annotations__["body"] = schema_class
@@ -279,7 +306,15 @@ def add_health_routes(app: FastAPI, pool: WorkerPool) -> None:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Add the playground page at /, /docs and the static files of pages and views."""
+    """Add the playground page at /, /docs, /openapi.json and the static files of pages and views."""
+
+    @cache
+    def description() -> bytes:
+        return json.dumps(app.openapi()).encode()
+
+    @cache
+    def description_page() -> str:
+        return api_docs.render_page(app.openapi())
 
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:
@@ -287,7 +322,11 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(api_docs.render_page(app.openapi()))
+        return HTMLResponse(await background.run(background.SMALL + 1, description_page))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(await background.run(background.SMALL + 1, description), media_type="application/json")
 
     @app.get("/static/views/modules.js", include_in_schema=False)
     async def view_modules() -> Response:

@@ -2,11 +2,13 @@
 
     request ─admission by tokens→ queue ─split and merged→ job ─next free worker→ results ─by index→ request
 
-A request costs its source tokens times the hypotheses of the beam, while it is queued or running; one that does not fit
-into queue_tokens is refused at once. A job holds items of requests for the same task, model and options, up to
-batch_tokens. The rest of a larger request goes to the end of the queue, so that a small request behind it waits for one
-job, not for all of them. When a job fails, its requests are retried one by one, so that only the request that caused
-the failure gets the error. The ids of a text that were counted for admission are sent to the worker with it.
+A request costs an upper bound of its work, while it is queued or running: its source tokens, times the hypotheses of
+the beam; more if it allows longer outputs than the model's own options; and for a view what that declares. One that
+does not fit into queue_tokens is refused at once, and so is an item above item_tokens. A job holds items of requests
+for the same task, model and options, up to batch_tokens. The rest of a larger request goes to the end of the queue, so
+that a small request behind it waits for one job, not for all of them. When a job fails, its requests are retried one by
+one, so that only the request that caused the failure gets the error. The ids of a text that were counted for admission
+are sent to the worker with it.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
+from dragoman.inspection.views import find_view
+from dragoman.serve import background, view_routes
 from dragoman.serve.schema import APIError, JSONObject
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerHandle, WorkerLost, WorkerPool
 
 Task = Literal["predict", "score", "inspect"]
 
-THREAD_CHARS = 5000  # more characters than these are tokenized in a thread, not in the event loop (about 5 ms)
 RATE_SMOOTHING = 0.2  # weight of the newest job in the moving average of the throughput
 
 
@@ -39,6 +42,7 @@ class SourceTokenizer:
     # The number of tokens (an estimate if the model reads files or two sources), and their ids if they are one text.
     tokenize: Callable[[JSONObject], tuple[int, list[int] | None]]
     codec_fingerprint: str = ""  # a worker uses the ids only if its tokenizers are the same
+    count_target: Callable[[str], int] = len
 
 
 @dataclass(eq=False)
@@ -52,11 +56,13 @@ class PendingRequest:
     model: str
     options: JSONObject  # of generation, and `attention`, `stream` and `view`
     items: list[JSONObject]
-    costs: list[int]  # of each item: tokens times hypotheses
+    costs: list[int]  # of each item
     arrival_time: float
     is_exclusive: bool  # shares its jobs with no other request
     unscheduled: deque[int]  # items that are in no job yet
     is_released: bool = False  # nobody waits for it any more
+    answered: set[int] = field(default_factory=set)  # items whose result has arrived
+    token_counts: Counter[int] = field(default_factory=Counter)  # tokens that have arrived, by item
     events: asyncio.Queue[JSONObject | APIError] = field(default_factory=asyncio.Queue)
     deadline_timer: asyncio.TimerHandle | None = None
 
@@ -78,6 +84,7 @@ class BatchJob:
     id: int
     items: list[tuple[PendingRequest, int]]  # a request and the index of its item
     result_count: int = 0  # results that have arrived
+    token_counts: Counter[int] = field(default_factory=Counter)  # tokens that have arrived, by index in the job
 
     @property
     def cost(self) -> int:
@@ -133,21 +140,17 @@ class Batcher:
     async def predict(self, model: str, items: list[JSONObject], options: JSONObject) -> list[JSONObject]:
         """Queue inputs, wait, and return a prediction for each, as /v1/predict writes them."""
         request = await self.admit("predict", model, items, options)
-        return [json.loads(result) for result in await self.collect_results(request)]
+        results = await self.collect_results(request)
+        return await background.run(sum(map(len, results)), lambda: [json.loads(result) for result in results])
 
-    async def admit(
-        self, task: Task, model: str, items: list[JSONObject], options: JSONObject, view_sources: Sequence[object] = ()
-    ) -> PendingRequest:
-        """Queue a request (a view costs its `view_sources`); raise APIError if it is too large or the server busy."""
+    async def admit(self, task: Task, model: str, items: list[JSONObject], options: JSONObject) -> PendingRequest:
+        """Queue a request; raise APIError if it is too large or the server busy."""
         loop = asyncio.get_running_loop()
         search = self.pool.models[model]["search"]
-        hypotheses = count_hypotheses(options, search) if task == "predict" else 1
-        counts = await self.tokenize_items(model, items, task, view_sources)
-        costs = [max(tokens * hypotheses, 1) for tokens in counts]
-        if sum(costs) > self.settings.queue_tokens:
-            size = f"the request counts {sum(costs):,} tokens (each once for every hypothesis)"
-            limit = f"the limit of this server is {self.settings.queue_tokens:,}"
-            raise APIError(413, "too_large", f"{size}, and {limit}; send less")
+        costs = await self.count_costs(task, model, items, options)
+        for cost, limit in ((max(costs), self.settings.item_tokens), (sum(costs), self.settings.queue_tokens)):
+            if cost > limit:
+                raise self.too_large(f"{cost:,}", limit)
         if not self.pool.ready_count:
             raise APIError(503, "not_ready", "no worker is ready; try again in a moment", retry_after=1)
         if self.pending_tokens + sum(costs) > self.settings.queue_tokens:
@@ -162,29 +165,60 @@ class Batcher:
         self.has_work.set()
         return request
 
-    async def tokenize_items(
-        self, model: str, items: list[JSONObject], task: Task, view_sources: Sequence[object]
-    ) -> list[int]:
-        """Count the tokens of each item and store its source ids in it; long texts are tokenized in a thread."""
-        tokenize = self.tokenizers[model].tokenize
+    async def count_costs(self, task: Task, model: str, items: list[JSONObject], options: JSONObject) -> list[int]:
+        """Count the cost of each item and store its source ids in it; long texts are tokenized in a thread."""
+        limit, total = self.settings.queue_tokens, 0
 
-        def tokenize_all() -> list[int]:
+        def count_all() -> list[int]:
             if task == "inspect":
-                return [sum(tokenize({"source": source})[0] for source in view_sources)]
-            return [tokenize_one(i, item) for i, item in enumerate(items)]
+                (item,) = items
+                return [sum(view_cost(name, item) for name in item.get("models") or [model])]
+            return [item_cost(i, item) for i, item in enumerate(items)]
 
-        def tokenize_one(i: int, item: JSONObject) -> int:
+        def item_cost(i: int, item: JSONObject) -> int:
             try:
-                tokens, ids = tokenize(item)
+                tokens, ids = self.tokenizers[model].tokenize(item)
             except UserError as error:
                 raise APIError(422, "refused", str(error), f"inputs[{i}]") from None
             if ids is not None:
                 item["source_ids"] = ids
-            return tokens + len(item.get("target") or "")  # almost never more tokens than characters
+            target = len(item.get("target") or "")  # almost never more tokens than characters
+            read = min(add(tokens), self.pool.models[model]["max_source_positions"])  # the rest is cut off
+            if task == "score":
+                return read + add(target)
+            return prediction_cost(read, options, self.pool.models[model]["search"])
 
-        sources = view_sources if task == "inspect" else [item["source"] for item in items]
-        size = sum(len(source) for source in sources if isinstance(source, str))  # files are not decoded
-        return tokenize_all() if size < THREAD_CHARS else await asyncio.to_thread(tokenize_all)
+        def view_cost(name: str, item: JSONObject) -> int:
+            info, tokenizer = self.pool.models[name], self.tokenizers[name]
+
+            def count_source(source: JSONObject) -> int:
+                return min(add(tokenizer.tokenize(source)[0]), info["max_source_positions"])
+
+            def count_target(text: str) -> int:
+                return add(tokenizer.count_target(text))
+
+            try:
+                size = view_routes.measure_request(item, info, count_source, count_target)
+            except UserError as error:
+                raise APIError(422, "refused", str(error)) from None
+            return find_view(options["view"]).cost(size)
+
+        def add(tokens: int) -> int:
+            nonlocal total
+            total += tokens
+            if total > limit:  # the rest need not be tokenized
+                raise self.too_large(f"more than {limit:,}", limit)
+            return tokens
+
+        sides = ("source", "second_source", "target")
+        texts = [text for item in items for side in sides if isinstance(text := item.get(side), str)]  # not files
+        size = background.SMALL + 1 if task == "inspect" else sum(map(len, texts))
+        return await background.run(size, count_all)
+
+    def too_large(self, tokens: str, limit: int) -> APIError:
+        """Build the 413 for a request, or one item of it, that costs more tokens than allowed."""
+        size = f"the request counts {tokens} tokens (each once for every hypothesis or pass)"
+        return APIError(413, "too_large", f"{size}, and the limit of this server is {limit:,}; send less")
 
     async def collect_results(self, request: PendingRequest) -> list[bytes]:
         """Wait for the results of all items; return them in order, as JSON."""
@@ -268,6 +302,7 @@ class Batcher:
                 outcome = {"kind": "lost"}
             finally:
                 del self.running[job]
+                self.has_work.set()  # a long job may wait for the end of this one
             self.finish_job(job, outcome)
             self.on_job_finished(len(job.items), outcome["kind"])
             if outcome["kind"] == "done":
@@ -287,13 +322,14 @@ class Batcher:
             await asyncio.sleep(wait)
 
     def next_job(self) -> BatchJob | None:
-        """Build a job of up to batch_tokens from the first request and others with its key; None without requests."""
-        if not self.queue:
+        """Build a job of up to batch_tokens from the first request and others with its key; None if none may run."""
+        first = next((request for request in self.queue if self.may_run(request)), None)
+        if first is None:
             self.has_work.clear()
             return None
-        key, budget = self.queue[0].batch_key, self.settings.batch_tokens
+        key, budget = first.batch_key, self.settings.batch_tokens
         items: list[tuple[PendingRequest, int]] = []
-        for request in [request for request in self.queue if request.batch_key == key]:
+        for request in [first, *(other for other in self.queue if other.batch_key == key and other is not first)]:
             while request.unscheduled and (not items or request.costs[request.unscheduled[0]] <= budget):
                 i = request.unscheduled.popleft()
                 budget -= request.costs[i]
@@ -307,10 +343,23 @@ class Batcher:
         self.job_count += 1
         return BatchJob(self.job_count, items)
 
+    def may_run(self, request: PendingRequest) -> bool:
+        """Whether a request may take a worker: of several, one is kept for jobs of at most batch_tokens."""
+        limit, workers = self.settings.batch_tokens, len(self.pool.workers)
+        is_short = request.costs[request.unscheduled[0]] <= limit
+        return is_short or workers == 1 or sum(job.cost > limit for job in self.running) < workers - 1
+
     def handle_output(self, job: BatchJob, message: JSONObject) -> None:
         """Pass a token or a result of a job on to its request, unless that is released."""
         request, i = job.items[message["item"]]
-        job.result_count += message["kind"] == "result"
+        if message["kind"] == "result":
+            job.result_count += 1
+            request.answered.add(i)
+        else:
+            job.token_counts[message["item"]] += 1
+            if job.token_counts[message["item"]] <= request.token_counts[i]:  # sent before the job was retried
+                return
+            request.token_counts[i] += 1
         if not request.is_released:
             request.events.put_nowait(message | {"item": i})
 
@@ -326,11 +375,11 @@ class Batcher:
                 self.fail(request, job_error(outcome))
 
     def retry_separately(self, job: BatchJob) -> None:
-        """Put a job's unreleased requests back at the head of the queue, as exclusive ones."""
+        """Put the unanswered items of a job's requests back at the head of the queue, as exclusive requests."""
         for request in reversed(job.requests):
-            if request.is_released:
+            indices = [i for other, i in job.items if other is request and i not in request.answered]
+            if request.is_released or not indices:
                 continue
-            indices = [i for other, i in job.items if other is request]
             self.pending_tokens += sum(request.costs[i] for i in indices)
             request.unscheduled.extendleft(reversed(indices))
             request.is_exclusive = True
@@ -353,6 +402,16 @@ def count_hypotheses(options: JSONObject, search: JSONObject) -> int:
     requested = max(int(options.get("beam", 0)), int(options.get("num_samples", 0)))
     default = GenerationOptions().beam + 1  # of a search that is not the model's own
     return requested or max(search["beam"], default if "search" in options else 1)
+
+
+def prediction_cost(tokens: int, options: JSONObject, search: JSONObject) -> int:
+    """Bound the work of a prediction: its tokens, times the hypotheses, and more if its outputs may be longer."""
+    own, requested = (view_routes.max_output_length(tokens, values) for values in (search, search | options))
+    longer = max((tokens + requested) / (tokens + own), 1.0)
+    passes = count_hypotheses(options, search)
+    if options.get("attention"):
+        passes = 2 * passes + 1  # no engine searches with attention; the weights take a pass of their own
+    return max(math.ceil(tokens * passes * longer), 1)
 
 
 def uses_sampling(options: JSONObject, search: JSONObject) -> bool:

@@ -4,13 +4,21 @@
 
 uvicorn waits forever for the head of the first request, and for a client that does not read its response. Here every
 wait has a timeout, so silent sockets cannot keep out other clients.
+
+A client that shuts down its sending side after its request (a half-close) still gets its response. To the server this
+looks like a client that is gone, whose work must stop; so it sends an interim response, 100 Continue, to which the
+system of a client that is gone replies with a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import logging
 import resource
+import socket
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +32,43 @@ if TYPE_CHECKING:
     from dragoman.serve.settings import ServerSettings
 
 READ_BYTES = 32 * 1024  # read from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
+FREE_CHUNKS = 200  # of a body; beyond them chunks must have MIN_CHUNK_BYTES on average: h11 takes 5 µs for each
+MIN_CHUNK_BYTES = 64
+RESET_CHECK_S = 0.05  # between two looks whether a half-closed connection was reset
+LOG_INTERVAL_S = 60.0  # between two log lines about malformed requests
 RESERVED_DESCRIPTORS = 64  # not for connections: models, pipes to workers, logs, the event loop
+
+
+class BoundedConnection(h11.Connection):
+    """h11's parser, which refuses bodies of tiny chunks: a megabyte in chunks of a byte keeps it busy for 5 s."""
+
+    chunk_count = body_bytes = 0  # of the current request
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunk_count = self.body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self.chunk_count += 1
+            self.body_bytes += len(event.data)
+            if self.chunk_count > FREE_CHUNKS + self.body_bytes // MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
 
 
 class LimitedH11Protocol(H11Protocol):
     """One client connection, with a timeout on every wait. `head_timer` is None while a request is processed."""
 
-    def __init__(self, settings: ServerSettings, max_connections: int, **options: Any) -> None:
+    def __init__(
+        self, settings: ServerSettings, max_connections: int, on_refused: Callable[[str], None], **options: Any
+    ) -> None:
         super().__init__(**options)  # as uvicorn passes them
-        self.settings, self.max_connections = settings, max_connections
-        self.conn = h11.Connection(h11.SERVER, settings.max_head)
+        self.settings, self.max_connections, self.on_refused = settings, max_connections, on_refused
+        self.conn = BoundedConnection(h11.SERVER, settings.max_head)
         self.timeout_keep_alive = settings.keep_alive_s  # type: ignore[assignment]  # uvicorn says int; floats work
         self.head_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
+        self.is_half_closed = False
 
     # -- the head of a request -----------------------------------------------------------------------------------------
 
@@ -63,6 +95,8 @@ class LimitedH11Protocol(H11Protocol):
         """Let uvicorn go on to keep-alive or the next pipelined request; stop the timeout on the head."""
         super().on_response_complete()
         self.cancel_head_timer()
+        if self.is_half_closed and self.cycle.response_complete:  # no next request can come
+            self.transport.close()
 
     def on_head_timeout(self) -> None:
         """Close the connection; answer 408 first if part of a head has arrived."""
@@ -93,6 +127,29 @@ class LimitedH11Protocol(H11Protocol):
         if self.write_timer is not None:
             self.write_timer.cancel()
 
+    # -- a client that sends no more -----------------------------------------------------------------------------------
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for the response to a complete request, unless the client is gone."""
+        cycle = self.cycle
+        is_waiting = cycle is not None and not cycle.more_body and not cycle.response_started
+        if not is_waiting or cycle.scope["http_version"] == "1.0":  # which knows no interim responses
+            return False
+        if not self.is_half_closed:
+            self.is_half_closed = True
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.abort_if_reset()
+        return True
+
+    def abort_if_reset(self) -> None:
+        """Abort a half-closed connection once its client is gone; look again later while the response is pending."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        elif not self.cycle.response_complete:
+            self.loop.call_later(RESET_CHECK_S, self.abort_if_reset)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,6 +169,7 @@ class LimitedH11Protocol(H11Protocol):
 
     def send_error(self, error: APIError) -> None:
         """Write an error response directly, without the app, then close the connection."""
+        self.on_refused(error.code)
         headers, body = error_response(error, "")
         lines = [f"{name}: {value}" for name, value in (headers | SECURITY_HEADERS).items()]
         status = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"
@@ -122,9 +180,24 @@ class LimitedH11Protocol(H11Protocol):
         return False  # no WebSockets here
 
 
-def http_protocol(settings: ServerSettings) -> Any:
-    """Build the factory of connections for `uvicorn.Config(http=…)`."""
-    return partial(LimitedH11Protocol, settings, connection_limit(settings.max_connections))
+class LogThrottle(logging.Filter):
+    """Lets a warning of uvicorn's through once in LOG_INTERVAL_S: a stranger must not fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_times: dict[object, float] = {}  # by the message; uvicorn has a handful
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if record.levelno > logging.WARNING or now >= self.next_times.get(record.msg, 0.0):
+            self.next_times[record.msg] = now + LOG_INTERVAL_S
+            return True
+        return False
+
+
+def http_protocol(settings: ServerSettings, on_refused: Callable[[str], None] = lambda code: None) -> Any:
+    """Build the factory of connections for `uvicorn.Config(http=…)`; `on_refused` gets the code of each error."""
+    return partial(LimitedH11Protocol, settings, connection_limit(settings.max_connections), on_refused)
 
 
 def connection_limit(requested: int) -> int:

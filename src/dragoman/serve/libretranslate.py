@@ -15,8 +15,6 @@ The source "auto" selects the first route to the target; the language of a text 
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from dragoman.core.errors import did_you_mean
 from dragoman.core.registry import Options
-from dragoman.serve import schema
+from dragoman.serve import background, schema
 from dragoman.serve.middleware import APIKeys, request_keys
 from dragoman.serve.schema import MAX_COUNT, APIError, JSONObject, Language, ModelInfo, Text
 from dragoman.serve.sentence_splitter import MAX_PIECE_CHARS, Piece, join_pieces, split_sentences
@@ -39,7 +37,7 @@ PredictFunction = Callable[[str, list[JSONObject], JSONObject], Awaitable[list[J
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 1000
-THREAD_CHARS = 5000  # longer texts are split in a thread, not in the event loop: 1 ms of prose, 5 ms at worst
+MAX_SENTENCES = 10_000  # of one request; the text "a. a. a. …" has 300,000 in a megabyte
 
 _LANGUAGE_PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
 _LANGUAGE_NAMES = (
@@ -57,7 +55,7 @@ class TranslateRequest(Options):
 
     model_config = ConfigDict(extra="ignore")  # LibreTranslate has more fields
 
-    q: Text | Annotated[list[Text], Field(max_length=MAX_COUNT)]
+    q: Text | Annotated[list[Text], Field(max_length=MAX_COUNT, fail_fast=True)]
     source: Language = "auto"
     target: Language
     format: Literal["text", "html"] = "text"
@@ -157,15 +155,12 @@ def list_languages(routes: Sequence[LanguageRoute]) -> list[JSONObject]:
     return [{"code": code, "name": LANGUAGES.get(code, code), "targets": to} for code, to in targets.items()]
 
 
-def parse_request(content_type: str, data: bytes) -> TranslateRequest:
+def parse_request(content_type: str, data: bytes, settings: ServerSettings) -> TranslateRequest:
     """Parse and validate the body of POST /translate, JSON or a form; raise APIError if it is invalid."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, FORM):
         raise APIError(415, "wrong_type", f"the body is '{kind[:100]}'; send {JSON} or {FORM}")
-    try:
-        values = json.loads(data) if kind == JSON else parse_form(data)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, a number of 5,000 digits, 100,000 nested lists
-        raise APIError(422, "invalid_body", f"the body is not valid {kind}; send {{q, source, target}}") from None
+    values = schema.parse_json(data, settings) if kind == JSON else parse_form(data)
     try:
         return TranslateRequest.model_validate(values, strict=kind == JSON)  # the values of a form are all text
     except ValidationError as error:
@@ -175,8 +170,11 @@ def parse_request(content_type: str, data: bytes) -> TranslateRequest:
 
 
 def parse_form(data: bytes) -> dict[str, str | list[str]]:
-    """Parse a URL-encoded form; a repeated field becomes a list."""
-    fields = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+    """Parse a URL-encoded form; a repeated field becomes a list. Raise APIError if it is none."""
+    try:
+        fields = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+    except ValueError:  # not UTF-8, or too many fields
+        raise APIError(422, "invalid_body", f"the body is not a valid {FORM}; send q, source, target") from None
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
 
@@ -186,8 +184,8 @@ def check_limits(body: TranslateRequest, settings: ServerSettings) -> None:
     if body.format == "html":
         text = "format is 'html', and tags would be translated as words; send plain text with format 'text'"
         raise APIError(422, "no_html", text, "format")
-    if len(texts) > settings.max_inputs:
-        text = f"q has {len(texts):,} texts; send at most {settings.max_inputs:,} in one request"
+    if len(texts) > settings.max_inputs:  # of a form; parse_json has counted those of JSON
+        text = f"there are {len(texts):,} texts; send at most {settings.max_inputs:,} in one request"
         raise APIError(422, "too_many", text, "q")
     max_chars = max(map(len, texts), default=0)
     if max_chars > settings.max_text:
@@ -204,9 +202,16 @@ async def translate_texts(
     """Return the best translations of each text, sentence by sentence; split further what the model truncates."""
 
     def split_all() -> list[list[Piece]]:
-        return [split_sentences(text, max_chars) for text in texts]
+        pieces, count = [], 0
+        for text in texts:
+            pieces.append(split_sentences(text, max_chars))
+            count += len(pieces[-1])
+            if count > MAX_SENTENCES:
+                message = f"the texts have more than {MAX_SENTENCES:,} sentences; send less at a time"
+                raise APIError(413, "too_large", message, "q")
+        return pieces
 
-    pieces = split_all() if sum(map(len, texts)) < THREAD_CHARS else await asyncio.to_thread(split_all)
+    pieces = await background.run(sum(map(len, texts)), split_all)
     sources = [piece.text for text_pieces in pieces for piece in text_pieces if piece.text]
     items = [{"source": one, "source_lang": route.source_lang, "target_lang": route.target_lang} for one in sources]
     predictions = await predict(route.model, items, options) if items else []
@@ -262,9 +267,12 @@ def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], sett
     async def translate(request: Request) -> Response:
         """Long texts are split into sentences, and their translations are joined."""
         try:
-            body = parse_request(request.headers.get("content-type", ""), await request.body())
+            data = await request.body()
+            body = await background.run(
+                len(data), parse_request, request.headers.get("content-type", ""), data, settings
+            )
             body_keys = [body.api_key.encode(errors="replace")] if body.api_key else []
-            keys.check([*request_keys(request.headers), *body_keys])
+            keys.check(request_keys(request.headers) or body_keys)  # middleware.py has checked those in headers
             check_limits(body, settings)
             route = select_route(routes, body.source, body.target)
             texts = [body.q] if isinstance(body.q, str) else body.q

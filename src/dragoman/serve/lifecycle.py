@@ -3,23 +3,28 @@
     bind ─→ workers load the models ─→ "http://127.0.0.1:8000" ─→ … ─SIGTERM or Ctrl-C→ no new connections ─→
     requests in flight are finished, for drain_s at most ─→ the workers stop ─→ exit code 0
 
-Requests still in flight then, or at a second signal, are answered with 503.
+Requests still in flight then, or at a second signal, are answered with 503. Every response after the first signal says
+`Connection: close`, so that no client sends another request on its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
+import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import uvicorn
 
 from dragoman.core.errors import UserError
-from dragoman.serve.connections import http_protocol
+from dragoman.serve import background
+from dragoman.serve.connections import LogThrottle, http_protocol
 from dragoman.serve.middleware import RequestLimitMiddleware
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.uploads import reads_media
@@ -29,9 +34,15 @@ from dragoman.serve.worker_pool import WorkerPool
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that exits with code 0 after a signal; uvicorn itself raises the signal again."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, abort_requests: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        middleware: RequestLimitMiddleware,
+        drain_s: float,
+        abort_requests: Callable[[], None],
+    ) -> None:
         super().__init__(config)
-        self.drain_s, self.abort_requests = drain_s, abort_requests
+        self.middleware, self.drain_s, self.abort_requests = middleware, drain_s, abort_requests
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         """Accept no more connections; abort the requests in flight after drain_s, or at once at the second signal."""
         wait = 0.0 if self.should_exit else self.drain_s
         asyncio.get_running_loop().call_later(wait, self.abort_requests)
-        self.should_exit = True
+        self.should_exit = self.middleware.is_draining = True
 
 
 async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: Callable[[str], None]) -> None:
@@ -58,9 +69,11 @@ async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: C
         app_module = await asyncio.to_thread(importlib.import_module, "dragoman.serve.app")
         await pool_start
         app = app_module.build_app(settings, pool)
+        on_refused = app.state.metrics.observe_refusal
+        middleware = RequestLimitMiddleware(app, settings, any(map(reads_media, pool.models.values())), on_refused)
         config = uvicorn.Config(
-            RequestLimitMiddleware(app, settings, any(map(reads_media, pool.models.values()))),
-            http=http_protocol(settings),
+            middleware,
+            http=http_protocol(settings, on_refused),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -69,8 +82,11 @@ async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: C
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(settings.drain_s) + 1,
         )
+        logging.getLogger("uvicorn.error").addFilter(LogThrottle())
+        sys.setswitchinterval(background.SWITCH_INTERVAL_S)
+        gc.freeze()  # a full collection stops all threads; what is here now, torch above all, need not be searched
         app.state.batcher.start()
-        server = DrainingServer(config, settings.drain_s, app.state.batcher.abort_all)
+        server = DrainingServer(config, middleware, settings.drain_s, app.state.batcher.abort_all)
         server_task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not server_task.done():
             await asyncio.sleep(0.01)

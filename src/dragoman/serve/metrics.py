@@ -36,6 +36,12 @@ class Metrics:
         self.requests = Counter(
             "dragoman_requests", "Responses by route and code.", ["route", "code"], registry=registry
         )
+        self.refused = Counter(
+            "dragoman_refused",
+            "Requests refused before any route, by the code of the error.",
+            ["code"],
+            registry=registry,
+        )
         self.latency = Histogram(
             "dragoman_request_seconds",
             "From the head of a request to the end of its response.",
@@ -57,6 +63,10 @@ class Metrics:
         """Count a finished job by its outcome, and its `size` inputs."""
         self.job_items.observe(size)
         self.jobs.labels(outcome).inc()
+
+    def observe_refusal(self, code: str) -> None:
+        """Count a request that was refused for its head, key or size, or a connection that sent no valid request."""
+        self.refused.labels(code).inc()
 
     def render(self) -> bytes:
         """Update the gauges from the batcher and the pool; return all metrics in Prometheus' text format."""

@@ -1,6 +1,6 @@
 """ASGI middleware: checks on requests before the app runs, headers on every response, cancellation on disconnect.
 
-    request → host → API key → encoding → body (complete, small, in time) → app → response + security headers
+    request → framing → host → site → API key → encoding → body (complete, small, in time) → app → response + headers
 
 A request that is refused for its head costs no read of its body. The body is read here completely, so the app never
 waits for one: a client that sends too much, too slowly or compressed data costs a bounded number of bytes and seconds.
@@ -15,9 +15,10 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dragoman.serve")
 
 MAX_LARGE_BODIES = 32  # of the largest size in memory at a time: 1,024 connections could bring 12 GB of images
+MAX_BODY_WITHOUT_KEY = 65_536  # bytes of a body that may contain the API key: it is parsed before the key is checked
+MAX_QUERY_FIELDS = 300
 DRAIN_S = 1.0  # seconds that a refused client may go on sending before it reads the error
 
 CONTENT_SECURITY_POLICY = (
@@ -88,8 +91,8 @@ def request_keys(headers: Headers) -> list[bytes]:
 
 
 def is_public(path: str) -> bool:
-    """Whether no key is checked here: health checks, docs, pages, and /translate, whose body may have one."""
-    return path in ("/", "/translate", "/docs", "/openapi.json") or path.startswith(("/health/", "/static/"))
+    """Whether no key is needed: health checks and the playground's page, which asks its user for the key."""
+    return path == "/" or path.startswith(("/health/", "/static/"))
 
 
 class BodyReader:
@@ -131,15 +134,24 @@ class BodyReader:
 
 def body_too_large(limit: int) -> APIError:
     """Build the 413 for a body of more than `limit` bytes."""
-    return APIError(413, "too_large", f"the body is larger than {limit:,} bytes; send less at a time")
+    remedy = ", or the API key in a header" if limit == MAX_BODY_WITHOUT_KEY else ""
+    return APIError(413, "too_large", f"the body is larger than {limit:,} bytes; send less at a time{remedy}")
 
 
 class RequestLimitMiddleware:
     """Outermost ASGI middleware: checks host, API key and body of a request, adds security headers to its response."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, reads_media: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        reads_media: bool = False,
+        on_refused: Callable[[str], None] = lambda code: None,
+    ) -> None:
         self.app, self.settings = app, settings
         self.reads_media = reads_media  # a model reads images or sounds, so bodies may be larger
+        self.on_refused = on_refused  # gets the code of each request that is refused here
+        self.is_draining = False  # the server shuts down: each response is the last of its connection
         self.reserved_bytes = 0  # for bodies larger than texts need
         self.keys = APIKeys(settings.keys)
         self.hosts = allowed_hosts(settings)
@@ -147,22 +159,30 @@ class RequestLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope["path"]
         scope.setdefault("state", {})["request_id"] = id = request_id(headers)
-        send = with_response_headers(send, path, id)
-        body = BodyReader(receive, self._body_limit(path))
+        send = self._with_response_headers(send, path, id)
+        offered_keys = request_keys(headers)
+        body = BodyReader(receive, self._body_limit(path, bool(offered_keys)))
         with ExitStack() as reservation:
             try:
-                self._check_headers(path, headers, body.limit)
+                check_framing(scope, headers)
+                self._check_origin(scope, headers)
+                if not is_public(path) and (offered_keys or path != "/translate"):  # its body may have the key
+                    self.keys.check(offered_keys)
+                check_body_headers(headers, body.limit)
                 self._reserve(headers, body.limit, reservation)
                 data = await body.read(self.settings.body_s)
             except APIError as error:
                 logger.info("request %s: %d %s", id, error.status, error.code)
+                self.on_refused(error.code)
                 await send_error(error, path, body, send)
                 return
             if not body.is_disconnected:
                 await self.app(scope, replay_body(data, receive), send)
 
-    def _body_limit(self, path: str) -> int:
+    def _body_limit(self, path: str, has_key: bool) -> int:
         """Return the most bytes that a body for a path may have: a bare file, JSON with base64 files, or texts."""
+        if path == "/translate" and self.settings.keys and not has_key:
+            return min(self.settings.max_body, MAX_BODY_WITHOUT_KEY)
         if not self.reads_media or not path.startswith("/v1/"):
             return self.settings.max_body
         is_bare_file = path.startswith("/v1/models/")
@@ -184,22 +204,60 @@ class RequestLimitMiddleware:
     def _release(self, size: int) -> None:
         self.reserved_bytes -= size
 
-    def _check_headers(self, path: str, headers: Headers, limit: int) -> None:
-        """Raise APIError for a wrong host, a missing key, a compressed body or a wrong or too large Content-Length."""
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Raise a 403 for a host name that is not this server's, and for a POST that a page of another site sends."""
         host = headers.get("host", "")
         if self.hosts and host and re.sub(r":\d*$", "", host).lower() not in self.hosts:
             allowed = ", ".join(self.hosts)
             raise APIError(403, "wrong_host", f"this server answers only to the host names {allowed}; use one of them")
-        if not is_public(path):
-            self.keys.check(request_keys(headers))
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding != "identity":
-            raise APIError(415, "encoded", "the body is compressed; send it without a Content-Encoding")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal():
-            raise APIError(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
-        if int(length) > limit:
-            raise body_too_large(limit)
+        if scope["method"] == "POST" and is_cross_site(headers):
+            text = "this request comes from a page of another site; send it from a program, or from this server's page"
+            raise APIError(403, "cross_site", text)
+
+    def _with_response_headers(self, send: Send, path: str, id: str) -> Send:
+        """Wrap `send`: responses get security headers, the request id, no-store outside /static/, close at the end."""
+
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message.get("headers", [])))
+                headers.update(SECURITY_HEADERS | {"X-Request-Id": id})
+                if not path.startswith("/static/"):
+                    headers["Cache-Control"] = "no-store"
+                if self.is_draining:
+                    headers["Connection"] = "close"
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        return wrapped
+
+
+def check_framing(scope: Scope, headers: Headers) -> None:
+    """Raise a 400 for a request that a proxy may read in another way (request smuggling), and for a huge query."""
+    if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+        text = "Transfer-Encoding must not come with Content-Length, nor with HTTP/1.0; send one of them over HTTP/1.1"
+        raise APIError(400, "bad_framing", text)
+    if scope["query_string"].count(b"&") >= MAX_QUERY_FIELDS:
+        raise APIError(400, "bad_request", f"the query has more than {MAX_QUERY_FIELDS} fields; send fewer")
+
+
+def check_body_headers(headers: Headers, limit: int) -> None:
+    """Raise APIError for a compressed body, and for a wrong or too large Content-Length."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise APIError(415, "encoded", "the body is compressed; send it without a Content-Encoding")
+    length = headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise APIError(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
+    if int(length) > limit:
+        raise body_too_large(limit)
+
+
+def is_cross_site(headers: Headers) -> bool:
+    """Whether a browser sent the request for a page of another origin; other programs do not send these headers."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
 
 
 def allowed_hosts(settings: ServerSettings) -> tuple[str, ...]:
@@ -218,21 +276,6 @@ def request_id(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is plain, else a new random one."""
     id = headers.get("x-request-id", "")
     return id if _REQUEST_ID.fullmatch(id) else secrets.token_hex(8)
-
-
-def with_response_headers(send: Send, path: str, id: str) -> Send:
-    """Wrap `send`: responses get security headers and the request id, and outside /static/ no-store."""
-
-    async def wrapped(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers.update(SECURITY_HEADERS | {"X-Request-Id": id})
-            if not path.startswith("/static/"):
-                headers["Cache-Control"] = "no-store"
-            message = {**message, "headers": headers.raw}
-        await send(message)
-
-    return wrapped
 
 
 def replay_body(data: bytes, receive: Receive) -> Receive:

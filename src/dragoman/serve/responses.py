@@ -6,6 +6,8 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
 from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inspection.attention_maps import count_heads
+from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import searches
 from dragoman.serve import uploads
 from dragoman.serve.schema import JSONObject, ModelInfo, Result
@@ -22,7 +24,7 @@ def prediction_to_json(prediction: Prediction) -> JSONObject:
 def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
     """Build the description of a model for GET /v1/models."""
     config, model, codec = pipeline.config, pipeline.model, pipeline.codec
-    search = searches.build(config.generation.search)
+    generation, search = config.generation, searches.build(config.generation.search)
     shape, kinds = config.model.model_dump(), uploads.source_kinds(codec)
     return {
         "name": name,
@@ -41,11 +43,15 @@ def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
             "parameters": sum(p.numel() for p in model.parameters()),
             "source_vocabulary": len(codec.source),
             "target_vocabulary": len(codec.target),
+            "attention_heads": count_heads(model) if isinstance(model, Seq2Seq) else 0,
         },
         "search": {
-            "name": config.generation.search.name,
+            "name": generation.search.name,
             "beam": search.num_hypotheses,
             "is_sampling": search.is_sampling,
+            "max_length_ratio": 0.0 if generation.max_new_tokens else generation.max_length_ratio,
+            "max_length_extra": generation.max_new_tokens or generation.max_length_extra,
+            "max_length": pipeline.input_processor.max_target_length(0),
         },
         "max_source_positions": pipeline.input_processor.max_source_length,
         "precision": pipeline.precision,

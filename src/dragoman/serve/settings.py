@@ -31,14 +31,16 @@ class ServerSettings(Options):
     precision: Literal["float32", "bfloat16", "int8"] | None = None  # of the search; none: from the model's config
     reference: bool = False  # the models' own equations, without the fast paths
     plugins: list[str] = []  # modules or .py files that a worker imports first; they may register parts
+    memory: PositiveInt = 2_147_483_648  # bytes that a worker on a CPU may take beyond its models
     ping_s: Seconds = 0.1  # between two pings of a worker
     silence_s: Seconds = 0.5  # without a pong until a worker counts as not ready
     hang_s: Seconds = 2.0  # without a pong until it is killed and replaced
     cancel_s: Seconds = 2.0  # for a worker to stop a cancelled job, until it is killed and replaced
     start_s: Seconds = 600.0  # for a worker to load its models
 
-    # queue and batches; a token counts once for each hypothesis of the beam
+    # queue and batches; a token counts once for each hypothesis of the beam, and a view the tokens of its work
     queue_tokens: PositiveInt = 200_000  # source tokens queued and running; a request beyond them gets a 429
+    item_tokens: PositiveInt = 40_000  # of one input or view, which a worker computes in one go; more gets a 413
     batch_tokens: PositiveInt = 4096  # source tokens of a job; larger requests are split into several jobs
     batch_wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = 3.0  # that a request waits for others to share its job
     max_connections: PositiveInt = 1024

@@ -7,27 +7,37 @@ A request has the view's inputs, its options and the name of a model; the respon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
 from dragoman.core.registry import Options
-from dragoman.inspection.views import ViewData, find_view, views
+from dragoman.inspection.views import RequestSize, ViewData, find_view, views
 from dragoman.serve import uploads
-from dragoman.serve.schema import JSONObject, ModelName, ScorePair, Source, Text
+from dragoman.serve.schema import (
+    MAX_COUNT,
+    MAX_SOURCES,
+    JSONObject,
+    ModelInfo,
+    ModelName,
+    ScorePair,
+    Source,
+    Text,
+    iter_sources,
+)
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
 
-SourceList = Annotated[list[Source], Field(min_length=1, max_length=2000)]
+SourceList = Annotated[list[Source], Field(min_length=1, max_length=MAX_SOURCES, fail_fast=True)]
 
 
 INPUT_FIELDS: dict[str, dict[str, Any]] = {
     "none": {},
     "pair": {"source": (Source, ...), "target": (Text | None, None)},  # without a target, of the model's own output
     "sources": {"sources": (SourceList, ...)},
-    "pairs": {"inputs": (Annotated[list[ScorePair], Field(min_length=1, max_length=5000)], ...)},
+    "pairs": {"inputs": (Annotated[list[ScorePair], Field(min_length=1, max_length=5000, fail_fast=True)], ...)},
 }
 
 
@@ -42,6 +52,44 @@ def request_schema(name: str) -> type[Options]:
     inputs = create_model("Inputs", __base__=Options, **fields)
     title = "".join(word.title() for word in name.split("_")) + "Request"
     return create_model(title, __base__=(views.schema(name), inputs), __doc__=views.summary(name))
+
+
+def measure_request(
+    item: JSONObject,
+    model: ModelInfo,
+    count_source: Callable[[JSONObject], int],
+    count_target: Callable[[str], int],
+) -> RequestSize:
+    """Measure a request for a view of one model; the view's `cost` bounds its work by that."""
+    options = {key: value for key, value in item.items() if key not in ("source", "target", "sources", "inputs")}
+    rows = [item["source"]] if "source" in item else item.get("sources") or item.get("inputs") or []
+    # A source is counted without its languages, which a worker checks; their tags are two tokens.
+    sources = [count_source({side: row.get(side) for side in uploads.SIDES}) + 2 for row in rows]
+    texts = [item.get("target")] if "source" in item else [row.get("target") for row in rows]
+    search = model["search"]
+    targets = [
+        min(max_output_length(n, search), search["max_length"] or MAX_COUNT) if text is None else count_target(text)
+        for n, text in zip(sources, texts, strict=True)
+    ]
+    return RequestSize(
+        sources=sources,
+        targets=targets,
+        has_targets=None not in texts,
+        extra_tokens=sum(count_target(text) for _, text in iter_sources(options) if isinstance(text, str)),
+        options=options,
+        beam=options.get("beam") or search["beam"],
+        heads=model["shape"]["attention_heads"],
+        vocabulary=max(model["shape"]["source_vocabulary"], model["shape"]["target_vocabulary"]),
+    )
+
+
+def max_output_length(source_tokens: int, options: JSONObject) -> int:
+    """Bound the tokens, </s> included, that a search writes for a source by its options."""
+    length: int = options.get("max_new_tokens") or (
+        int(options["max_length_ratio"] * source_tokens) + options["max_length_extra"]
+    )
+    least: int = max(int(options.get("min_length_ratio", 0) * source_tokens), options.get("min_new_tokens", 0))
+    return max(length, least) + 1
 
 
 def compute_view(pipelines: Mapping[str, Pipeline], model: str, name: str, item: JSONObject) -> ViewData:

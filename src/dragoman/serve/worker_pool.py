@@ -1,7 +1,8 @@
 """The pool of worker processes: starts, monitors, cancels and replaces them.
 
     starting ──ready──→ ready ──no pong for silence_s──→ silent ──for hang_s──→ killed ──→ starting …
-                          └──its pipe closes (a crash)─────────────────────────────────────→
+        │                 ├──its pipe closes (a crash)────────────────────────────→
+        └─────────────────┴──frozen (SIGSTOP) for silence_s───────────────────────→
 
 A worker runs one job at a time. If a worker dies, its job raises WorkerLost. If a cancelled job does not stop within
 cancel_s, its worker is killed: the main thread must be stuck. This process never computes: it only reads and writes
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from dragoman.core.errors import UserError
-from dragoman.core.processes import describe_exit
+from dragoman.core.processes import describe_exit, is_frozen
 from dragoman.serve.schema import JSONObject, ModelInfo
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_process import LENGTH_PREFIX, decode_message, encode_message
@@ -49,14 +50,16 @@ class WorkerHandle:
         self.running_job: int | None = None  # its id
         self.outcome: asyncio.Future[JSONObject] | None = None  # of the running job
         self.on_output: OnOutput | None = None  # of the running job
+        self.parts: list[bytes] = []  # of a result of the running job that is still arriving
         self.cancelled_at: float | None = None  # when the running job was cancelled
         self.last_pong = 0.0
+        self.was_frozen = False
 
     # -- one job -----------------------------------------------------------------------------------------------------
 
     async def run_job(self, job: JSONObject, on_output: OnOutput) -> JSONObject:
         """Send a job, pass its outputs to `on_output`, and return its last message: done, failed or cancelled."""
-        self.running_job, self.on_output, self.cancelled_at = job["id"], on_output, None
+        self.running_job, self.on_output, self.cancelled_at, self.parts = job["id"], on_output, None, []
         self.outcome = asyncio.get_running_loop().create_future()
         try:
             self.send(job)
@@ -111,7 +114,7 @@ class WorkerHandle:
             env=os.environ | {"OMP_NUM_THREADS": str(self.settings.threads)},
             start_new_session=True,  # Ctrl-C in a terminal is for the parent, which drains
         )
-        monitor: asyncio.Task[None] | None = None
+        monitors = [asyncio.create_task(self.kill_if_frozen(self.process))]
         try:
             self.send(self.load_message)
             with suppress(TimeoutError):
@@ -120,14 +123,14 @@ class WorkerHandle:
                     raise UserError(message["message"])
                 self.models = message["models"]
             if self.models:
-                monitor = asyncio.create_task(self.monitor())
+                monitors.append(asyncio.create_task(self.monitor()))
                 if not first_start.done():
                     first_start.set_result(None)
                 while (output := await self.read_message()) is not None:
                     self.handle_message(output)
         finally:
             self.ready.clear()
-            if monitor is not None:
+            for monitor in monitors:
                 monitor.cancel()
             reason = await self.reap()
         return reason
@@ -147,7 +150,12 @@ class WorkerHandle:
         if message["kind"] == "pong":
             self.last_pong = asyncio.get_running_loop().time()
         elif message["id"] == self.running_job and self.on_output and self.outcome and not self.outcome.done():
-            if message["kind"] in ("token", "result"):
+            if message["kind"] == "part":
+                self.parts.append(message["json"])
+            elif message["kind"] == "result":
+                self.on_output(message | {"json": b"".join([*self.parts, message.get("json", b"")])})
+                self.parts.clear()
+            elif message["kind"] == "token":
                 self.on_output(message)
             else:
                 self.outcome.set_result(message)
@@ -175,6 +183,18 @@ class WorkerHandle:
             self.send({"kind": "ping"})
             await asyncio.sleep(settings.ping_s)
 
+    async def kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
+        """Kill the process, also while it loads, if it is frozen for silence_s: it would never answer again."""
+        loop, self.was_frozen = asyncio.get_running_loop(), False
+        awake_at = loop.time()
+        while not self.was_frozen:
+            await asyncio.sleep(self.settings.ping_s)
+            if not is_frozen(process.pid):
+                awake_at = loop.time()
+            self.was_frozen = loop.time() - awake_at > self.settings.silence_s
+        self.ready.clear()
+        process.kill()
+
     async def reap(self) -> str:
         """Close the pipe, wait for the exit, kill if needed; fail the running job; return how it exited."""
         assert self.process is not None
@@ -188,7 +208,7 @@ class WorkerHandle:
         code = await self.process.wait()
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_exception(WorkerLost())
-        return describe_exit(code)
+        return f"was frozen (SIGSTOP) and {describe_exit(code)}" if self.was_frozen else describe_exit(code)
 
 
 class WorkerPool:
@@ -196,7 +216,7 @@ class WorkerPool:
 
     def __init__(self, settings: ServerSettings, models: Mapping[str, str]) -> None:
         """Create the handles of all workers; `models` maps names to paths. `start` starts them."""
-        load_options = settings.model_dump(include={"device", "precision", "reference", "threads", "plugins"})
+        load_options = settings.model_dump(include={"device", "precision", "reference", "threads", "plugins", "memory"})
         load_message = {"kind": "load", "models": dict(models), **load_options}
         self.settings, self.paths = settings, dict(models)
         count = settings.workers or default_worker_count(settings.device)

@@ -5,15 +5,17 @@
 
 A message is its length in four bytes, a line of JSON, and for a `result` the JSON that is sent to the client unchanged;
 nothing is unpickled. Every message about a job carries its id: a `token` while it runs, the `result` of each item, and
-one of done, failed and cancelled.
+one of done, failed and cancelled. A long result is sent in parts, of which the last is the `result`.
 
 To cancel a job, the reader thread signals the main thread, whose handler raises JobCancelled if that job is still
-running. When the parent dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains
+running. An import is not interrupted, since half of a module's parts would stay registered: SIGALRM tries again soon
+after. When the parent dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains
 and closes the pipe.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -22,8 +24,12 @@ import signal
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from dragoman.core.errors import DragomanError, MissingExtra, UserError
@@ -37,6 +43,9 @@ if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
 
 LENGTH_PREFIX = struct.Struct(">I")
+IMPORT_RETRY_S = 0.01  # until a job that imports is interrupted again
+TRIM_S = 5.0  # seconds between two returns of freed memory to the system, which take some milliseconds
+PART_BYTES = 1 << 20  # of a result; a job that is cancelled while it sends one ends after some milliseconds
 
 logger = logging.getLogger("dragoman")
 
@@ -58,9 +67,16 @@ def decode_message(data: bytes) -> JSONObject:
     return message | {"json": result} if result else message
 
 
-def encode_result(value: object) -> bytes:
-    """Serialize a value to JSON in chunks, so that pongs are not delayed; log p of the impossible becomes null."""
-    return "".join(_json_chunks(value)).encode()
+def encode_result(value: object) -> Iterator[bytes]:
+    """Serialize a value to JSON in parts, so that pongs are not delayed; log p of the impossible becomes null."""
+    texts, size = list[str](), 0
+    for text in _json_chunks(value):
+        texts.append(text)
+        size += len(text)
+        if size >= PART_BYTES:
+            yield "".join(texts).encode()
+            texts, size = [], 0
+    yield "".join(texts).encode()
 
 
 def _json_chunks(value: object) -> Iterator[str]:
@@ -126,10 +142,13 @@ class WorkerProcess:
         finally:
             os._exit(0)
 
-    def raise_if_cancelled(self, *_: object) -> None:
-        """Raise JobCancelled if the running job is cancelled and not sending; also SIGUSR1's handler, args ignored."""
+    def raise_if_cancelled(self, _: int = 0, frame: FrameType | None = None) -> None:
+        """Raise JobCancelled if the running job is cancelled and not sending; also the handler of both signals."""
         if self.running_job is not None and self.running_job == self.cancelled_job and not self.is_sending:
-            raise JobCancelled
+            if is_importing(frame):
+                signal.setitimer(signal.ITIMER_REAL, IMPORT_RETRY_S)
+            else:
+                raise JobCancelled
 
     def run(self) -> None:
         """Load the models of the first message, then run the queued jobs forever; return if loading fails."""
@@ -139,9 +158,13 @@ class WorkerProcess:
             self.send({"kind": "unusable", "message": str(error)})
             return
         self.send({"kind": "ready", "models": models})
+        trimmed_at = time.monotonic()
         while True:
             job = self.jobs.get()
             self.send({"id": job["id"]} | self.run_job(job))
+            if time.monotonic() - trimmed_at > TRIM_S:
+                release_memory()
+                trimmed_at = time.monotonic()
 
     def load_models(self, message: JSONObject) -> list[ModelInfo]:
         """Import plugins, load each model and run it once, so that no request waits for that; return descriptions."""
@@ -163,6 +186,8 @@ class WorkerProcess:
             self.codec_fingerprints[name] = loaded.codec.fingerprint
             descriptions.append(describe_model(name, loaded))
             warm_up(loaded, descriptions[-1]["example"])
+        if all(loaded.device.type == "cpu" for loaded in self.pipelines.values()):
+            limit_memory(message["memory"])
         return descriptions
 
     def run_job(self, job: JSONObject) -> JSONObject:
@@ -178,18 +203,23 @@ class WorkerProcess:
 
     def _run_uncancelled(self, job: JSONObject) -> JSONObject:
         """Compute a job and send each result; return {"kind": "done"}, or a failed message for an error."""
-        import torch
+        from dragoman.inference.device import is_out_of_memory
 
         try:
             for i, result in enumerate(self.compute(job)):
-                self.send_output({"kind": "result", "id": job["id"], "item": i}, encode_result(result))
+                message, parts = {"kind": "part", "id": job["id"], "item": i}, encode_result(result)
+                last = next(parts)
+                for part in parts:
+                    self.send_output(message, last)
+                    last = part
+                self.send_output(message | {"kind": "result"}, last)
             return {"kind": "done"}
         except DragomanError as error:
             return {"kind": "failed", "status": 422, "code": "refused", "message": str(error)}
-        except (MemoryError, torch.OutOfMemoryError):
-            text = "the model ran out of memory on this request; send less at a time"
-            return {"kind": "failed", "status": 503, "code": "out_of_memory", "message": text}
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                text = "the model ran out of memory on this request; send less at a time"
+                return {"kind": "failed", "status": 503, "code": "out_of_memory", "message": text}
             logger.exception("the task %s for the model '%s' failed", job["task"], job["model"])
             text = "the server failed on this request; see its log"
             return {"kind": "failed", "status": 500, "code": "internal", "message": text}
@@ -232,6 +262,35 @@ class WorkerProcess:
         self.raise_if_cancelled()
 
 
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame is part of an import, at any depth."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib."):
+        frame = frame.f_back
+    return frame is not None
+
+
+def limit_memory(headroom: int) -> None:
+    """Let this process allocate so many bytes more than it has; then allocations fail, and the machine is spared.
+
+    A CUDA driver reserves far more than it uses, so this is for CPUs, and only Linux counts what is allocated.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        import resource
+
+        allocated = int(status.read_text(encoding="utf-8").partition("VmData:")[2].split()[0]) << 10
+        limit = allocated + headroom
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def release_memory() -> None:
+    """Return freed memory to the system: glibc keeps what lies below a block in use, 95 MB after 7 long views."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def warm_up(pipeline: Pipeline, item: JSONObject) -> None:
     """Search two tokens greedily and by default; only MissingExtra is raised, other errors are logged."""
     item = uploads.prepare_sample(item, uploads.source_kinds(pipeline.codec))
@@ -251,7 +310,8 @@ def main() -> None:
     input, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's prints must not be read as messages
     worker = WorkerProcess(input, output)
-    signal.signal(signal.SIGUSR1, worker.raise_if_cancelled)
+    for number in (signal.SIGUSR1, signal.SIGALRM):
+        signal.signal(number, worker.raise_if_cancelled)
     threading.Thread(target=worker.read_messages, daemon=True).start()
     try:
         worker.run()

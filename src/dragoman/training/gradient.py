@@ -21,12 +21,8 @@ from dragoman.core.errors import UserError
 from dragoman.core.types import Batch
 from dragoman.engines.training.graph_step import GraphStep
 from dragoman.engines.training.rnn_graph import release_captured_loops
+from dragoman.inference.device import is_out_of_memory
 from dragoman.nn.seq2seq import Seq2Seq
-
-OUT_OF_MEMORY_MESSAGES = (
-    *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory"),
-    *("could not create a primitive", "could not execute a primitive"),  # from oneDNN (LSTMs on a CPU)
-)
 
 
 @dataclass
@@ -124,10 +120,3 @@ def split_batch(batch: Batch, max_area: int | None) -> list[Batch]:
 def piece_seed(seed: int, step: int, piece: int) -> int:
     """The seed of the random numbers for one piece of an update: a hash of the three numbers."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{piece}".encode()).digest()[:8], "little") >> 1
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: torch has a class for it on a GPU, on the CPU only messages."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

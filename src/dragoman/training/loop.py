@@ -28,7 +28,7 @@ from dragoman.training import distributed, prepare, tokenizer_learning
 from dragoman.training.distributed import RankGroup
 from dragoman.training.prepare import TrainingData
 from dragoman.training.report import Report
-from dragoman.training.run_folder import RunFolder
+from dragoman.training.run_folder import RunFolder, check_allowed_keys
 from dragoman.training.trackers.tensorboard import open_tensorboard
 from dragoman.training.trainer import Trainer
 
@@ -64,9 +64,10 @@ def _run(config: Config, run_folder: RunFolder, allow_change: Sequence[str], ran
         trainer.resume(prepared.checkpoint, allow_change)
         step = trainer.progress.step
         if prepared.finished_step == step and not allow_change:
+            trainer.restore_pointers(prepared.checkpoint)
             yield Report("end", step, steps, f"already finished at step {step}; the model is in {run_folder.path}")
             return
-        trainer.rewind_run_folder(prepared.checkpoint)
+        yield from trainer.rewind_run_folder(prepared.checkpoint)
         beginning = f"resumed from step {step}"
     parameters = sum(p.numel() for p in trainer.model.parameters())
     where = f"{trainer.device}" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
@@ -120,6 +121,7 @@ def _prepare_run(
     def notice(text: str) -> Report:
         return Report("notice", 0, config.training.steps, text)
 
+    check_allowed_keys(allow_change)
     if run_folder.checkpoints.is_dir():
         check_run_format(run_folder.path)
     config = prepare.resolve_max_source(config)
@@ -128,6 +130,8 @@ def _prepare_run(
         ignored += [f"{folder / name}: was never finished" for name in files.remove_temporary(folder)]
     for text in ignored:
         yield notice(f"ignored: {text}")
+    for text in run_folder.set_aside_damaged_pointers():
+        yield notice(text)
     if checkpoint is None:
         can_learn = tokenizer_learning.can_learn_while_checking(config)
         learner = tokenizer_learning.TokenizerLearner(config) if can_learn else None

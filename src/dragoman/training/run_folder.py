@@ -20,13 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dragoman.checkpoint.model_folder import FILE_NAME
 from dragoman.config import Config, validate
 from dragoman.core import files, yaml
-from dragoman.core.errors import RunError, UserError
-from dragoman.core.formats import FORMAT, RUN_FILE
+from dragoman.core.errors import RunError, UserError, did_you_mean
+from dragoman.core.formats import FORMAT, MAX_POINTER_BYTES, RUN_FILE
 from dragoman.core.json import replace_nonfinite
 from dragoman.training.report import Metrics
 from dragoman.version import __version__
@@ -36,6 +38,7 @@ RESUMABLE_OPTIONS = (
     *("data.workers", "data.cache", "training.rank_timeout", "training.replay"),
     *("runtime.tensorboard", "runtime.threads", "runtime.precision", "runtime.workers"),
 )
+MAX_RECORD_BYTES = 2**28  # of metrics.jsonl or replay.jsonl: a million lines
 
 
 class RunFolder:
@@ -51,22 +54,26 @@ class RunFolder:
         if not self.is_writer:
             yield
             return
-        is_new = not self.path.exists()
+        with files.explain_write_errors(self.path, 0):  # a name may be too long
+            is_new = not self.path.exists()
         files.make_folder(self.path)
+        for folder in (self.checkpoints, self.path / "tensorboard"):
+            if folder.is_symlink():
+                raise RunError(f"{folder}: is a link, and a run writes into its own folder alone; choose another --run")
         with files.explain_write_errors(self.path / ".lock", 0):
-            handle = (self.path / ".lock").open("a+", encoding="utf-8")
+            handle = files.open_plain(self.path / ".lock", "a+b")
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                handle.seek(0)
-                pid = handle.read().strip() or "unknown"
-                raise RunError(
-                    f"{self.path}: in use by pid {pid}; wait for it, or choose another folder with --run"
-                ) from None
-            handle.truncate(0)
-            handle.write(f"{os.getpid()}\n")
-            handle.flush()
+            with files.explain_write_errors(self.path / ".lock", 0):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    handle.seek(0)
+                    pid = handle.read(20).decode(errors="replace").strip() or "unknown"
+                    raise RunError(
+                        f"{self.path}: in use by pid {pid}; wait for it, or choose another folder with --run"
+                    ) from None
+                handle.truncate(0)
+                os.write(handle.fileno(), f"{os.getpid()}\n".encode())  # unbuffered: nothing is left to fail at the end
             try:
                 yield
             except UserError:
@@ -81,7 +88,7 @@ class RunFolder:
         path = self.path / "config.yaml"
         if not path.exists():
             return
-        saved = validate(yaml.read(path), str(path))
+        saved = validate(yaml.read(path, is_named=False), str(path))
         changes = [
             (key, old, new)
             for key, old, new in config_differences(_without_paths(saved), _without_paths(config))
@@ -119,14 +126,20 @@ class RunFolder:
         """Append a line of JSON to a file, which has no NaN and no infinity: they become null."""
         self._append(file, json.dumps(replace_nonfinite(values)))
 
-    def truncate_records(self, step: int, last_validation: int) -> None:
+    def flush_records(self) -> None:
+        """Flush metrics and replay to the disk: a power cut must not take the records that a checkpoint continues."""
+        for path in (self.path / "metrics.jsonl", self.path / "replay.jsonl", self.path):
+            files.flush_to_disk(path)
+
+    def truncate_records(self, step: int, last_validation: int) -> Iterator[str]:
         """Remove metrics and replay frames after a checkpoint: a resumed run writes them again.
 
-        The validation of the checkpoint's own step may come after it, hence a step of its own.
+        The validation of the checkpoint's own step may come after it, hence a step of its own. A file with damaged
+        lines is set aside and goes on with the others; yields a sentence on each.
         """
         last = {"train": step, "valid": last_validation}
-        self._filter_lines("metrics.jsonl", lambda values: values["step"] <= last.get(values["kind"], -1))
-        self._filter_lines("replay.jsonl", lambda values: values["step"] <= step)
+        yield from self._filter_lines("metrics.jsonl", lambda values: values["step"] <= last.get(values["kind"], -1))
+        yield from self._filter_lines("replay.jsonl", lambda values: values["step"] <= step)
 
     @property
     def seconds(self) -> float:
@@ -134,21 +147,31 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not self.is_writer or not path.exists():
             return 0.0
-        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        return max((line["seconds"] for line in lines if line["kind"] == "train"), default=0.0)
+        lines = map(json.loads, self._read_record(path).splitlines())
+        return max((float(line.get("seconds", 0.0)) for line in lines if line["kind"] == "train"), default=0.0)
 
-    def _filter_lines(self, name: str, keep: Callable[[Metrics], bool]) -> None:
+    def _filter_lines(self, name: str, keep: Callable[[Metrics], bool]) -> Iterator[str]:
         path = self.path / name
         if not self.is_writer or not path.exists():
             return
-        kept = []
-        for line in path.read_text(encoding="utf-8").split("\n"):
+        kept, damaged = [], 0
+        for line in self._read_record(path).removesuffix(b"\n").split(b"\n"):
             try:
-                if keep(json.loads(line)):
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):
-                continue  # a line that was being written when the process was killed
+                text = line.decode()
+                if text and keep(json.loads(text)):
+                    kept.append(text)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                damaged += 1
+        if damaged:
+            aside = files.set_aside(path, "damaged")
+            yield f"{path}: {damaged:,} of its lines cannot be read and are left out; the file is kept as {aside.name}"
         self._write(name, "".join(line + "\n" for line in kept))
+
+    def _read_record(self, path: Path) -> bytes:
+        try:
+            return files.read_plain(path, MAX_RECORD_BYTES)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror}; move it out of the folder") from None
 
     def log(self, text: str) -> None:
         """Append a line with the time to train.log."""
@@ -158,7 +181,7 @@ class RunFolder:
         if not self.is_writer:
             return
         data = f"{line}\n".encode()
-        with files.explain_write_errors(self.path / name, len(data)), (self.path / name).open("ab") as file:
+        with files.explain_write_errors(self.path / name, len(data)), files.open_plain(self.path / name, "ab") as file:
             file.write(data)
 
     def _write(self, name: str, text: str) -> None:
@@ -171,13 +194,50 @@ class RunFolder:
     def finished_step(self) -> int | None:
         """The step at which the run ended by itself, if it did."""
         try:
-            return int((self.path / "finished").read_text(encoding="utf-8"))
+            return int(files.read_plain(self.path / "finished", MAX_POINTER_BYTES))
         except (OSError, ValueError):
             return None
+
+    def set_aside_damaged_pointers(self) -> Iterator[str]:
+        """Rename pointer files that do not hold a name, or a step; yields a sentence on each."""
+        for name in ("best", "last", "finished"):
+            path = self.path / name
+            if self.is_writer and os.path.lexists(path) and not _is_pointer(path):
+                yield f"{path}: is damaged and is written again; it is kept as {files.set_aside(path, 'damaged').name}"
 
     def write_pointer(self, pointer: str, checkpoint: str) -> None:
         """Write the name of a checkpoint into a pointer file: `best`, `last`; a step into `finished`."""
         self._write(pointer, f"{checkpoint}\n")
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether a file is a plain one with the name of a checkpoint, or, if it is called `finished`, with a step."""
+    try:
+        text = files.read_plain(path, MAX_POINTER_BYTES).decode().strip()
+    except (OSError, ValueError):
+        return False
+    return text.isdecimal() if path.name == "finished" else FILE_NAME.fullmatch(text) is not None
+
+
+def check_allowed_keys(keys: Sequence[str]) -> None:
+    """Raise UserError for a key of --allow-change that is none of a config's, nor 'data' or 'ranks'."""
+    if isinstance(keys, str):
+        raise UserError(f"allow_change takes a list of keys, found the text '{keys}'; give a list: ['{keys}']")
+    known = {"ranks", *_schema_keys(schema := Config.model_json_schema(), schema)} if keys else set()
+    for key in keys:
+        if key not in known:
+            raise UserError(f"--allow-change {key}: a config has no such key{did_you_mean(str(key), known)}")
+
+
+def _schema_keys(schema: Mapping[str, Any], root: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a JSON schema, those of all parts that may stand somewhere included."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    for variant in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        yield from _schema_keys(variant, root, prefix)
+    for name, value in schema.get("properties", {}).items():
+        yield f"{prefix}{name}"
+        yield from _schema_keys(value, root, f"{prefix}{name}.")
 
 
 def _without_paths(config: Config) -> dict[str, object]:

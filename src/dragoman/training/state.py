@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.checkpoint import model_folder
+from dragoman.core import files
 from dragoman.core.errors import ModelError
 from dragoman.core.formats import FORMAT, check_format
 from dragoman.optim.schedules import Schedule, ScheduleState
@@ -35,6 +36,8 @@ class Progress:
     last_validation: int = 0  # step
     bad_validations: int = 0  # validations since the best
     nonfinite_updates: int = 0  # in a row
+    first_loss: float | None = None  # of a token, in the first update
+    runaway_updates: int = 0  # in a row
     max_area: int | None = None  # largest batch area that fits into memory; None: all did
     threads: int = 0
     ranks: int = 1
@@ -93,7 +96,7 @@ def restore_state(
 def read_progress(folder: Path) -> Progress:
     """Read the progress of a checkpoint."""
     try:
-        value = json.loads((folder / "training.json").read_bytes())
+        value = json.loads(files.read_plain(folder / "training.json", model_folder.MAX_SMALL_BYTES))
         check_format(value.pop("format", None), folder)
         return Progress(**value)
     except (OSError, ValueError, TypeError, AttributeError) as error:

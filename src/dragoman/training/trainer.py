@@ -45,6 +45,8 @@ from dragoman.training.update_batches import group_updates
 from dragoman.training.validation import is_better, validate
 
 MAX_NONFINITE_UPDATES = 3  # in a row, then training stops
+# A loss of a token above RUNAWAY_FACTOR times that of a uniform guess, and of the first update, is one that ran away.
+RUNAWAY_FACTOR, MAX_RUNAWAY_UPDATES = 3.0, 100  # in a row, then training stops
 REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
 
 
@@ -98,14 +100,24 @@ class Trainer:
         self.progress = restore_state(checkpoint, self.model, self.optimizer, self.schedule, self.average)
         self.progress.data, self.progress.ranks = self.data.fingerprints, self.ranks.world_size
 
-    def rewind_run_folder(self, checkpoint: Path) -> None:
+    def rewind_run_folder(self, checkpoint: Path) -> Iterator[Report]:
         """Remove records after the checkpoint; point `last` to it, and `best` to its best step if that exists."""
-        self.run_folder.truncate_records(self.progress.step, self.progress.last_validation)
+        for text in self.run_folder.truncate_records(self.progress.step, self.progress.last_validation):
+            yield self.report("notice", message=text)
         self.run_folder.write_pointer("last", checkpoint.name)
         # The process may have been killed after it saved the best checkpoint and before it wrote the pointer.
         best = f"step-{self.progress.best_step}" if self.progress.best is not None else checkpoint.name
         if not (self.run_folder.path / "best").exists() or (self.run_folder.checkpoints / best).is_dir():
             self.run_folder.write_pointer("best", best)
+
+    def restore_pointers(self, checkpoint: Path) -> None:
+        """Write the pointers that are missing in the folder of a finished run; an average was kept as the best."""
+        best = f"step-{self.progress.best_step}" if self.progress.best is not None else checkpoint.name
+        average = f"average-{self.progress.step}"
+        has_average = (self.run_folder.checkpoints / average).is_dir()
+        for pointer, name in {"last": checkpoint.name, "best": average if has_average else best}.items():
+            if not (self.run_folder.path / pointer).exists():
+                self.run_folder.write_pointer(pointer, name)
 
     def _set_threads(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -215,6 +227,7 @@ class Trainer:
             progress.tokens += result.tokens
             if self.average is not None:
                 self.average.update(self.model, progress.step)
+            self._check_runaway(loss / result.tokens)
         else:
             progress.nonfinite_updates += 1
             yield self.report_skipped(batches, float(own_loss), loss, norm)
@@ -245,6 +258,21 @@ class Trainer:
         if progress.nonfinite_updates >= MAX_NONFINITE_UPDATES:
             raise TrainingDiverged(f"{text}. {REMEDY}")
         return self.report("skipped", message=text)
+
+    def _check_runaway(self, loss: float) -> None:
+        """Raise TrainingDiverged if the loss of a token, though finite, stays far above that of knowing nothing."""
+        progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
+        if self.model.is_stochastic:  # its loss has a REINFORCE term, which measures nothing
+            return
+        progress.first_loss = loss if progress.first_loss is None else progress.first_loss
+        guess = math.log(len(self.data.codec.target))
+        is_runaway = loss > RUNAWAY_FACTOR * max(guess, progress.first_loss)
+        progress.runaway_updates = progress.runaway_updates + 1 if is_runaway else 0
+        if progress.runaway_updates >= MAX_RUNAWAY_UPDATES:
+            raise TrainingDiverged(
+                f"step {progress.step}: loss {loss:.4g} at learning rate {rate:.3g}; for {MAX_RUNAWAY_UPDATES} updates "
+                f"it was more than {RUNAWAY_FACTOR:g} times that of a guess ({guess:.3g}). {REMEDY}"
+            )
 
     def after_step(self, clock: Clock, save: bool) -> Iterator[Report]:
         """Log, validate and save a checkpoint where it is due after a step; save in any case with `save`."""
@@ -316,6 +344,7 @@ class Trainer:
             with temporary_weights(self.model, self.weights()), torch.compiler.set_stance("force_eager"):
                 frame = replay.replay_frame(self.pipeline, self.replay_examples, self.progress.step)
                 self.run_folder.record(frame, "replay.jsonl")
+        self.run_folder.flush_records()
         if folder.exists():
             files.remove_folder(folder)
         state = serialize_state(self.progress, self.model, self.optimizer, self.average)

@@ -10,16 +10,16 @@ hash covers the files that a corpus names, too.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from dragoman.core.errors import DataError
-from dragoman.core.files import make_folder, remove_folder, write_file
+from dragoman.core.files import remove_folder, write_output
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
 from dragoman.data.objectives import Objective, Pairs
@@ -47,8 +47,7 @@ def hash_files(files: Sequence[str | Path], cache: Path) -> str:
     newest = max((time_ns for _, time_ns in stamps), default=0)
     if files and all(digests) and time.time_ns() - newest > MIN_FILE_AGE:
         known[key] = len(files), newest, digest
-        make_folder(cache)
-        write_file(cache / "hashes.json", json.dumps(known, indent=1).encode())
+        write_output(cache / "hashes.json", json.dumps(known, indent=1).encode())
     return digest
 
 
@@ -61,9 +60,13 @@ def _size_and_time(path: str) -> tuple[int, int]:
 
 
 def _hash_file(path: str) -> str:
-    with suppress(OSError), open(path, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-    return ""
+    try:
+        with open(path, "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE):  # the next time it may be readable
+            raise DataError(f"the file cannot be read ({error.strerror})", path) from None
+        return ""
 
 
 def _load_hashes(file: Path) -> Hashes:

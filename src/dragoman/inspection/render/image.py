@@ -299,5 +299,4 @@ def save_figure(figure: Figure, path: Path) -> None:
     image = io.BytesIO()
     dpi = min(DPI, MAX_PIXELS / max(figure.get_size_inches()))
     figure.savefig(image, format=path.suffix.lower()[1:], dpi=dpi, facecolor="white")
-    files.make_folder(path.parent)
-    files.write_file(path, image.getvalue())
+    files.write_output(path, image.getvalue())

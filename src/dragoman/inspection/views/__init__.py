@@ -2,12 +2,13 @@
 
     views = Registry("view", __name__)                                   # the folder is the registry
 
-    @register_view("steps", inputs="pair", print_view=_print_steps, blocker=_decoding_blocker)    # in views/steps.py
+    @register_view("steps", inputs="pair", cost=_steps_cost, print_view=_print_steps, blocker=…)    # in views/steps.py
     def trace_steps(pipeline: Pipeline, source: str, target: str | None = None, *, top: int = 8) -> ViewData: ...
 
 Positional parameters are the pipeline and the view's inputs; keyword-only parameters are options with their bounds.
 The data holds only what JSON can hold. From the registry follow the server's route `POST /v1/inspect/NAME` with its
 request schema, `--view NAME`, `dragoman list views`, and a page's ES modules: static/NAME.js draws the view NAME.
+Every view declares its cost: what a server counts, and refuses if it is too much, before the view is computed.
 The server's front process reads the schemas and must not load torch: view files import torch inside functions.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
@@ -37,6 +38,38 @@ BeamSize = Annotated[int, Field(ge=1, le=64)]
 views: Registry[ViewData] = Registry("view", __name__)
 
 
+@dataclass(frozen=True)
+class RequestSize:
+    """The size of a request for a view of one model, known before anything is computed.
+
+    A cost is an upper bound of the work, in source tokens that the model reads and answers by greedy search.
+    """
+
+    sources: Sequence[int]  # tokens of each source
+    targets: Sequence[int]  # tokens of each target; where the request has none, the most that the model may write
+    has_targets: bool
+    extra_tokens: int  # of all other texts among the options
+    options: Mapping[str, Any]  # of the view
+    beam: int  # hypotheses of the request's search, or of the model's own
+    heads: int  # attention heads of the model, in all layers
+    vocabulary: int  # the larger one
+
+    @property
+    def positions(self) -> int:
+        """The positions of one teacher-forced pass over all sources and targets."""
+        return sum(self.sources) + sum(self.targets)
+
+    @property
+    def prediction_cost(self) -> int:
+        """The cost of predicting the targets that the request lacks."""
+        return 0 if self.has_targets else self.beam * sum(self.sources)
+
+
+def pass_cost(positions: int) -> int:
+    """The cost of one forward pass over so many positions at once: on a CPU an eighth of those of a greedy search."""
+    return 6 + positions // 8
+
+
 @dataclass(eq=False)
 class View(Generic[PipelineOrMany, P]):
     """A registered view: the function that computes it, and how its inputs, output and limits are declared."""
@@ -44,6 +77,7 @@ class View(Generic[PipelineOrMany, P]):
     name: str
     compute: Callable[Concatenate[PipelineOrMany, P], ViewData]  # its keyword-only parameters are the view's options
     inputs: Inputs
+    cost: Callable[[RequestSize], int]  # bounds the work of a request before it starts
     print_view: Callable[[Console, ViewData], None]  # in a terminal
     blocker: Callable[[PipelineOrMany], str | None]  # why a model cannot show the view, or None
     fallback: Callable[Concatenate[PipelineOrMany, ...], ViewData] | None  # what the command line shows then
@@ -69,6 +103,7 @@ def register_view(
     name: str,
     *,
     inputs: Inputs,
+    cost: Callable[[RequestSize], int],
     print_view: Callable[[Console, ViewData], None],
     blocker: Callable[[PipelineOrMany], str | None] = lambda _: None,
     fallback: Callable[Concatenate[PipelineOrMany, ...], ViewData] | None = None,
@@ -78,7 +113,7 @@ def register_view(
     """Register the decorated function as a view, declared as the fields of View say."""
 
     def add(compute: Callable[Concatenate[PipelineOrMany, P], ViewData]) -> View[PipelineOrMany, P]:
-        view = View(name, compute, inputs, print_view, blocker, fallback, has_module, compares_models)
+        view = View(name, compute, inputs, cost, print_view, blocker, fallback, has_module, compares_models)
         views.register(name)(view)
         return view
 

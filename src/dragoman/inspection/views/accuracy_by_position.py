@@ -18,7 +18,7 @@ from rich.console import Console
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.inspection.blockers import encoder_decoder_blocker, source_order_blocker
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
@@ -35,7 +35,17 @@ def _print_accuracy(out: Console, data: ViewData) -> None:
         out.print(f"position {point['position']}: {point['correct']:.1%} of {point['count']}", markup=False)
 
 
-@register_view("accuracy_by_position", inputs="pairs", print_view=_print_accuracy, blocker=_order_blocker)
+def _accuracy_cost(size: RequestSize) -> int:
+    return len(size.sources) + pass_cost(2 * size.positions)  # the shorter side is padded
+
+
+@register_view(
+    "accuracy_by_position",
+    inputs="pairs",
+    cost=_accuracy_cost,
+    print_view=_print_accuracy,
+    blocker=_order_blocker,
+)
 def measure_accuracy(pipeline: Pipeline, pairs: Sequence[Example]) -> ViewData:
     """How often the next token of a reference is the most probable one, by source position; </s> is not counted."""
     import torch

@@ -19,7 +19,7 @@ from rich.console import Console
 from dragoman.core.errors import UserError
 from dragoman.inspection.blockers import encoder_decoder_blocker
 from dragoman.inspection.render.terminal import print_source_weights
-from dragoman.inspection.views import BeamSize, ViewData, register_view
+from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dragoman.inspection.teacher_forcing import ForcedPair
 
 MAX_WEIGHTS = 4_000_000  # in a view: a page with more is of no use
+
+WEIGHTS_PER_COST = 250  # attention weights that are rounded and written as JSON
 
 HeadName = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -75,9 +77,16 @@ def predicted_alignment(pipeline: Pipeline, source: str | Example, *, beam: int 
     }
 
 
+def _alignment_cost(size: RequestSize) -> int:
+    weights = min(size.heads * size.positions**2, MAX_WEIGHTS)
+    passes = 2 + bool(size.options["ablate"])
+    return size.prediction_cost + passes * pass_cost(size.positions) + weights // WEIGHTS_PER_COST
+
+
 @register_view(
     "alignment",
     inputs="pair",
+    cost=_alignment_cost,
     print_view=_print_alignment,
     blocker=encoder_decoder_blocker,
     fallback=predicted_alignment,
@@ -131,8 +140,17 @@ def _print_head_effects(out: Console, data: ViewData) -> None:
         out.print(f"{name}  {change:+.3f}", markup=False)
 
 
+def _head_effects_cost(size: RequestSize) -> int:
+    return size.prediction_cost + (size.heads + 2) * pass_cost(size.positions)
+
+
 @register_view(
-    "head_effects", inputs="pair", print_view=_print_head_effects, blocker=encoder_decoder_blocker, has_module=False
+    "head_effects",
+    inputs="pair",
+    cost=_head_effects_cost,
+    print_view=_print_head_effects,
+    blocker=encoder_decoder_blocker,
+    has_module=False,
 )
 def compute_head_effects(pipeline: Pipeline, source: str | Example, target: str | None = None) -> ViewData:
     """How much log p(target | source) changes when one head alone is switched off, for every head."""

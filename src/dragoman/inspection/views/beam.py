@@ -25,7 +25,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch, Example
 from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.render.terminal_tree import render_beam
-from dragoman.inspection.views import BeamSize, ViewData, register_view
+from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline, Prediction
@@ -40,7 +40,11 @@ def _print_beam(out: Console, data: ViewData) -> None:
     out.print(render_beam(data, width=out.width), end="")
 
 
-@register_view("beam", inputs="pair", print_view=_print_beam, blocker=decoder_blocker)
+def _beam_cost(size: RequestSize) -> int:
+    return 3 * size.beam * sum(size.sources) + 2 * pass_cost(size.positions)  # every node is described in Python
+
+
+@register_view("beam", inputs="pair", cost=_beam_cost, print_view=_print_beam, blocker=decoder_blocker)
 def trace_beam(pipeline: Pipeline, source: str | Example, target: str | None = None, *, beam: BeamSize = 5) -> ViewData:
     """Every hypothesis that a beam search kept and dropped; with a target, whether search or model missed it."""
     from dragoman.inference.ensemble import ShallowFusion

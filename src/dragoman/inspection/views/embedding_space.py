@@ -22,7 +22,7 @@ from rich.console import Console
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import Example
 from dragoman.inspection.blockers import single_model_blocker
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 MIN_TEXTS = {"pca": 2, "tsne": 8, "umap": 8}  # by method; the libraries fail with fewer
-BATCH_SIZE = 64  # texts that are encoded together, and rows of cosines that are computed together
+BATCH_TOKENS = 4096  # that are encoded together, padding included
+BATCH_SIZE = 64  # rows of cosines that are computed together
 
 
 def _encoder_blocker(pipeline: Pipeline) -> str | None:
@@ -46,7 +47,14 @@ def _print_points(out: Console, data: ViewData) -> None:
         out.print(f"({point['x']:.2f}, {point['y']:.2f})  {point['text']}   neighbors: {neighbors}", markup=False)
 
 
-@register_view("embedding_space", inputs="sources", print_view=_print_points, blocker=_encoder_blocker)
+def _projection_cost(size: RequestSize) -> int:
+    per_text = 1 if size.options["method"] == "pca" else 20  # t-SNE and UMAP take some ms for each
+    return pass_cost(sum(size.sources)) + per_text * len(size.sources)
+
+
+@register_view(
+    "embedding_space", inputs="sources", cost=_projection_cost, print_view=_print_points, blocker=_encoder_blocker
+)
 def project_embeddings(
     pipeline: Pipeline,
     sources: Sequence[str | Example],
@@ -84,20 +92,20 @@ def encode_summaries(pipeline: Pipeline, examples: Sequence[Example]) -> Array:
     import torch
 
     from dragoman.data.batching import collate
+    from dragoman.engines.length_batches import batch_by_length
 
     for number, example in enumerate(examples, 1):
         if not example.source.strip():
             raise UserError(f"text {number} is blank; leave it out")
     pipeline.model.eval()
     rows = [pipeline.input_processor.encode_input(example).row for example in examples]
-    summaries = []
-    for start in range(0, len(rows), BATCH_SIZE):
-        some = rows[start : start + BATCH_SIZE]
-        batch = collate(some, list(range(len(some)))).to(pipeline.device)
+    summaries: dict[int, Array] = {}
+    for indices in batch_by_length([len(row.source) for row in rows], BATCH_TOKENS):
+        batch = collate([rows[i] for i in indices], indices).to(pipeline.device)
         with torch.inference_mode():
             memory = pipeline.model.encode(*batch.encoder_inputs)
-        summaries.append(memory.summary.cpu().double().numpy())
-    return np.concatenate(summaries)
+        summaries.update(zip(indices, memory.summary.cpu().double().numpy(), strict=True))
+    return np.stack([summaries[i] for i in range(len(rows))])
 
 
 # -- projections -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
 from dragoman.inspection.probe_inputs import sample_sources
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, register_view
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
@@ -33,7 +33,18 @@ def _print_examples(out: Console, data: ViewData) -> None:
         out.print(f"{pair['source']}{target}", markup=False, soft_wrap=True)
 
 
-@register_view("examples", inputs="none", print_view=_print_examples, blocker=_text_source_blocker, has_module=False)
+def _examples_cost(size: RequestSize) -> int:
+    return int(size.options["count"]) + size.vocabulary // 100  # every token of the vocabulary is tried
+
+
+@register_view(
+    "examples",
+    inputs="none",
+    cost=_examples_cost,
+    print_view=_print_examples,
+    blocker=_text_source_blocker,
+    has_module=False,
+)
 def collect_examples(pipeline: Pipeline, *, count: Annotated[int, Field(ge=1, le=200)] = 20) -> ViewData:
     """Sources to start with, and their targets where the validation file is available."""
     config = pipeline.config

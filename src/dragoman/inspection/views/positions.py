@@ -24,7 +24,7 @@ from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.registry import Part
 from dragoman.inspection.blockers import single_model_blocker
 from dragoman.inspection.render.terminal import print_heat_map, scale_rows
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, register_view
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +62,13 @@ def _print_similarity(out: Console, data: ViewData) -> None:
     print_heat_map(out, scale_rows(data["matrix"]), labels, labels)
 
 
-@register_view("positions", inputs="none", print_view=_print_similarity, blocker=_positions_blocker)
+def _similarity_cost(size: RequestSize) -> int:
+    return 50 + int(size.options["length"]) ** 2 // 64
+
+
+@register_view(
+    "positions", inputs="none", cost=_similarity_cost, print_view=_print_similarity, blocker=_positions_blocker
+)
 def compute_position_similarity(
     pipeline: Pipeline,
     *,

@@ -38,7 +38,7 @@ from dragoman.inspection import probe_inputs
 from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.probe_inputs import PRONOUNS, MinimalPair, NeutralSource, Pronoun, parse_pronouns
 from dragoman.inspection.render.terminal import shorten
-from dragoman.inspection.views import BeamSize, ViewData, register_view
+from dragoman.inspection.views import BeamSize, RequestSize, ViewData, register_view
 from dragoman.text.codec import language_tags
 
 if TYPE_CHECKING:
@@ -145,7 +145,13 @@ def print_probes(out: Console, data: ViewData) -> None:
             out.print(counts)
 
 
-@register_view("probes", inputs="sources", print_view=print_probes, blocker=_probes_blocker)
+def _probes_cost(size: RequestSize) -> int:
+    sampled = int(size.options["count"]) * probe_inputs.MAX_TOKENS  # where the request has no sources
+    tokens = (sum(size.sources) or sampled) + probe_inputs.DEGENERATE_TOKENS + size.extra_tokens
+    return (size.beam + 1) * tokens + size.vocabulary // 100  # a pass over each output for its attention
+
+
+@register_view("probes", inputs="sources", cost=_probes_cost, print_view=print_probes, blocker=_probes_blocker)
 def run_probes(
     pipeline: Pipeline,
     sources: Sequence[str | Example] | None = None,

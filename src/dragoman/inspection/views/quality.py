@@ -24,7 +24,7 @@ from dragoman.core.types import SPECIALS, UNK, Example
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.evaluation.by_length import LengthBucket, score_by_length
 from dragoman.evaluation.metrics import metrics
-from dragoman.inspection.views import BeamSize, ViewData, register_view
+from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
@@ -43,7 +43,12 @@ def _print_quality(out: Console, data: ViewData) -> None:
             out.print(f"{model['name']}: {metric} {value} [{low}, {high}]", markup=False, soft_wrap=True)
 
 
-@register_view("quality", inputs="pairs", print_view=_print_quality, compares_models=True)
+def _quality_cost(size: RequestSize) -> int:
+    metrics_cost = 200 + 2 * len(size.sources) + sum(size.targets) // 2  # resampled a thousand times
+    return size.beam * sum(size.sources) + pass_cost(2 * size.positions) + metrics_cost
+
+
+@register_view("quality", inputs="pairs", cost=_quality_cost, print_view=_print_quality, compares_models=True)
 def measure_quality(
     pipelines: Mapping[str, Pipeline],
     pairs: Sequence[Example],

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from dragoman.core import files
 from dragoman.core.errors import RunError
+from dragoman.core.formats import MAX_POINTER_BYTES
 from dragoman.inspection.views import ViewData, register_view
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # Recorded key → name of the curve.
 TRAINING_CURVES = {"loss": "loss", "learning_rate": "rate", "gradient_norm": "gradient_norm"}
+MAX_BYTES = 2**26  # of a file that is shown
 NOT_METRICS = {"kind", "step", "epoch"}  # keys of a validation record
 
 
@@ -38,7 +41,10 @@ def _print_replay(out: Console, data: ViewData) -> None:
             out.print(f"step {frame['step']}: {one['source']} → {one['output']}", markup=False)
 
 
-@register_view("replay", inputs="none", print_view=_print_replay, blocker=_run_blocker)
+READ_COST = 1000  # of files of some megabytes
+
+
+@register_view("replay", inputs="none", cost=lambda _: READ_COST, print_view=_print_replay, blocker=_run_blocker)
 def replay_training(pipeline: Pipeline) -> ViewData:
     """A few sources at every checkpoint of the run that a model was loaded from, with the training curves."""
     assert pipeline.path is not None  # see _run_blocker
@@ -77,15 +83,15 @@ def collect_curves(records: list[ViewData]) -> dict[str, list[list[float]]]:
 def read_records(path: Path) -> Iterator[ViewData]:
     """Yield the objects of a JSON lines file that have a step; a missing file has none."""
     try:
-        data = path.read_bytes()
+        data = files.read_plain(path, MAX_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}; change its permissions") from None
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the line is being written, or was when its process was killed
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield record
@@ -94,6 +100,6 @@ def read_records(path: Path) -> Iterator[ViewData]:
 def is_finished(folder: Path, step: int) -> bool:
     """Whether the run's file `finished` records a step of at least `step`."""
     try:
-        return int((folder / "finished").read_text(encoding="utf-8")) >= step
+        return int(files.read_plain(folder / "finished", MAX_POINTER_BYTES)) >= step
     except (OSError, ValueError):
         return False

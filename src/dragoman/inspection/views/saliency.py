@@ -21,7 +21,7 @@ from rich.console import Console
 
 from dragoman.inspection.blockers import encoder_decoder_blocker, source_order_blocker
 from dragoman.inspection.render.terminal import print_source_weights, scale_rows
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +36,13 @@ def _print_saliency(out: Console, data: ViewData) -> None:
     print_source_weights(out, data, scale_rows(data["norms"]))
 
 
-@register_view("saliency", inputs="pair", print_view=_print_saliency, blocker=encoder_decoder_blocker)
+def _saliency_cost(size: RequestSize) -> int:
+    return size.prediction_cost + 2 * (sum(size.targets) + 1) * pass_cost(size.positions)  # a backward pass for each
+
+
+@register_view(
+    "saliency", inputs="pair", cost=_saliency_cost, print_view=_print_saliency, blocker=encoder_decoder_blocker
+)
 def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | None = None) -> ViewData:
     """The gradient norm of each output token's log-probability with respect to each source position."""
     import torch
@@ -55,6 +61,8 @@ def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | No
         return embedded[-1], args[1]
 
     with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(_let_signals_in).remove)
         for part in (model, *([] if model.second_source is None else [model.second_source])):
             hooks.callback(part.encoder.register_forward_pre_hook(track_input).remove)
         # cuDNN's recurrent layers have no gradient outside training.
@@ -77,6 +85,14 @@ def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | No
         "by_distance": mean_by_distance(norms, reverse=reverse) if has_order else [],
         "media_preview": build_media_preview(pipeline, pair.model_input, encoded=False),
     }
+
+
+def _let_signals_in(_: nn.Module, __: object, output: object) -> None:
+    """A forward hook: in the backward pass, call Python at this output, so that a server can cancel the view there."""
+    import torch
+
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.register_hook(lambda _: None)  # type: ignore[no-untyped-call]
 
 
 def mean_by_distance(norms: Sequence[Sequence[float]], *, reverse: bool = False) -> list[list[float]]:

@@ -31,7 +31,13 @@ def _print_sequential(out: Console, data: ViewData) -> None:
         out.print(row["sentence"], markup=False)
 
 
-@register_view("sequential", inputs="none", print_view=_print_sequential, blocker=single_model_blocker)
+@register_view(
+    "sequential",
+    inputs="none",
+    cost=lambda _: 16 * MAX_LENGTH,  # two lengths, four parts, and every call of a layer is counted
+    print_view=_print_sequential,
+    blocker=single_model_blocker,
+)
 def count_sequential_steps(pipeline: Pipeline) -> ViewData:
     """How many steps depend on each other: for a source, for a target in training, for a target in search."""
     import torch

@@ -24,7 +24,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.types import BOS, EOS, PAD, Capacity, Example
 from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.render.terminal_tree import render_steps
-from dragoman.inspection.views import ViewData, register_view
+from dragoman.inspection.views import RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,12 @@ def _print_steps(out: Console, data: ViewData) -> None:
     out.print(render_steps(data, width=out.width), end="")
 
 
-@register_view("steps", inputs="pair", print_view=_print_steps, blocker=_decoding_blocker)
+def _steps_cost(size: RequestSize) -> int:
+    steps = sum(size.sources) + len(size.options["prefix"]) + (sum(size.targets) if size.has_targets else 0)
+    return pass_cost(sum(size.sources)) + 8 * steps  # each sorts the vocabulary and is described in Python
+
+
+@register_view("steps", inputs="pair", cost=_steps_cost, print_view=_print_steps, blocker=_decoding_blocker)
 def trace_steps(
     pipeline: Pipeline,
     source: str | Example,
