@@ -26,7 +26,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import BOS, EOS, Capacity, Hypothesis, Memory, Output
 from dragoman.engines.base import open_engine
 from dragoman.engines.cuda import engine as cuda_engine
-from dragoman.engines.cuda.encode import EncodeBatch, SourceEncoder
+from dragoman.engines.cuda.encode import CUDASourceEncoder, EncodeBatch
 from dragoman.engines.cuda.engine import CUDAEngine, model_blocker
 from dragoman.engines.cuda.graphs import GraphRecorder
 from dragoman.engines.cuda.slot_search import build_slot_search
@@ -145,7 +145,7 @@ READERS = {
 def test_sources_end_to_end_become_the_keys_and_values_of_the_models_own_encoder(style: str) -> None:
     pytest.importorskip("triton")
     model = Seq2Seq(V, V, width=32, encoder=READERS[style], decoder=transformer(layers=2)).to(DEVICE).eval()
-    encoding, lengths = SourceEncoder(model, model, torch.float32, GraphRecorder(DEVICE)), [3, 0, 5]
+    encoding, lengths = CUDASourceEncoder(model, model, torch.float32, GraphRecorder(DEVICE)), [3, 0, 5]
     assert encoding.stack is not None
     source = torch.randint(4, V, (3, 5), device=DEVICE)
     ids = np.concatenate([source[i, :n].cpu().numpy() for i, n in enumerate(lengths)])
@@ -183,7 +183,7 @@ def test_a_step_in_place_gives_the_logits_of_the_models_own_step(style: str) -> 
     model = built(part, tie="none" if "width" in part.options else "output")
     assert transformer_step_blocker(model) is None
     weights = TransformerWeights(model, torch.float32)
-    step = TransformerStep(SourceEncoder(model, model, torch.float32, GraphRecorder(DEVICE)), weights, 2, 2, 8, 32)
+    step = TransformerStep(CUDASourceEncoder(model, model, torch.float32, GraphRecorder(DEVICE)), weights, 2, 2, 8, 32)
     search = searches.build(Part("beam", {"beam": 2}))
     slot_search: Any = build_slot_search(search, 2, 32, V, DEVICE, kernels)
     assert step.ancestry is not None

@@ -56,7 +56,7 @@ class EncodeBatch:
         return padded
 
 
-class SourceEncoder:
+class CUDASourceEncoder:
     """Encodes a batch of sources into cross-attention keys and values, and says where in the slots they go."""
 
     MAX_GRAPHS = 128  # sizes that are recorded
@@ -141,7 +141,7 @@ class SourceEncoder:
 class EncodeGraph:
     """The encoder for up to N positions of n sources; recorded when its size comes up for the second time."""
 
-    def __init__(self, encoder: SourceEncoder, N: int, n: int, longest: int) -> None:
+    def __init__(self, encoder: CUDASourceEncoder, N: int, n: int, longest: int) -> None:
         self.encoder, self.N, self.longest, self.device = encoder, N, longest, encoder.device
         self.inputs = torch.zeros(3 * N + n + 1, dtype=torch.int32, device=self.device)
         self.ids, self.positions, self.targets, self.starts = torch.split(self.inputs, [N, N, N, n + 1])
@@ -157,7 +157,7 @@ class EncodeGraph:
         linear_into(h, e.Wv, e.bv, self.values)
 
     def __call__(self, batch: EncodeBatch, S: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and slot indices of a batch, as SourceEncoder's; records the graph at the second call."""
+        """Keys, values and slot indices of a batch, as CUDASourceEncoder's; records the graph at the second call."""
         count, inputs = len(batch.ids), np.zeros(len(self.inputs), np.int32)
         ids, positions, targets, starts = np.split(inputs, [self.N, 2 * self.N, 3 * self.N])
         targets[:] = -1  # positions beyond the batch belong to no source and go nowhere

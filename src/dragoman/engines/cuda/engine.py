@@ -23,7 +23,7 @@ from types import ModuleType
 import torch
 
 from dragoman.core.types import Hypothesis
-from dragoman.engines.cuda.encode import SourceEncoder
+from dragoman.engines.cuda.encode import CUDASourceEncoder
 from dragoman.engines.cuda.graphs import GraphRecorder
 from dragoman.engines.cuda.scheduler import Scheduler, round_up_power
 from dragoman.engines.cuda.slot_search import SlotSearch, build_slot_search, load_length_rule, slot_search_blocker
@@ -92,7 +92,7 @@ class CUDAEngine:
             self.recorder = GraphRecorder(self.device)
             self.weights = TransformerWeights(model, dtype) if transformer_step_blocker(model) is None else None
             if self.weights is not None:
-                self.encoder = SourceEncoder(model, self.cast_model, dtype, self.recorder)
+                self.encoder = CUDASourceEncoder(model, self.cast_model, dtype, self.recorder)
         self.failed, self.lock = False, threading.Lock()
 
     def serves(self, search: Search, limits: SearchConstraints) -> bool:

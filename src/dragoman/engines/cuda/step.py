@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from dragoman.core import tree
 from dragoman.core.types import PAD, Capacity, Memory
-from dragoman.engines.cuda.encode import EncodeBatch, SourceEncoder
+from dragoman.engines.cuda.encode import CUDASourceEncoder, EncodeBatch
 from dragoman.engines.cuda.packed_weights import PackedStack, ResidualStream
 from dragoman.engines.cuda.slot_search import SlotSearch
 from dragoman.engines.cuda.transfer import copy_to_device
@@ -109,7 +109,7 @@ def transformer_step_blocker(model: Seq2Seq) -> str | None:
 class TransformerStep:
     """A Transformer decoder's step on the tensors of one decode graph."""
 
-    def __init__(self, encoder: SourceEncoder, weights: TransformerWeights, B: int, k: int, S: int, C: int) -> None:
+    def __init__(self, encoder: CUDASourceEncoder, weights: TransformerWeights, B: int, k: int, S: int, C: int) -> None:
         from dragoman.engines.cuda.kernels import attention
 
         self.encoder, self.weights, self.attention, self.k, self.S = encoder, weights, attention, k, S
@@ -127,7 +127,7 @@ class TransformerStep:
         self.attention_positions = [weights.attention_positions(C, i) for i in range(len(blocks))]
 
     @staticmethod
-    def bytes_per_slot(encoder: SourceEncoder, weights: TransformerWeights, k: int, S: int, C: int) -> int:
+    def bytes_per_slot(encoder: CUDASourceEncoder, weights: TransformerWeights, k: int, S: int, C: int) -> int:
         """The memory that one slot takes: its caches, source keys and values, and logits."""
         size, L, shape = weights.output.element_size(), len(weights.blocks), weights.blocks[0].self_shape
         cache: int = L * k * C * shape.key_heads * (shape.d_k + shape.d_v) * size
