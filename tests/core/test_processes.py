@@ -257,3 +257,14 @@ def test_weights_lie_in_memory_once() -> None:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) << 10
 
     assert max(map_in_order(work, range(4), 2)) < 128 << 20
+
+
+def test_a_worker_that_cannot_be_started_is_an_error_that_says_what_to_do() -> None:
+    code = """
+import os, resource
+from dragoman.core.processes import map_in_order
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+list(map_in_order(str, [1, 2, 3], 2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UserError: cannot start a worker process: Too many open files; use fewer workers" in done.stderr

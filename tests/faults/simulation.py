@@ -71,13 +71,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class Process:
     """A worker process that echoes its sources; its random generator decides what goes wrong."""
 
-    def __init__(self, rng: random.Random, faults: float, pid: int) -> None:
+    def __init__(self, rng: random.Random, faults: float, pid: int, speed: float | None = None) -> None:
         self.rng, self.faults, self.pid = rng, faults, pid
+        self.speed = speed  # tokens per second; None: the random generator decides how long an item takes
         self.loop = asyncio.get_running_loop()
         self.stdin, self.stdout = self, asyncio.StreamReader()
         self.returncode: int | None = None
         self.exited = self.loop.create_future()
         self.is_frozen = False  # answers nothing, as after SIGSTOP or in an endless loop of C
+        self.waits_forever = False  # in loading: its reader thread answers
         self.is_closed = False
         self.buffer = b""
         self.jobs: list[dict[str, Any]] = []
@@ -146,8 +148,10 @@ class Process:
             else:
                 self.send({"kind": "pong"})
         elif kind == "load":
-            self.loop.call_later(self.rng.uniform(0.1, 1.0), self.finish_loading)
             self.is_frozen = self.happens(0.02)
+            self.waits_forever = self.happens(0.02)  # for a lock, a pipe, a disk
+            if not self.waits_forever:
+                self.loop.call_later(self.rng.uniform(0.1, 1.0), self.finish_loading)
         elif kind == "cancel":
             if self.running is not None and self.running["id"] == message["id"] and not self.running.get("stuck"):
                 self.loop.call_later(self.rng.choice([0.0, 0.001, 0.2]), self.cancel_job, message["id"])
@@ -169,7 +173,7 @@ class Process:
             return
         at, results = 0.0, []
         for i in range(len(job["items"])):
-            at += self.rng.choice([0.0, 0.001, 0.01, 0.1])
+            at += self.seconds(job, i)
             for token in range(2 if job["options"].get("stream") else 0):
                 self.later(at, self.send, {"kind": "token", "id": job["id"], "item": i, "token": token})
             results.append({"kind": "result", "id": job["id"], "item": i})
@@ -183,6 +187,11 @@ class Process:
             self.later(self.rng.uniform(0.0, at), self.freeze)
         failed = {"kind": "failed", "status": 500, "code": "internal", "message": "the server failed on this request"}
         self.later(at, self.end_job, failed if poisoned else {"kind": "done"})
+
+    def seconds(self, job: dict[str, Any], i: int) -> float:
+        if self.speed is None:
+            return self.rng.choice([0.0, 0.001, 0.01, 0.1])
+        return len(job["items"][i]["source"]) * int(job["options"].get("beam", 1)) / self.speed
 
     def later(self, seconds: float, function: Callable[..., None], *args: Any) -> None:
         """Do something for the running job; what is due at the same time comes in the order of these calls."""

@@ -1,7 +1,8 @@
 """Seeded schedules of arrivals, deaths, hangs and cancellations against the real batcher and worker pool.
 
 Every admitted request is answered or refused exactly once and never with another's text; afterwards all slots and
-tokens are free, and the server serves. 300 schedules here, 100,000 in `make test-long`; DRAGOMAN_SCHEDULE=SEED repeats
+tokens are free, and the server serves. Without faults, a request of one word waits little beside dear ones, and each of
+these ends, too. 300 schedules here, 100,000 in `make test-long`; DRAGOMAN_SCHEDULE=SEED repeats
 one.
 """
 
@@ -30,6 +31,8 @@ REFUSALS = (413, 429, 503)  # of a request that is not admitted
 ERRORS = (500, 503, 504)  # of one that is: its own fault, a lost worker, the deadline
 FIRST_PID = 10_000_000  # of no real process
 LATE_S = 0.01  # that an answer may come after the deadline
+WORD_S = 2.0  # that a request of one word may take beside dear ones
+LAST_S = 45.0  # until the last dear request is admitted and ends: one of 32,000 tokens takes 32 s
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +60,9 @@ class Schedule:
             ping_s=0.2,
             silence_s=0.5,
             hang_s=1.0,
-            start_s=3.0,
+            start_s=30.0,
+            load_hang_s=2.0,
+            spare=draw([True, False]),
         )
 
     async def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +78,13 @@ class Schedule:
             return processes[pid].is_frozen and pid % 2 == 0
 
         monkeypatch.setattr(worker_pool.asyncio, "create_subprocess_exec", start_process)
+
+        def run_time(pid: int) -> int | None:  # of a process that is not frozen, it grows
+            process = processes[pid]
+            return 0 if process.is_frozen or process.waits_forever else int(1e9 * process.loop.time())
+
         monkeypatch.setattr(worker_pool, "is_frozen", is_stopped)
+        monkeypatch.setattr(worker_pool, "main_thread_time", run_time)
         pool = WorkerPool(self.settings, {MODEL: "nowhere"})
         await pool.start()
         for process in processes.values():
@@ -92,7 +103,7 @@ class Schedule:
         while not (is_healthy(pool) and not batcher.running) and loop.time() < end:
             await asyncio.sleep(0.2)
         self.expect(pool.ready_count == len(pool.workers), f"{pool.ready_count} of {len(pool.workers)} workers ready")
-        self.expect(batcher.pending_tokens == 0, f"{batcher.pending_tokens} tokens are never freed")
+        self.expect(batcher.pending == {True: 0, False: 0}, f"{batcher.pending} tokens are never freed")
         self.expect(not batcher.queue, "requests stay queued")
         self.expect(not batcher.running, "jobs stay running")
         try:
@@ -154,6 +165,81 @@ class Schedule:
             self.problems.append(problem)
 
 
+class Fairness:
+    """A server without faults: dear requests fill its queue, others keep it busy, and now and then one word comes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.problems = random.Random(seed), list[str]()
+        self.is_busy = self.rng.random() < 0.5  # with requests that are neither dear nor small, without a pause
+        self.speed = 1000.0 if self.is_busy else self.rng.choice([1000.0, 8000.0])  # of a worker
+        patience = {"ping_s": 5.0, "silence_s": 20.0, "hang_s": 30.0}  # fewer events: no process fails
+        self.settings = ServerSettings(workers=self.rng.choice([1, 2, 3]), deadline_s=300.0, spare=False, **patience)
+        self.dear_cost, self.is_over = 0, False
+
+    async def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        processes: list[Process] = []
+
+        async def start_process(*args: Any, **options: Any) -> Process:
+            processes.append(Process(self.rng, 0.0, FIRST_PID + len(processes), self.speed))
+            return processes[-1]
+
+        monkeypatch.setattr(worker_pool.asyncio, "create_subprocess_exec", start_process)
+        pool = WorkerPool(self.settings, {MODEL: "nowhere"})
+        await pool.start()
+        batcher = Batcher(self.settings, pool, {MODEL: SourceTokenizer(lambda item: (len(item["source"]), None))})
+        batcher.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        words = [asyncio.create_task(self.send_words(batcher))]
+        words += [asyncio.create_task(self.send_sentences(batcher)) for _ in range(6 if self.is_busy else 0)]
+        await asyncio.gather(*(self.send_dear(batcher) for _ in range(16)))
+        spent = loop.time() - began
+        capacity = self.speed * max(len(pool.workers) - 1, 1)  # one may serve nothing but words
+        most = (6 if self.is_busy else 2) * self.dear_cost / capacity + LAST_S
+        self.expect(spent < most, f"dear requests of {self.dear_cost:,} tokens took {spent:.1f} s, not {most:.1f}")
+        self.is_over = True
+        await asyncio.gather(*words)
+        await asyncio.sleep(1.0)  # the end of a job comes after its results
+        self.expect(batcher.pending == {True: 0, False: 0}, f"{batcher.pending} tokens are never freed")
+        await batcher.stop()
+        await pool.stop()
+
+    async def send_dear(self, batcher: Batcher) -> None:
+        """Send the request until it is admitted: many inputs, or one long one where there are workers for both."""
+        await asyncio.sleep(self.rng.uniform(0.0, 2.0))
+        beam = self.rng.choice([1, 4, 32])
+        items = 1 if len(batcher.pool.workers) > 1 and self.rng.random() < 0.4 else 128
+        length = 1000 if items == 1 else self.rng.choice([4000, 8000, 20_000]) // (beam * items)
+        item = {"source": "x" * max(length, 1)}
+        while True:
+            try:
+                results = await batcher.predict(MODEL, [dict(item) for _ in range(items)], {"beam": beam})
+            except APIError as error:
+                self.expect(error.status == 429, f"a dear request got {error.status}: {error}")
+                await asyncio.sleep(0.5)
+                continue
+            self.expect(len(results) == items, f"a dear request got {len(results)} of {items} results")
+            self.dear_cost += items * beam * len(item["source"])
+            return
+
+    async def send_sentences(self, batcher: Batcher) -> None:
+        while not self.is_over:
+            await batcher.predict(MODEL, [{"source": "x" * self.rng.randint(50, 150)}], {"search": "sample"})
+
+    async def send_words(self, batcher: Batcher) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.is_over:
+            await asyncio.sleep(self.rng.uniform(0.05, 0.5))
+            began = loop.time()
+            await batcher.predict(MODEL, [{"source": "word"}], {"beam": 1})
+            waited = loop.time() - began
+            self.expect(waited < WORD_S, f"a word waited {waited:.2f} s at {self.speed:,.0f} tokens/s")
+
+    def expect(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+
+
 def is_healthy(pool: WorkerPool) -> bool:
     """Whether all workers are ready and none has hung since; from here on nothing goes wrong with them."""
     processes = [worker.process for worker in pool.workers]
@@ -163,10 +249,10 @@ def is_healthy(pool: WorkerPool) -> bool:
     return pool.ready_count == len(processes) and not any(process.is_frozen for process in processes)
 
 
-def problems_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def problems_of(kind: type[Schedule | Fairness], seed: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
-    schedule = Schedule(seed)
+    schedule = kind(seed)
     loop.set_exception_handler(lambda _, context: schedule.problems.append(f"{context.get('exception', context)!r}"))
     try:
         loop.run_until_complete(schedule.run(monkeypatch))
@@ -182,12 +268,12 @@ def problems_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [f"DRAGOMAN_SCHEDULE={seed}: {problem}" for problem in schedule.problems]
 
 
-def check(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(count: int, monkeypatch: pytest.MonkeyPatch, kind: type[Schedule | Fairness] = Schedule) -> None:
     first = torch.initial_seed() % 2**32
     seeds = [int(os.environ["DRAGOMAN_SCHEDULE"])] if "DRAGOMAN_SCHEDULE" in os.environ else range(first, first + count)
     problems = []
     for seed in seeds:
-        problems += problems_of(seed, monkeypatch)
+        problems += problems_of(kind, seed, monkeypatch)
         if len(problems) > 10:
             break
     assert not problems, "\n".join(problems)
@@ -200,3 +286,12 @@ def test_every_request_of_300_schedules_is_answered_or_refused_once(monkeypatch:
 @pytest.mark.long
 def test_every_request_of_100_000_schedules_is_answered_or_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     check(100_000, monkeypatch)
+
+
+def test_a_word_waits_at_most_2_s_beside_dear_requests_and_all_of_them_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(3, monkeypatch, Fairness)
+
+
+@pytest.mark.long
+def test_a_word_waits_at_most_2_s_in_500_schedules_of_dear_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(500, monkeypatch, Fairness)

@@ -26,7 +26,7 @@ import dragoman
 
 from .commands import Finished, in_fork
 from .mutation import mutate
-from .parsers import PARSERS, corpus, every_kept_input, learned_tokenizer, whole_model
+from .parsers import PARSERS, corpus, every_kept_input, learned_tokenizer, whole_archive
 
 MEMORY = 600 << 20  # bytes that a parser may allocate
 CPU_S, REAL_S = 5.0, 60.0  # seconds that an input may take
@@ -75,7 +75,7 @@ def describe(ended: Finished, case: Case | None) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def prepared() -> None:
     """Make what parsers share before they fork."""
-    whole_model()
+    whole_archive()
     for parser in PARSERS:
         if parser.startswith("tokenizer-"):
             learned_tokenizer(parser.removeprefix("tokenizer-"))

@@ -139,12 +139,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SETTINGS = ("--set", "spare=false")  # a test that needs no spare worker does not wait for its imports
+
+
 class RunningServer:
     """A running server: its address, its process, what it printed."""
 
     def __init__(self, folder: Path, args: tuple[str, ...]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dragoman", "serve", *args, "--port", "0", "--device", "cpu"],
+            [sys.executable, "-m", "dragoman", "serve", *SETTINGS, *args, "--port", "0", "--device", "cpu"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -185,9 +188,12 @@ class RunningServer:
         return 0.0
 
     def workers(self) -> list[int]:
-        """The processes that compute."""
+        """The processes that compute, or load what they need for that."""
+        return self.children("dragoman-worker")
+
+    def children(self, name: str = "") -> list[int]:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [pid for pid in map(int, path.read_text().split()) if "dragoman.serve.worker_process" in command(pid)]
+        return [pid for pid in map(int, path.read_text().split()) if name in command(pid)]
 
     def stop(self) -> int:
         self.client.close()
@@ -198,7 +204,7 @@ class RunningServer:
 
 def command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 
@@ -235,7 +241,7 @@ def narrow(start: Callable[..., RunningServer], models: Path) -> Iterator[Runnin
     It waits long enough for requests to meet in a job.
     """
     (models / "faults.py").write_text(FAULTS, encoding="utf-8")
-    settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=1.5"]
+    settings = ["queue_tokens=32", "batch_wait_ms=150", "deadline_s=2", "cancel_s=1.5", "spare=true"]
     limits = [text for setting in settings for text in ("--set", setting)]
     running = start("small", "endless", "plodding", "--workers", "1", "--plugin", "faults", *limits)
     yield running

@@ -19,7 +19,8 @@ from dragoman.core.errors import ModelError, UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.inference import pipeline
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.serve import schema
 from dragoman.serve.schema import PredictRequest
 

@@ -217,6 +217,45 @@ def test_a_client_that_is_gone_is_noticed_although_it_might_only_have_stopped_se
         assert gone[0] - left < 0.2  # FAULTS 24
 
 
+async def tell_events(scope: Any, receive: Any, send: Any) -> None:
+    """Stream two server-sent events half a second apart; stop when the client is gone."""
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    scope["app"].append(time.monotonic())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            scope["app"].append(time.monotonic())
+            return
+    await send({"type": "http.response.body", "body": b"data: 2\n\n", "more_body": False})
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_client_that_sends_no_more_within_a_stream_gets_the_rest_and_one_that_is_gone_is_noticed(is_gone):
+    times: list[float] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await tell_events(scope | {"app": times}, receive, send)
+
+    with served(app, ServerSettings(keep_alive_s=60)) as (port, server), connect(port) as client:
+        client.sendall(GET)
+        said = b""
+        while b"data: 1" not in said:
+            said += client.recv(65536)
+        left = time.monotonic()
+        if is_gone:
+            client.close()
+            wait_for(lambda: len(times) == 2)
+            assert times[1] - left < 0.2  # FAULTS 24
+        else:
+            client.shutdown(socket.SHUT_WR)
+            events = [line for line in (said + rest(client)).split(b"\r\n") if line.startswith(b"data")]
+            assert events == [b"data: 1\n\n", b"data: 2\n\n"]
+        wait_for(lambda: not server.server_state.connections)
+
+
 @pytest.mark.parametrize(("size", "count", "status"), [(1, 5000, 400), (1, 150, 200), (100, 5000, 200)])
 def test_a_body_of_thousands_of_tiny_chunks_is_refused(size, count, status):
     chunk = f"{size:x}\r\n".encode() + b"x" * size + b"\r\n"

@@ -1,11 +1,14 @@
-"""What a request costs is an upper bound of its work, and what costs too much is refused before it starts."""
+"""What a request costs is an upper bound of its work, what costs too much is refused, and nobody waits for the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +185,131 @@ def test_a_long_view_arrives_whole(server: Any, models: Path) -> None:
     truth = find_view("alignment")(pipeline.load(models / "endless", "cpu"), text, text)
     assert [layer["kind"] for layer in answer.json()["maps"]] == [layer["kind"] for layer in truth["maps"]]
     assert answer.json()["target"] == truth["target"]
+
+
+# -- a small request beside dear ones ----------------------------------------------------------------------------------
+
+CLIENTS = 8  # of each route
+WAIT_S = 2.0  # that one word may wait, on a machine that has nothing else to do
+BUSY = 3.0  # times as long as that where other programs run, too
+WORD = {"inputs": ["a"], "beam": 1, "model": "small"}
+LINES = [{"source": TEXT, "target": OTHER}] * 120
+# About the dearest request that each route serves with the default limits.
+DEAREST: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": ("/v1/predict", {"inputs": [LONG[:600]] * 256, "beam": 1, "model": "small"}),
+    "endless": ("/v1/predict", {"inputs": ["a"] * 180, "beam": 1, "max_new_tokens": 1000, "model": "endless"}),
+    "plain": ("/v1/predict", {"inputs": [LONG[:700]] * 256, "beam": 1, "model": "plodding"}),
+    "n-best": ("/v1/predict", {"inputs": [TEXT] * 150, "beam": 32, "nbest": 32, "model": "small"}),
+    "one beam": ("/v1/predict", {"inputs": [LONG[:1000]], "beam": 32, "model": "small"}),
+    "samples": ("/v1/predict", {"inputs": [LONG[:200]] * 20, "search": "sample", "num_samples": 32, "model": "small"}),
+    "weights": ("/v1/predict", {"inputs": [LONG[:700]] * 20, "beam": 4, "attention": True, "model": "small"}),
+    "stream": ("/v1/predict", {"inputs": [LONG[:600]] * 256, "beam": 1, "stream": True, "model": "small"}),
+    "score": ("/v1/score", {"inputs": [{"source": LONG[:380], "target": LONG[:380]}] * 256, "model": "small"}),
+    "one score": ("/v1/score", {"inputs": [{"source": LONG, "target": LONG}] * 90, "model": "plodding"}),
+    "translate": ("/translate", {"q": [LONG[:600]] * 60, "source": "auto", "target": "small"}),
+    "accuracy_by_position": ("", {"inputs": [{"source": LONG[:300], "target": LONG[:300]}] * 256}),
+    "alignment": ("", {"source": LONG[:1000], "target": LONG[:1000]}),
+    "beam": ("", {"source": LONG[:200], "beam": 64}),
+    "embedding_space": ("", {"sources": [LONG[:100]] * 1900}),
+    "examples": ("", {"count": 200}),
+    "head_effects": ("", {"source": LONG[:1000], "target": LONG[:1000]}),
+    "positions": ("", {"length": 256}),
+    "probes": ("", {"count": 200}),
+    "quality": ("", {"inputs": LINES, "metric": "chrf"}),
+    "saliency": ("", {"source": LONG[:260], "target": LONG[:260]}),
+    "sequential": ("", {}),
+    "steps": ("", {"source": LONG[:1000], "target": LONG[:1000]}),
+}
+SERVED = {200, 413, 422, 429, 504}
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[..., Any]) -> Iterator[Any]:
+    """A server with two workers."""
+    running = start("small", "endless", "plodding", "--workers", "2")
+    yield running
+    assert running.stop() == 0
+    assert "Traceback" not in running.stderr(), running.stderr()
+
+
+async def post(port: int, path: str, body: dict[str, Any]) -> int:
+    """Return the status of the answer to a request on a connection of its own."""
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    try:
+        status = int((await reader.readline()).split()[1])
+        while await reader.read(1 << 20):
+            pass
+        return status
+    finally:
+        writer.close()
+
+
+async def waits_beside(port: int, names: list[str], seconds: float) -> tuple[list[float], dict[str, Counter[int]]]:
+    """The seconds that greedy requests of one word took beside eight clients of each kind, and what those got."""
+    statuses = {name: Counter[int]() for name in names}
+
+    async def client(name: str) -> None:
+        path, body = DEAREST[name]
+        while True:
+            statuses[name][await post(port, path or f"/v1/inspect/{name}", body)] += 1
+            await asyncio.sleep(0.1)  # it may have been refused
+
+    clients = [asyncio.create_task(client(name)) for name in names for _ in range(CLIENTS)]
+    waits, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await post(port, "/v1/predict", WORD) == 200
+        waits.append(time.monotonic() - began)
+    failures = [client.exception() for client in clients if client.done()]
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    assert not failures
+    return waits, statuses
+
+
+def test_every_route_has_a_dearest_request() -> None:
+    assert {*DEAREST} >= {*REQUESTS}
+
+
+def test_a_word_waits_little_beside_dear_requests(pair: Any) -> None:
+    waits, _ = asyncio.run(waits_beside(pair.port, ["score", "endless", "saliency"], 4.0))
+    assert max(waits) < BUSY * WAIT_S
+
+
+@pytest.mark.long
+def test_a_word_waits_little_beside_the_dearest_requests_of_every_route(pair: Any, until: Callable[..., float]) -> None:
+    late = []
+    for title, names in [*((name, [name]) for name in DEAREST), ("all", list(DEAREST))]:
+        waits, statuses = asyncio.run(waits_beside(pair.port, names, 30.0 if title == "all" else 5.0))
+        codes, median, most = sum(statuses.values(), Counter[int]()), statistics.median(waits), max(waits)
+        print(f"{title:22} {len(waits):3} words: {median:.2f} s, {most:.2f} at most, {dict(codes)}")
+        assert set(codes) <= SERVED
+        if median > WAIT_S or most > BUSY * WAIT_S:
+            late.append(f"{title}: {most:.1f} s")
+        until(lambda: pair.metric("dragoman_queue_tokens") == 0, 10)  # what nobody waits for is cancelled
+    assert not late
+
+
+@pytest.mark.long
+def test_the_dearest_request_of_every_route_ends_beside_words_without_a_pause(pair: Any) -> None:
+    async def scenario(name: str) -> int:
+        async def words() -> None:
+            while True:
+                await post(pair.port, "/v1/predict", WORD)
+
+        others = [asyncio.create_task(words()) for _ in range(4)]
+        path, body = DEAREST[name]
+        status = await post(pair.port, path or f"/v1/inspect/{name}", body)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        return status
+
+    ends = {name: asyncio.run(scenario(name)) for name in DEAREST}
+    print(ends)
+    assert set(ends.values()) <= {200}

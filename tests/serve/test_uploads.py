@@ -27,7 +27,8 @@ from PIL import Image
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.views import alignment, beam, saliency, steps
 from dragoman.serve import middleware, uploads
 from dragoman.serve.settings import ServerSettings

@@ -32,7 +32,8 @@ from dragoman.serve.worker_process import (
 
 DEADLINE = 2.0  # of `narrow`
 SOON = 1.0  # seconds for what takes 200 ms on a machine with nothing else to do
-AGAIN = 30.0  # and for a new worker, which takes 5 there at most
+REPLACED = 5.0  # until another worker is ready, where there is a spare process
+AGAIN = 30.0  # and where there is none, since the one before it took it: 5 on a machine with nothing else to do
 
 
 def ready(server: Any) -> bool:
@@ -163,14 +164,54 @@ def test_a_worker_that_hangs_is_not_ready_and_is_replaced(narrow: Any, until: Ca
 
 
 def test_a_worker_that_is_frozen_while_it_loads_is_replaced(narrow: Any, until: Callable[..., float]) -> None:
-    pid = worker_of(narrow, until)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: narrow.workers() not in ([], [pid]))
-    (loading,) = narrow.workers()
+    worker_of(narrow, until)
+    before = narrow.children()
+    for pid in before:  # the spare one, too: the next starts from nothing
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: set(narrow.children()) - set(before))
+    (loading,) = set(narrow.children()) - set(before)
     os.kill(loading, signal.SIGSTOP)
     until(lambda: ready(narrow), AGAIN)
-    assert loading not in narrow.workers()
+    assert loading not in narrow.children()
     assert narrow.predict("abc").status_code == 200
+
+
+BLOCKED = """
+from pathlib import Path
+
+if Path("gate").exists():
+    Path("gate").read_text()  # a pipe that nobody writes to
+"""
+
+
+def test_a_worker_that_waits_forever_while_it_loads_is_replaced(
+    start: Callable[..., Any], until: Callable[..., float], models: Path
+) -> None:
+    (models / "blocked.py").write_text(BLOCKED, encoding="utf-8")
+    gate = models / "gate"
+    server = start("small", "--workers", "1", "--plugin", "blocked", "--set", "load_hang_s=2")
+    os.mkfifo(gate)
+    try:
+        os.kill(server.workers()[0], signal.SIGKILL)
+        until(lambda: "did nothing for 2 s while it loaded" in server.stderr(), AGAIN)
+    finally:
+        gate.unlink()
+    until(lambda: ready(server), AGAIN)
+    assert server.stop() == 0
+
+
+def test_a_spare_process_replaces_a_worker(narrow: Any, until: Callable[..., float]) -> None:
+    def spares() -> list[int]:
+        return list(narrow.children("dragoman-spare"))
+
+    pid = worker_of(narrow, until)
+    until(spares, AGAIN)
+    (spare,) = spares()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not ready(narrow), 1.0)
+    until(lambda: ready(narrow), REPLACED)
+    assert narrow.workers() == [spare]
+    until(lambda: spares() not in ([], [spare]), AGAIN)  # there is another one
 
 
 def test_a_worker_that_is_frozen_in_a_job_is_replaced_and_its_request_gets_a_503(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import Device, ExplainEngine, Plugins, Precision, Reference, load_plugins, print_to_stderr
-from dragoman.core.errors import ConfigError, MissingExtra, ModelError, UserError, did_you_mean
+from dragoman.core.errors import ConfigError, MissingExtra, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from dragoman.serve.settings import ServerSettings
@@ -22,7 +22,10 @@ KEYS_VARIABLE = "DRAGOMAN_API_KEYS"  # separated by commas
 
 def serve(
     models: Annotated[
-        list[str], typer.Argument(help="Run folders or model folders; NAME=MODEL gives one a name.", metavar="MODEL…")
+        list[str],
+        typer.Argument(
+            help="Run folders, model folders or packed models; NAME=MODEL gives one a name.", metavar="MODEL…"
+        ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0: any free port.")] = 8000,
@@ -88,17 +91,15 @@ def check_extras() -> None:
 
 
 def parse_model_arguments(models: Sequence[str]) -> dict[str, str]:
-    """Map names to paths: from NAME=MODEL, or by the folder's name; missing folders and equal names raise errors."""
+    """Map names to paths: from NAME=MODEL, or by the folder's or zip's name; missing models and equal names raise."""
     from dragoman.checkpoint import model_paths
 
     paths: dict[str, str] = {}
     for text in models:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
         for folder in map(Path, model_paths.parse_model_paths(path)):
-            if not folder.is_dir():  # workers check the rest
-                siblings = [other.name for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
-                raise ModelError(f"{folder}: there is no such model or run folder{did_you_mean(folder.name, siblings)}")
-        name = name or "+".join(Path(member).resolve().name for member in model_paths.parse_model_paths(path))
+            model_paths.check_exists(folder)  # workers check the rest
+        name = name or "+".join(map(model_paths.model_name, model_paths.parse_model_paths(path)))
         if name in paths:
             raise UserError(f"two models are called '{name}'; give them names, as in first={paths[name]}")
         paths[name] = path

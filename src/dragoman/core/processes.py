@@ -59,15 +59,21 @@ class Child:
     ) -> None:
         """Run target(pipe, *args) in a fork or a fresh interpreter; with `duplex` false it can only send."""
         context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
-        self.pipe, child_end = context.Pipe(duplex)
+        with explain_failed_start():
+            self.pipe, child_end = context.Pipe(duplex)
         if fork:  # which closes the other pipes: left open, they would not end with the parent
             inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
             args, target = (target, inherited, *args), _run_fork
         self.process = context.Process(target=target, args=(child_end, *args), name=name, daemon=True)
-        with defer_interrupt(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: OpenMP's, which are idle now
-            self.process.start()
-        child_end.close()  # else the pipe would not end with the child
+        try:
+            with explain_failed_start(), defer_interrupt(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: OpenMP's, which are idle
+                self.process.start()
+        except UserError:
+            self.pipe.close()
+            raise
+        finally:
+            child_end.close()  # else the pipe would not end with the child
         self.frozen_count = 0  # looks in a row of the watcher at which it was frozen
         _children.add(self)
         if not _watcher.is_alive():
@@ -93,6 +99,17 @@ class Child:
         self.frozen_count += 1
         if self.frozen_count > 1:
             self.process.kill()
+
+
+@contextmanager
+def explain_failed_start() -> Iterator[None]:
+    """Turn an error of the system into one that says what to do; a BrokenPipeError would be taken for `| head`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot start a worker process: {error.strerror}; use fewer workers, or end other programs and try again"
+        ) from None
 
 
 def is_frozen(pid: int | None) -> bool:
@@ -238,8 +255,10 @@ class TaskPool(Generic[Task, Result]):
                 self.workers[Child(_answer_tasks, self.function, fork=True, siblings=list(self.workers))] = deque()
         worker = min(self.workers, key=lambda worker: len(self.workers[worker]))
         self.workers[worker].append((self.submitted, self.describe_task(task)))
-        with suppress(OSError):  # the worker died; collect() notices
+        try:
             worker.pipe.send(task)
+        except OSError:  # the worker died, or will wait forever for a task that did not arrive; collect() notices
+            worker.process.kill()
         self.submitted += 1
 
     def collect(self, wait: bool) -> None:

@@ -48,6 +48,7 @@ def render_page(openapi: Schema) -> str:
     return (
         "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        "<link rel='icon' href='static/page/icon.svg' type='image/svg+xml'>\n"
         f"<meta name='color-scheme' content='light dark'>\n<title>{title}</title>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in parts if part)
         + "\n</main>\n</body>\n</html>\n"

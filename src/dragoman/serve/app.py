@@ -30,7 +30,8 @@ from dragoman.core.types import Example
 from dragoman.inspection.render.page import import_modules
 from dragoman.inspection.views import views
 from dragoman.serve import api_docs, background, libretranslate, schema, uploads, view_routes
-from dragoman.serve.batcher import Batcher, PendingRequest, SourceTokenizer
+from dragoman.serve.batcher import Batcher, SourceTokenizer
+from dragoman.serve.job_queue import PendingRequest
 from dragoman.serve.metrics import Metrics, MetricsMiddleware
 from dragoman.serve.middleware import CancelOnDisconnect
 from dragoman.serve.schema import APIError, JSONObject, ModelInfo

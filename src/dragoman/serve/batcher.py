@@ -4,11 +4,11 @@
 
 A request costs an upper bound of its work, while it is queued or running: its source tokens, times the hypotheses of
 the beam; more if it allows longer outputs than the model's own options; and for a view what that declares. One that
-does not fit into queue_tokens is refused at once, and so is an item above item_tokens. A job holds items of requests
-for the same task, model and options, up to batch_tokens. The rest of a larger request goes to the end of the queue, so
-that a small request behind it waits for one job, not for all of them. When a job fails, its requests are retried one by
-one, so that only the request that caused the failure gets the error. The ids of a text that were counted for admission
-are sent to the worker with it.
+does not fit into queue_tokens is refused at once, and so is an item above item_tokens. Requests of up to batch_tokens
+are counted apart from larger ones, which so leave room for them. A job holds items of requests for the same task, model
+and options; job_queue.py says which come first. When a job fails, its requests are retried one by one, so that only the
+request that caused the failure gets the error. The ids of a text that were counted for admission are sent to the worker
+with it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.inspection.views import find_view
 from dragoman.serve import background, view_routes
+from dragoman.serve.job_queue import BatchJob, JobQueue, PendingRequest, Task
 from dragoman.serve.schema import APIError, JSONObject
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.worker_pool import WorkerHandle, WorkerLost, WorkerPool
-
-Task = Literal["predict", "score", "inspect"]
 
 RATE_SMOOTHING = 0.2  # weight of the newest job in the moving average of the throughput
 
@@ -45,83 +42,17 @@ class SourceTokenizer:
     count_target: Callable[[str], int] = len
 
 
-@dataclass(eq=False)
-class PendingRequest:
-    """Inputs that are queued or running, and the queue of events for the coroutine that waits for them.
-
-    An event is a worker's token or result, with the index of its item in this request, or the error that ends it.
-    """
-
-    task: Task
-    model: str
-    options: JSONObject  # of generation, and `attention`, `stream` and `view`
-    items: list[JSONObject]
-    costs: list[int]  # of each item
-    arrival_time: float
-    is_exclusive: bool  # shares its jobs with no other request
-    unscheduled: deque[int]  # items that are in no job yet
-    is_released: bool = False  # nobody waits for it any more
-    answered: set[int] = field(default_factory=set)  # items whose result has arrived
-    token_counts: Counter[int] = field(default_factory=Counter)  # tokens that have arrived, by item
-    events: asyncio.Queue[JSONObject | APIError] = field(default_factory=asyncio.Queue)
-    deadline_timer: asyncio.TimerHandle | None = None
-
-    @cached_property
-    def options_key(self) -> str:
-        """The options as sorted JSON."""
-        return json.dumps(self.options, sort_keys=True)
-
-    @property
-    def batch_key(self) -> tuple[object, ...]:
-        """The key under which requests may share a job; an exclusive request has a key of its own."""
-        return (id(self),) if self.is_exclusive else (self.task, self.model, self.options_key)
-
-
-@dataclass(eq=False)
-class BatchJob:
-    """Items of one or more requests that a worker computes together."""
-
-    id: int
-    items: list[tuple[PendingRequest, int]]  # a request and the index of its item
-    result_count: int = 0  # results that have arrived
-    token_counts: Counter[int] = field(default_factory=Counter)  # tokens that have arrived, by index in the job
-
-    @property
-    def cost(self) -> int:
-        return sum(request.costs[i] for request, i in self.items)
-
-    @property
-    def requests(self) -> list[PendingRequest]:
-        """The distinct requests of the items, in order."""
-        return list(dict.fromkeys(request for request, _ in self.items))
-
-    def to_message(self, codec_fingerprint: str) -> JSONObject:
-        """Return the job as a message to a worker; task, model and options are those of the first request."""
-        request, first = self.items[0]
-        return {
-            "kind": "job",
-            "id": self.id,
-            "task": request.task,
-            "model": request.model,
-            "options": request.options,
-            "first_index": first if request.is_exclusive else 0,  # a sample depends on its index in the request
-            "items": [request.items[i] for request, i in self.items],
-            "codec_fingerprint": codec_fingerprint,
-        }
-
-
 class Batcher:
     """The queue of requests, and a task per worker that takes jobs from it."""
 
     def __init__(self, settings: ServerSettings, pool: WorkerPool, tokenizers: Mapping[str, SourceTokenizer]) -> None:
         self.settings, self.pool, self.tokenizers = settings, pool, tokenizers
-        self.queue: deque[PendingRequest] = deque()
-        self.pending_tokens = 0  # queued and running
+        self.queue = JobQueue(settings)
+        self.pending = {True: 0, False: 0}  # tokens queued and running, of small requests and of others
         self.tokens_per_second = 0.0  # a moving average
         self.has_work = asyncio.Event()
         self.dispatch_lock = asyncio.Lock()  # one worker at a time takes a job
         self.running: dict[BatchJob, WorkerHandle] = {}
-        self.job_count = 0
         self.on_job_finished: Callable[[int, str], None] = lambda size, outcome: None
         self.dispatchers: list[asyncio.Task[None]] = []
 
@@ -153,15 +84,16 @@ class Batcher:
                 raise self.too_large(f"{cost:,}", limit)
         if not self.pool.ready_count:
             raise APIError(503, "not_ready", "no worker is ready; try again in a moment", retry_after=1)
-        if self.pending_tokens + sum(costs) > self.settings.queue_tokens:
+        is_small = sum(costs) <= self.settings.batch_tokens
+        if self.pending[is_small] + sum(costs) > self.settings.queue_tokens:
             text = f"the server is busy: {self.pending_tokens:,} tokens are ahead of this request; try again later"
             raise APIError(429, "busy", text, retry_after=self.retry_after())
         is_sampling = task == "predict" and uses_sampling(options, search)
-        is_exclusive, unscheduled = is_sampling or task == "inspect", deque(range(len(items)))
-        request = PendingRequest(task, model, options, items, costs, loop.time(), is_exclusive, unscheduled)
+        is_exclusive = is_sampling or task == "inspect"
+        request = PendingRequest(task, model, options, items, costs, loop.time(), is_exclusive, is_small)
         request.deadline_timer = loop.call_later(self.settings.deadline_s, self.expire, request)
-        self.pending_tokens += sum(costs)
-        self.queue.append(request)
+        self.pending[is_small] += sum(costs)
+        self.queue.add(request)
         self.has_work.set()
         return request
 
@@ -241,6 +173,11 @@ class Batcher:
         finally:
             self.release(request)
 
+    @property
+    def pending_tokens(self) -> int:
+        """The tokens of all requests that are queued or running."""
+        return sum(self.pending.values())
+
     def retry_after(self) -> int:
         """Estimate the seconds until the pending tokens are done, from 1 to 30."""
         return min(max(math.ceil(self.pending_tokens / self.tokens_per_second), 1), 30) if self.tokens_per_second else 1
@@ -256,7 +193,7 @@ class Batcher:
         """Fail all requests, queued and running, with a 503: the server shuts down."""
         text = "the server shuts down before this request is done; send it to another server, or later"
         running = [request for job in self.running for request in job.requests]
-        for request in dict.fromkeys([*self.queue, *running]):
+        for request in dict.fromkeys([*self.queue.requests, *running]):
             self.fail(request, APIError(503, "ending", text, retry_after=5))
 
     def fail(self, request: PendingRequest, error: APIError) -> None:
@@ -271,11 +208,10 @@ class Batcher:
         request.is_released = True
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
-        if request in self.queue:
-            self.queue.remove(request)
-        for i in request.unscheduled:
-            self.pending_tokens -= request.costs[i]
-        request.unscheduled.clear()
+        self.queue.remove(request)
+        self.pending[request.is_small] -= request.unscheduled_cost
+        while request.unscheduled:
+            request.schedule_next()
         for job, worker in self.running.items():
             if job.result_count < len(job.items) and all(other.is_released for other in job.requests):
                 worker.cancel(job.id)
@@ -303,51 +239,37 @@ class Batcher:
             finally:
                 del self.running[job]
                 self.has_work.set()  # a long job may wait for the end of this one
+            seconds = loop.time() - started
             self.finish_job(job, outcome)
             self.on_job_finished(len(job.items), outcome["kind"])
+            if outcome["kind"] in ("done", "cancelled"):
+                self.queue.note_speed(job, seconds, outcome["kind"] == "done")
             if outcome["kind"] == "done":
-                rate = len(self.pool.workers) * job.cost / max(loop.time() - started, 1e-6)
+                rate = len(self.pool.workers) * job.cost / max(seconds, 1e-6)
                 smoothing = RATE_SMOOTHING if self.tokens_per_second else 1.0
                 self.tokens_per_second += smoothing * (rate - self.tokens_per_second)
 
     async def wait_for_batch(self) -> None:
-        """Wait until batch_wait_ms after the first request's arrival, unless its job is full or exclusive."""
-        if not self.queue or self.queue[0].is_exclusive:
+        """Wait until batch_wait_ms after the next request's arrival, unless its job is full or exclusive."""
+        loop = asyncio.get_running_loop()
+        first = self.queue.next_request(self.may_run_long())
+        if first is None or first.is_exclusive:
             return
-        first, loop = self.queue[0], asyncio.get_running_loop()
-        key = first.batch_key
-        cost = sum(request.costs[i] for request in self.queue if request.batch_key == key for i in request.unscheduled)
         wait = first.arrival_time + self.settings.batch_wait_ms / 1000 - loop.time()
-        if wait > 0 and cost < self.settings.batch_tokens:
+        if wait > 0 and self.queue.cost_with_key(first.batch_key) < self.queue.max_job_cost(first):
             await asyncio.sleep(wait)
 
     def next_job(self) -> BatchJob | None:
-        """Build a job of up to batch_tokens from the first request and others with its key; None if none may run."""
-        first = next((request for request in self.queue if self.may_run(request)), None)
-        if first is None:
+        """Make the next job; None if no request may run."""
+        job = self.queue.next_job(asyncio.get_running_loop().time(), self.may_run_long())
+        if job is None or not self.queue:
             self.has_work.clear()
-            return None
-        key, budget = first.batch_key, self.settings.batch_tokens
-        items: list[tuple[PendingRequest, int]] = []
-        for request in [first, *(other for other in self.queue if other.batch_key == key and other is not first)]:
-            while request.unscheduled and (not items or request.costs[request.unscheduled[0]] <= budget):
-                i = request.unscheduled.popleft()
-                budget -= request.costs[i]
-                items.append((request, i))
-            if items[-1][0] is request:  # the rest of it waits behind the others
-                self.queue.remove(request)
-                if request.unscheduled:
-                    self.queue.append(request)
-        if not self.queue:
-            self.has_work.clear()
-        self.job_count += 1
-        return BatchJob(self.job_count, items)
+        return job
 
-    def may_run(self, request: PendingRequest) -> bool:
-        """Whether a request may take a worker: of several, one is kept for jobs of at most batch_tokens."""
-        limit, workers = self.settings.batch_tokens, len(self.pool.workers)
-        is_short = request.costs[request.unscheduled[0]] <= limit
-        return is_short or workers == 1 or sum(job.cost > limit for job in self.running) < workers - 1
+    def may_run_long(self) -> bool:
+        """Whether a long item may take a worker: of several, one is kept free of them."""
+        workers = len(self.pool.workers)
+        return workers == 1 or sum(job.is_long for job in self.running) < workers - 1
 
     def handle_output(self, job: BatchJob, message: JSONObject) -> None:
         """Pass a token or a result of a job on to its request, unless that is released."""
@@ -365,7 +287,8 @@ class Batcher:
 
     def finish_job(self, job: BatchJob, outcome: JSONObject) -> None:
         """Free the tokens of a job; if it failed, retry its requests one by one, or fail the only one."""
-        self.pending_tokens -= job.cost
+        for request, i in job.items:
+            self.pending[request.is_small] -= request.costs[i]
         if outcome["kind"] == "done":
             return
         if outcome["kind"] == "failed" and len(job.requests) > 1:
@@ -375,17 +298,15 @@ class Batcher:
                 self.fail(request, job_error(outcome))
 
     def retry_separately(self, job: BatchJob) -> None:
-        """Put the unanswered items of a job's requests back at the head of the queue, as exclusive requests."""
+        """Put the unanswered items of a job's requests back into the queue, as exclusive requests."""
         for request in reversed(job.requests):
             indices = [i for other, i in job.items if other is request and i not in request.answered]
             if request.is_released or not indices:
                 continue
-            self.pending_tokens += sum(request.costs[i] for i in indices)
-            request.unscheduled.extendleft(reversed(indices))
-            request.is_exclusive = True
-            if request in self.queue:
-                self.queue.remove(request)
-            self.queue.appendleft(request)
+            self.pending[request.is_small] += sum(request.costs[i] for i in indices)
+            request.put_back(indices)
+            request.is_exclusive, request.waiting_since = True, request.arrival_time
+            self.queue.add(request)
             self.has_work.set()
 
 

@@ -6,8 +6,8 @@ uvicorn waits forever for the head of the first request, and for a client that d
 wait has a timeout, so silent sockets cannot keep out other clients.
 
 A client that shuts down its sending side after its request (a half-close) still gets its response. To the server this
-looks like a client that is gone, whose work must stop; so it sends an interim response, 100 Continue, to which the
-system of a client that is gone replies with a reset.
+looks like a client that is gone, whose work must stop; so it sends what means nothing, to which the system of a client
+that is gone replies with a reset: an interim response, 100 Continue, or within a stream of events a comment.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 READ_BYTES = 32 * 1024  # read from a socket at once; asyncio's 256 KiB would overshoot the limit on bodies
 FREE_CHUNKS = 200  # of a body; beyond them chunks must have MIN_CHUNK_BYTES on average: h11 takes 5 µs for each
 MIN_CHUNK_BYTES = 64
+INTERIM_RESPONSE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT_CHUNK = b"3\r\n:\n\n\r\n"  # of server-sent events, as a chunk of its own
 RESET_CHECK_S = 0.05  # between two looks whether a half-closed connection was reset
 LOG_INTERVAL_S = 60.0  # between two log lines about malformed requests
 RESERVED_DESCRIPTORS = 64  # not for connections: models, pipes to workers, logs, the event loop
@@ -43,6 +45,7 @@ class BoundedConnection(h11.Connection):
     """h11's parser, which refuses bodies of tiny chunks: a megabyte in chunks of a byte keeps it busy for 5 s."""
 
     chunk_count = body_bytes = 0  # of the current request
+    is_event_stream = False  # whether the current response is one
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -55,9 +58,17 @@ class BoundedConnection(h11.Connection):
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
 
+    def send(self, event: Any) -> Any:
+        if isinstance(event, h11.Response):
+            types = [value for name, value in event.headers if name == b"content-type"]
+            self.is_event_stream = any(value.startswith(b"text/event-stream") for value in types)
+        return super().send(event)
+
 
 class LimitedH11Protocol(H11Protocol):
     """One client connection, with a timeout on every wait. `head_timer` is None while a request is processed."""
+
+    conn: BoundedConnection
 
     def __init__(
         self, settings: ServerSettings, max_connections: int, on_refused: Callable[[str], None], **options: Any
@@ -132,12 +143,15 @@ class LimitedH11Protocol(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open for the response to a complete request, unless the client is gone."""
         cycle = self.cycle
-        is_waiting = cycle is not None and not cycle.more_body and not cycle.response_started
-        if not is_waiting or cycle.scope["http_version"] == "1.0":  # which knows no interim responses
+        is_waiting = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if not is_waiting or cycle.scope["http_version"] == "1.0":  # which knows neither interim responses nor chunks
             return False
         if not self.is_half_closed:
             self.is_half_closed = True
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if not cycle.response_started:
+                self.transport.write(INTERIM_RESPONSE)
+            elif self.conn.is_event_stream:
+                self.transport.write(COMMENT_CHUNK)
             self.abort_if_reset()
         return True
 

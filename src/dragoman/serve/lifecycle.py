@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import uvicorn
 
@@ -29,6 +30,8 @@ from dragoman.serve.middleware import RequestLimitMiddleware
 from dragoman.serve.settings import ServerSettings
 from dragoman.serve.uploads import reads_media
 from dragoman.serve.worker_pool import WorkerPool
+
+logger = logging.getLogger("dragoman.serve.lifecycle")
 
 
 class DrainingServer(uvicorn.Server):
@@ -82,7 +85,9 @@ async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: C
             proxy_headers=False,
             timeout_graceful_shutdown=math.ceil(settings.drain_s) + 1,
         )
-        logging.getLogger("uvicorn.error").addFilter(LogThrottle())
+        for throttled in (logging.getLogger("uvicorn.error"), logging.getLogger("asyncio"), logger):
+            throttled.addFilter(LogThrottle())
+        asyncio.get_running_loop().set_exception_handler(log_exception)
         sys.setswitchinterval(background.SWITCH_INTERVAL_S)
         gc.freeze()  # a full collection stops all threads; what is here now, torch above all, need not be searched
         app.state.batcher.start()
@@ -97,6 +102,18 @@ async def serve(settings: ServerSettings, models: Mapping[str, str], on_ready: C
     finally:
         listener.close()
         await pool.stop()
+
+
+def log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log a failed call on a connection in one sentence; of any other exception, asyncio logs the traceback.
+
+    Without free descriptors, asyncio logs 2,048 failures at once.
+    """
+    error = context.get("exception")
+    if isinstance(error, OSError) and not {"future", "task"} & context.keys():
+        logger.warning("the system refused a call on a connection: %s; the server goes on", error.strerror or error)
+    else:
+        loop.default_exception_handler(context)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dragoman.core.errors import DragomanError
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.attention_maps import count_heads
+from dragoman.inspection.views import find_view, views
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import searches
 from dragoman.serve import uploads
@@ -57,6 +59,7 @@ def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
         "precision": pipeline.precision,
         "device": str(pipeline.device),
         "example": example_input(pipeline),
+        "prepared_views": [view.name for view in map(find_view, views.names) if view.is_prepared_for(pipeline)],
     }
 
 

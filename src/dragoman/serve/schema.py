@@ -298,6 +298,7 @@ class ModelInfo(TypedDict):
     precision: str
     device: str
     example: JSONObject  # an input that can be sent
+    prepared_views: list[str]  # that need something prepared beside the model, and have it
 
 
 class Result(Options):

@@ -37,11 +37,15 @@ class ServerSettings(Options):
     hang_s: Seconds = 2.0  # without a pong until it is killed and replaced
     cancel_s: Seconds = 2.0  # for a worker to stop a cancelled job, until it is killed and replaced
     start_s: Seconds = 600.0  # for a worker to load its models
+    load_hang_s: Seconds = 25.0  # without any CPU time in that until it is killed and replaced
+    spare: bool = True  # keep a process that has imported torch (180 MB), so that a worker is replaced in a second
 
     # queue and batches; a token counts once for each hypothesis of the beam, and a view the tokens of its work
-    queue_tokens: PositiveInt = 200_000  # source tokens queued and running; a request beyond them gets a 429
+    queue_tokens: PositiveInt = 200_000  # queued and running, those of up to batch_tokens apart; more gets a 429
     item_tokens: PositiveInt = 40_000  # of one input or view, which a worker computes in one go; more gets a 413
     batch_tokens: PositiveInt = 4096  # source tokens of a job; larger requests are split into several jobs
+    job_s: Seconds = 0.5  # that a job of several inputs should take, by the measured speed; it gets fewer if need be
+    long_s: Seconds = 0.7  # of several workers, one is kept free of inputs and views that may take longer
     batch_wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = 3.0  # that a request waits for others to share its job
     max_connections: PositiveInt = 1024
 

@@ -2,8 +2,10 @@
 
     starting ──ready──→ ready ──no pong for silence_s──→ silent ──for hang_s──→ killed ──→ starting …
         │                 ├──its pipe closes (a crash)────────────────────────────→
-        └─────────────────┴──frozen (SIGSTOP) for silence_s───────────────────────→
+        ├─────────────────┴──frozen (SIGSTOP) for silence_s───────────────────────→
+        └──no CPU time for load_hang_s (waits for something that does not come)───→
 
+A spare process has imported torch already, which takes seconds, and becomes the next worker: it only loads the models.
 A worker runs one job at a time. If a worker dies, its job raises WorkerLost. If a cancelled job does not stop within
 cancel_s, its worker is killed: the main thread must be stuck. This process never computes: it only reads and writes
 messages (worker_process.py defines their format), so it stays responsive whatever the workers do.
@@ -15,8 +17,10 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from dragoman.core.errors import UserError
 from dragoman.core.processes import describe_exit, is_frozen
@@ -31,6 +35,7 @@ OnOutput = Callable[[JSONObject], None]  # gets the tokens and results of a job
 RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0)  # by how often in a row a worker died while it loaded its models
 EXIT_TIMEOUT_S = 2.0  # for a worker to exit after its pipe was closed
 REAP_TIMEOUT_S = 0.2  # for the exit code of a crashed process
+SPARE_DELAY_S = 1.0  # between two looks whether a spare process is missing
 
 
 class WorkerLost(Exception):
@@ -40,11 +45,17 @@ class WorkerLost(Exception):
 class WorkerHandle:
     """The server's side of one worker: a process, which is replaced when it dies."""
 
-    def __init__(self, number: int, settings: ServerSettings, load_message: JSONObject) -> None:
-        self.number, self.settings, self.load_message = number, settings, load_message
+    def __init__(
+        self,
+        number: int,
+        settings: ServerSettings,
+        load_message: JSONObject,
+        new_process: Callable[[], Awaitable[Process]],
+    ) -> None:
+        self.number, self.settings, self.load_message, self.new_process = number, settings, load_message, new_process
         self.ready = asyncio.Event()
         self.models: list[ModelInfo] = []
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         self.restarts = 0
         self.is_stopping = False
         self.running_job: int | None = None  # its id
@@ -53,7 +64,7 @@ class WorkerHandle:
         self.parts: list[bytes] = []  # of a result of the running job that is still arriving
         self.cancelled_at: float | None = None  # when the running job was cancelled
         self.last_pong = 0.0
-        self.was_frozen = False
+        self.kill_reason = ""  # of the process, if it was killed while it loaded or was frozen
 
     # -- one job -----------------------------------------------------------------------------------------------------
 
@@ -105,23 +116,17 @@ class WorkerHandle:
     async def run_process(self, first_start: asyncio.Future[None]) -> str:
         """Start a process, load its models and handle its messages until it exits; return how it did."""
         self.models = []
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dragoman.serve.worker_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": str(self.settings.threads)},
-            start_new_session=True,  # Ctrl-C in a terminal is for the parent, which drains
-        )
-        monitors = [asyncio.create_task(self.kill_if_frozen(self.process))]
+        self.process = await self.new_process()
+        monitors = [asyncio.create_task(self.kill_if_stopped(self.process))]
         try:
             self.send(self.load_message)
-            with suppress(TimeoutError):
+            try:
                 message = await asyncio.wait_for(self.read_message(), self.settings.start_s) or {"models": []}
                 if message.get("kind") == "unusable":
                     raise UserError(message["message"])
                 self.models = message["models"]
+            except TimeoutError:
+                self.kill_reason = f"did not load its models within {self.settings.start_s:g} s"
             if self.models:
                 monitors.append(asyncio.create_task(self.monitor()))
                 if not first_start.done():
@@ -183,15 +188,24 @@ class WorkerHandle:
             self.send({"kind": "ping"})
             await asyncio.sleep(settings.ping_s)
 
-    async def kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
-        """Kill the process, also while it loads, if it is frozen for silence_s: it would never answer again."""
-        loop, self.was_frozen = asyncio.get_running_loop(), False
-        awake_at = loop.time()
-        while not self.was_frozen:
-            await asyncio.sleep(self.settings.ping_s)
+    async def kill_if_stopped(self, process: Process) -> None:
+        """Kill the process if it is frozen for silence_s, or takes no CPU time for load_hang_s while it loads.
+
+        While it loads, its reader thread would answer pings; the main thread may wait for a pipe or a lock forever.
+        """
+        loop, settings, self.kill_reason = asyncio.get_running_loop(), self.settings, ""
+        awake_at, idle_s, last_cpu_time = loop.time(), 0.0, None
+        while not self.kill_reason:
+            await asyncio.sleep(settings.ping_s)
             if not is_frozen(process.pid):
                 awake_at = loop.time()
-            self.was_frozen = loop.time() - awake_at > self.settings.silence_s
+            cpu_time = None if self.models else main_thread_time(process.pid)
+            is_idle = cpu_time is not None and cpu_time == last_cpu_time
+            idle_s, last_cpu_time = idle_s + settings.ping_s if is_idle else 0.0, cpu_time
+            if loop.time() - awake_at > settings.silence_s:
+                self.kill_reason = "was frozen (SIGSTOP)"
+            elif idle_s > settings.load_hang_s:
+                self.kill_reason = f"did nothing for {settings.load_hang_s:g} s while it loaded its models"
         self.ready.clear()
         process.kill()
 
@@ -208,7 +222,7 @@ class WorkerHandle:
         code = await self.process.wait()
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_exception(WorkerLost())
-        return f"was frozen (SIGSTOP) and {describe_exit(code)}" if self.was_frozen else describe_exit(code)
+        return f"{self.kill_reason} and {describe_exit(code)}" if self.kill_reason else describe_exit(code)
 
 
 class WorkerPool:
@@ -220,7 +234,9 @@ class WorkerPool:
         load_message = {"kind": "load", "models": dict(models), **load_options}
         self.settings, self.paths = settings, dict(models)
         count = settings.workers or default_worker_count(settings.device)
-        self.workers = [WorkerHandle(i + 1, settings, load_message) for i in range(count)]
+        self.workers = [WorkerHandle(i + 1, settings, load_message, self.take_process) for i in range(count)]
+        self.spare: Process | None = None  # waits for its load message
+        self.spare_keeper: asyncio.Task[None] | None = None
         self.models: dict[str, ModelInfo] = {}
         self.supervisors: list[asyncio.Task[None]] = []
 
@@ -236,9 +252,29 @@ class WorkerPool:
                 await self.stop()
                 raise outcome
         self.models = {model["name"]: model for model in self.workers[0].models}
+        if self.settings.spare:
+            self.spare_keeper = loop.create_task(self.keep_spare())
+
+    async def keep_spare(self) -> None:
+        """Start a spare process whenever there is none and all workers are ready: it must not delay their start."""
+        while True:
+            await asyncio.sleep(SPARE_DELAY_S)
+            is_missing = self.spare is None or self.spare.returncode is not None
+            if is_missing and self.ready_count == len(self.workers):
+                self.spare = await start_process(self.settings)
+
+    async def take_process(self) -> Process:
+        """Return a process that waits for its load message: the spare one, or a new one."""
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and spare.returncode is None else await start_process(self.settings)
 
     async def stop(self) -> None:
         """Close the pipes of all workers, and wait until they have exited, or cancel them after EXIT_TIMEOUT_S."""
+        if self.spare_keeper is not None:
+            self.spare_keeper.cancel()
+        if self.spare is not None and self.spare.returncode is None:
+            self.spare.kill()
+            await self.spare.wait()
         for worker in self.workers:
             worker.is_stopping = True
             if worker.process is not None and worker.process.stdin is not None:
@@ -257,6 +293,27 @@ class WorkerPool:
     def restart_count(self) -> int:
         """How many times a worker was restarted."""
         return sum(worker.restarts for worker in self.workers)
+
+
+async def start_process(settings: ServerSettings) -> Process:
+    """Start a worker process, which imports torch and then waits for its load message."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "dragoman.serve.worker_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": str(settings.threads)},
+        start_new_session=True,  # Ctrl-C in a terminal is for the parent, which drains
+    )
+
+
+def main_thread_time(pid: int) -> int | None:
+    """Return the nanoseconds that the main thread of a process has run; None where /proc does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def default_worker_count(device: str) -> int:

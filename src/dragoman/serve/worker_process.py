@@ -7,6 +7,8 @@ A message is its length in four bytes, a line of JSON, and for a `result` the JS
 nothing is unpickled. Every message about a job carries its id: a `token` while it runs, the `result` of each item, and
 one of done, failed and cancelled. A long result is sent in parts, of which the last is the `result`.
 
+Without a first message it waits as a spare, whose imports are done when it becomes a worker.
+
 To cancel a job, the reader thread signals the main thread, whose handler raises JobCancelled if that job is still
 running. An import is not interrupted, since half of a module's parts would stay registered: SIGALRM tries again soon
 after. When the parent dies, the pipe closes and the process exits. SIGINT and SIGTERM are ignored: the parent drains
@@ -152,6 +154,7 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Load the models of the first message, then run the queued jobs forever; return if loading fails."""
+        import_libraries()
         try:
             models = self.load_models(self.jobs.get())
         except UserError as error:
@@ -168,6 +171,7 @@ class WorkerProcess:
 
     def load_models(self, message: JSONObject) -> list[ModelInfo]:
         """Import plugins, load each model and run it once, so that no request waits for that; return descriptions."""
+        rename_process("dragoman-worker")
         for plugin in message["plugins"]:
             load_plugin(plugin)
         import torch
@@ -260,6 +264,21 @@ class WorkerProcess:
         self.send(message, result)
         self.is_sending = False
         self.raise_if_cancelled()
+
+
+def import_libraries() -> None:
+    """Import what takes seconds and needs no model, so that a spare process has it when it becomes a worker."""
+    import dragoman.inference.pipeline
+    import dragoman.serve.responses
+    import dragoman.serve.view_routes  # noqa: F401
+
+    rename_process("dragoman-spare")
+
+
+def rename_process(name: str) -> None:
+    """Set the name that `ps` and `top` show, where the system has a file for it."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
 def is_importing(frame: FrameType | None) -> bool:

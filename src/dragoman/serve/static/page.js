@@ -11,7 +11,7 @@ import { draw } from "../views/views.js";
 import { SIDES, fillSources, listenForFiles, missing, readsFiles, shortened } from "./media.js";
 import { EXAMPLES, PANELS } from "./panels.js";
 import { drawReference, drawResult } from "./result.js";
-import { ask, keepKey } from "./server.js";
+import { ask, hasKey, keepKey } from "./server.js";
 import { BEGINNING, fromFragment, fromTrail, toFragment, trail, whole } from "./state.js";
 
 const POLL_MS = 3000; // between two looks at a run that still trains
@@ -286,7 +286,10 @@ function buildPanel(name, about) {
 /** Mark the tab of the view; leave out those that a model has nothing to show in, and say why. */
 function chooseTab(every) {
   const kinds = every.map(({ model }) => model.kind);
-  const no = (name, { kind, ...model }) => PANELS[name].unfit?.includes(kind) || (PANELS[name].texts && readsFiles(model));
+  const no = (name, { kind, ...model }) =>
+    PANELS[name].unfit?.includes(kind) ||
+    (PANELS[name].texts && readsFiles(model)) ||
+    (PANELS[name].prepared && !model.prepared_views.includes(name));
   const unfit = (name) => every.every(({ model }) => no(name, model));
   if (!PANELS[state.view] || unfit(state.view)) state.view = "result";
   const both = every.length > 1;
@@ -376,6 +379,7 @@ async function start() {
     return trouble(error);
   }
   form.hidden = at("tabs").hidden = false;
+  at("docs").hidden = hasKey(); // a link cannot send one
   await show();
 }
 

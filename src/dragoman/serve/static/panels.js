@@ -3,7 +3,8 @@
      asks(state, column, filled) → [[what draws the answer, path, body], …]        one answer below the other
 
    `column` is {model, prefix, off}: a model as GET /v1/models describes it, and what was forced and switched off.
-   A view with `whole` is of the model itself, one with `texts` is of texts and of nothing else that a model may read.
+   A view with `whole` is of the model itself, one with `texts` is of texts and of nothing else that a model may read,
+   one that is `prepared` is there for the models whose description lists it.
    `filled` are the texts of a tab's own text area, which are examples of the model as long as nobody wrote others. */
 
 import { choice, make } from "../views/dom.js";
@@ -114,6 +115,15 @@ export const PANELS = {
       inspect("saliency", { model: column.model.name, source: input(state, column), target: chosenTarget(state) }),
       inspect("sequential", { model: column.model.name }),
     ],
+  },
+  blame: {
+    title: "Training lines",
+    about: "The training lines behind the answer. Of the reference, where there is one: those behind what departs from it.",
+    prepared: true,
+    asks: (state, column) => {
+      const told = column.model.kind === "pairs" ? { target: reference(state) } : {};
+      return [inspect("blame", { model: column.model.name, source: input(state, column), ...told })];
+    },
   },
   positions: {
     title: "Positions",

@@ -30,6 +30,8 @@ function keyHeader() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
+export const hasKey = () => "Authorization" in keyHeader();
+
 /** GET, or POST where there is a body. Ends with an AbortError when `signal` says so. */
 export async function ask(path, body, signal) {
   const head = { headers: { ...keyHeader() }, signal };
