@@ -21,7 +21,8 @@ from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions, fields_of
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, UNK
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.search import uses_field
 
 SOURCES = ["ab", "c", "bca", "aacb"]

@@ -21,7 +21,8 @@ from dragoman.core.types import Example
 from dragoman.inference import pipeline as inference
 from dragoman.inference import windows
 from dragoman.inference.parallel import count_workers, map_windows, predict_stream, score_stream
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inference.windows import Window
 
 LETTERS = "abcdefgh"

@@ -27,7 +27,8 @@ from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Example
 from dragoman.inference import pipeline
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.search import search_part
 
 LETTERS = "abcdefgh"
@@ -519,14 +520,17 @@ def test_everything_in_all_is_there_and_everything_public_is_in_all() -> None:
     }
     assert defined == {"load", "train"}
     assert set(dragoman.__all__) == {
+        "Example",
         "GenerationOptions",
         "Part",
         "Pipeline",
         "Prediction",
         "Report",
+        "UserError",
         "__version__",
         *defined,
     }
+    assert dir(dragoman) == sorted(dragoman.__all__)
     assert (dragoman.Pipeline, dragoman.Prediction) == (Pipeline, Prediction)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dragoman.nothing  # type: ignore[attr-defined]

@@ -21,7 +21,9 @@ from dragoman.core import processes
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import Example
-from dragoman.inference.pipeline import PairLike, Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
+from dragoman.inference.scoring import PairLike
 from dragoman.inference.windows import Window, cut_windows
 
 Input = TypeVar("Input")

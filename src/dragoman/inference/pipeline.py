@@ -13,81 +13,43 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config
-from dragoman.core.errors import DataError, UserError
-from dragoman.core.generation import GenerationOptions, fields_of
-from dragoman.core.registry import Part
-from dragoman.core.types import PAD, UNK, Batch, Example, Hypothesis
+from dragoman.core.errors import UserError
+from dragoman.core.generation import GenerationOptions
+from dragoman.core.types import UNK, Batch, Example, Hypothesis
 from dragoman.data.batching import collate
-from dragoman.data.objectives import TrainingRow
 from dragoman.engines import base as engines
 from dragoman.engines.base import Engine, EngineReport
 from dragoman.engines.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_by_length
-from dragoman.evaluation.metrics import Metric, metrics
 from dragoman.inference import attention as attention_maps
-from dragoman.inference import ensemble
+from dragoman.inference import ensemble, scoring
 from dragoman.inference.constraints import OnToken, build_constraints
 from dragoman.inference.decode_start import DecodeStart, start_decoding
 from dragoman.inference.device import select_device
 from dragoman.inference.inputs import InputProcessor, ModelInput, is_blank, with_media_roots
+from dragoman.inference.prediction import Prediction
+from dragoman.inference.request import GenerationRequest, build_request, check_differences, resolve_options
+from dragoman.inference.reranking import rank_by_mbr
+from dragoman.inference.scoring import PairLike
 from dragoman.inference.windows import MEDIA_WINDOW, WINDOW, Window, cut_windows
-from dragoman.nn.losses import token_log_probs
-from dragoman.search import Search, SearchConstraints, Trace, apply_overrides, build_search, mbr
+from dragoman.search import SearchConstraints, Trace
 from dragoman.text.codec import Codec
 
 logger = logging.getLogger("dragoman")
 
-PairLike = tuple[str, str] | Example | str  # a pair to score; to a language model, a text
 SourceOptions = tuple[str | Example, GenerationOptions]
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-
-# What a search holds of each hypothesis: log p of the vocabulary in four tensors, tokens and log p of 256 positions.
-MAX_SEARCH_BYTES, BYTES_PER_TOKEN, BYTES_PER_HYPOTHESIS = 2**31, 16, 2**14
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One output; `alternatives` are the next best. Scores are log-probabilities: higher is better."""
-
-    text: str
-    score: float  # under the search's length rule
-    log_prob: float  # of the whole sequence, a fused language model and CTC included
-    tokens: list[str]
-    log_probs: list[float]  # of each token, and of </s> where the output ended with it
-    finish_reason: str  # "eos"; "length", the limit; "no_valid_token", constraints allow nothing; "empty_source"
-    source_tokens: list[str]
-    source_truncated: bool = False  # the source was too long and only its beginning was read
-    alternatives: list[Prediction] = field(default_factory=list)
-    attention: np.ndarray | None = None  # (target tokens with </s>, source tokens), on request
-    media_preview: dict[str, Any] | None = field(default=None, repr=False)  # with attention: the picture of the source
-    trace: Trace | None = None  # what the beam kept and dropped at each step, on request
-    ids: list[int] = field(default_factory=list, repr=False)  # the tokens' ids
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """What is asked of a pipeline: options for all sources, and what to return besides the outputs."""
-
-    options: GenerationOptions
-    search: Search
-    mbr_metric: Metric | None = None  # ranks the outputs by minimum Bayes risk
-    attention: bool = False
-    trace: bool = False
-    on_token: OnToken | None = None
 
 
 @dataclass
@@ -113,6 +75,18 @@ class Pipeline:
     fast: bool = False  # use an engine where there is one; it copies the weights, which must not change any more
 
     preview_media: ClassVar[Callable[[Pipeline, ModelInput], dict[str, Any] | None] | None] = None  # set by __init__.py
+    # Set by dragoman/__init__.py, too: what these need stands above inference.
+    evaluate: ClassVar[Callable[..., Any]]
+    alignment: ClassVar[Callable[..., Any]]
+    beam_tree: ClassVar[Callable[..., Any]]
+    steps: ClassVar[Callable[..., Any]]
+    blame: ClassVar[Callable[..., Any]]
+
+    def __repr__(self) -> str:
+        model, parameters = self.config.model, sum(p.numel() for p in self.model.parameters())
+        last = model.decoder or model.head
+        shape = f"{model.encoder.name} → {last.name if last is not None else 'none'}"
+        return f"<Pipeline {self.path or 'without a folder'}: {shape}, {parameters:,} parameters, on {self.device}>"
 
     @cached_property
     def input_processor(self) -> InputProcessor:
@@ -190,7 +164,10 @@ class Pipeline:
                 raise UserError(f"there are {len(sources)} sources and {len(own)} options; give one for each, or one")
             options = own[0] if own else None
         request = self.request(options, beam=beam, nbest=nbest, attention=attention, trace=trace, on_token=on_token)
-        resolved = repeat(request.options) if own is None else self._resolve(own, request, beam, nbest)
+        resolved: Iterable[GenerationOptions] = repeat(request.options)
+        if own is not None:
+            resolved = own = [self.resolve_options(one, beam=beam, nbest=nbest) for one in own]
+            check_differences(own, request)
         for window in cut_windows(zip(sources, resolved, strict=False), size=self.window_size, first_index=first_index):
             yield from self.predict_window(window, request)
 
@@ -206,52 +183,13 @@ class Pipeline:
     ) -> GenerationRequest:
         """Resolve options against the config; raise UserError if this model or its search cannot serve them."""
         resolved = self.resolve_options(options, beam=beam, nbest=nbest)
-        search = build_search(resolved)
-        name = resolved.search.name
-        if trace and not search.supports_trace:
-            raise UserError(f"trace needs a beam search, and the search is '{name}'; set search to beam")
-        metric = None if resolved.mbr is None else build_mbr_metric(resolved.mbr)
-        if resolved.replace_unk:
-            attention_maps.check_replace_unk(self.input_processor)
-        if resolved.force_phrases and not search.supports_force_phrases:
-            raise UserError(f"force_phrases needs a beam search, and the search is '{name}'; set search to beam")
-        if resolved.nbest > search.num_hypotheses and self.model.head is None:
-            needs = "as many num_samples" if search.is_sampling else f"a beam of at least {resolved.nbest}"
-            raise UserError(f"nbest {resolved.nbest} needs {needs}, not {search.num_hypotheses}")
-        check_search_memory(search.num_hypotheses, len(self.codec.target))
-        return GenerationRequest(
-            resolved, search, metric if self.model.head is None else None, attention, trace, on_token
-        )
+        return build_request(self.input_processor, resolved, attention, trace, on_token)
 
     def resolve_options(
         self, options: GenerationOptions | None = None, *, beam: int | None = None, nbest: int | None = None
     ) -> GenerationOptions:
         """Return the config's generation options, overridden by those set; `beam` and `nbest` override both."""
-        given = {name: value for name, value in {"beam": beam, "nbest": nbest}.items() if value is not None}
-        for name, value in given.items():
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name} is {value!r}; it must be at least 1, a whole number")
-        given_options: object = options  # a caller may give anything
-        if not isinstance(given_options, GenerationOptions | None):
-            found = type(given_options).__name__
-            raise UserError(f"options must be GenerationOptions, one for all sources or a list of them; found {found}")
-        overrides = (options or GenerationOptions()).merge(GenerationOptions.model_validate(given))
-        for problem in overrides.problems():
-            raise UserError(problem)
-        return apply_overrides(self.config.generation, overrides)
-
-    def _resolve(
-        self, options: Sequence[GenerationOptions], request: GenerationRequest, beam: int | None, nbest: int | None
-    ) -> list[GenerationOptions]:
-        """Resolve the options of each source; raise UserError if they differ in more than lengths and constraints."""
-        resolved = [self.resolve_options(one, beam=beam, nbest=nbest) for one in options]
-        for one in resolved:
-            for name in fields_of("search", "output"):
-                if getattr(one, name) != getattr(request.options, name):
-                    raise UserError(f"{name} differs between sources; only lengths and constraints may differ")
-            if one.force_phrases and not request.search.supports_force_phrases:
-                raise UserError(f"force_phrases needs a beam search, and the search is '{one.search.name}'")
-        return resolved
+        return resolve_options(self.config.generation, options, beam, nbest)
 
     @property
     def reads_media(self) -> bool:
@@ -311,7 +249,9 @@ class Pipeline:
             if request.options.replace_unk:
                 self._replace_unk(predictions, rows)
             for n, (row, candidates) in enumerate(zip(rows, predictions, strict=True)):
-                best = rank_by_mbr(candidates, request)[:nbest]
+                if request.mbr_metric is not None:
+                    candidates = rank_by_mbr(candidates, request.mbr_metric, request.search.is_sampling)
+                best = candidates[:nbest]
                 if not best:  # no output satisfies the constraints
                     labels, truncated = self.input_processor.source_labels(row.input), row.input.source_truncated
                     best = [Prediction("", -math.inf, -math.inf, [], [], "no_valid_token", labels, truncated)]
@@ -430,37 +370,7 @@ class Pipeline:
 
     def score_window(self, window: Window[PairLike], skip: bool = False) -> Iterator[list[float]]:
         """Yield token scores of a window; a bad pair raises after those before it, or with `skip` yields []."""
-        rows: list[TrainingRow | None] = []
-        error: Exception | None = None
-        for pair in window.inputs:
-            try:
-                if isinstance(pair, tuple) and (len(pair) != 2 or not isinstance(pair[1], str)):
-                    raise UserError(f"a pair must be two texts, (source, target); found {pair!r:.60}")
-                example = self.input_processor.to_example(Example(*pair) if isinstance(pair, tuple) else pair)
-                rows.append(self.input_processor.encode_pair(example))
-            except Exception as raised:
-                if not (skip and isinstance(raised, DataError)):
-                    error = raised
-                    break
-                rows.append(None)
-        scores = iter(self._score_rows([row for row in rows if row is not None]))
-        yield from ([] if row is None else next(scores) for row in rows)
-        if error is not None:
-            raise error
-
-    @torch.inference_mode()
-    def _score_rows(self, rows: list[TrainingRow]) -> list[list[float]]:
-        """Return log p of every target token of each row, computed in batches by length."""
-        self.model.eval()
-        results: list[list[float]] = [[] for _ in rows]
-        sides = [[side for side in (row.source, row.target, row.second_source) if side is not None] for row in rows]
-        for indices in batch_by_length([max(map(len, each)) for each in sides], self._max_tokens):
-            batch = collate([rows[i] for i in indices], indices).to(self.device)
-            predicted = self.model(batch)
-            log_probs = token_log_probs(predicted.logits, predicted.gold)
-            for i, row, is_scored in zip(indices, log_probs.tolist(), (predicted.gold != PAD).tolist(), strict=True):
-                results[i] = [p for p, real in zip(row, is_scored, strict=True) if real]
-        return results
+        return scoring.score_window(self.input_processor, window, self._max_tokens, self.device, skip)
 
 
 def check_is_list(values: Any, function: str, name: str) -> None:
@@ -468,44 +378,6 @@ def check_is_list(values: Any, function: str, name: str) -> None:
     if isinstance(values, str | bytes | Example) or not isinstance(values, Iterable):
         found = type(values).__name__
         raise UserError(f"{function} takes a list of {name}, found {found}; for one give a list: [{name[:-1]}]")
-
-
-def check_search_memory(hypotheses: int, vocabulary: int) -> None:
-    """Raise UserError if a search of so many hypotheses needs more than MAX_SEARCH_BYTES for one source."""
-    each = vocabulary * BYTES_PER_TOKEN + BYTES_PER_HYPOTHESIS
-    if hypotheses * each > MAX_SEARCH_BYTES:
-        raise UserError(
-            f"{hypotheses:,} hypotheses need about {hypotheses * each / 1e9:,.1f} GB of memory for each source; with "
-            f"this vocabulary there may be {MAX_SEARCH_BYTES // each:,}: lower beam, or num_samples"
-        )
-
-
-def build_mbr_metric(part: Part) -> Metric:
-    """Build the metric of minimum Bayes risk decoding; a UserError says what is wrong with it."""
-    try:
-        return metrics.build(metrics.parse(part))
-    except PydanticCustomError as error:
-        raise UserError(f"mbr: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"mbr: {'.'.join(map(str, first['loc']))}: {first['msg']}, found {first['input']!r}") from None
-
-
-def rank_by_mbr(candidates: list[Prediction], request: GenerationRequest) -> list[Prediction]:
-    """Return the candidates ranked by minimum Bayes risk if the request asks for it, else unchanged."""
-    metric = request.mbr_metric
-    if metric is None or len(candidates) < 2:
-        return candidates
-    sign = 1.0 if metric.higher_is_better else -1.0
-
-    def utility(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-        statistics = metric.statistics(hypotheses, [[reference] for reference in references])
-        return (sign * metric.score(statistics)).tolist()  # type: ignore[no-any-return]
-
-    log_probs = [candidate.log_prob for candidate in candidates]
-    weights = None if request.search.is_sampling else mbr.posterior_weights(log_probs)
-    texts = [candidate.text for candidate in candidates]
-    return [candidates[i] for i in mbr.rank_by_utility(texts, utility, weights)]
 
 
 def load(

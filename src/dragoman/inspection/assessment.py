@@ -17,7 +17,8 @@ from dragoman.core.types import Example
 from dragoman.evaluation.metrics import Metric, metrics
 from dragoman.evaluation.significance import PairedResult, bootstrap_interval, format_score, paired_bootstrap
 from dragoman.inference import parallel
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.length_units import TOKENS, length_pieces, length_unit
 
 
@@ -30,9 +31,15 @@ class MetricScore:
     value: float
     low: float
     high: float
+    own_label: str = ""  # what the data call it ("words with an error"), in place of the metric's label
+
+    @property
+    def label(self) -> str:
+        """The short name to print."""
+        return self.own_label or self.metric.label
 
     def __str__(self) -> str:
-        return format_score(self.metric.label, self.value, self.low, self.high)
+        return format_score(self.label, self.value, self.low, self.high, self.metric.unit)
 
 
 @dataclass
@@ -57,6 +64,10 @@ class Assessment:
                 "interval": [score.low, score.high],
                 "signature": score.metric.signature,
                 "higher_is_better": score.metric.higher_is_better,
+                "label": score.label,
+                "name": score.metric.name,
+                "unit": score.metric.unit,
+                "description": score.metric.description,
             }
             for name, score in self.scores.items()
         }

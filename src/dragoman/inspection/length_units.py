@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dragoman.core.types import EOS, SPECIALS, Example
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.media_preview import first_member
 from dragoman.text.codec import has_text_source
 

@@ -21,7 +21,8 @@ from dragoman.core.generation import GenerationOptions
 from dragoman.core.json import replace_nonfinite
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, SPECIALS, Example
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.training.prepare import is_readable, read_examples
 
 MAX_TOKENS = 100  # of a result: an untrained model seldom stops by itself

@@ -18,7 +18,8 @@ from dragoman import config as configs
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import UNK, Example
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection import probe_inputs
 from dragoman.inspection.probe_inputs import MinimalPair, NeutralSource
 from dragoman.inspection.views import probes

@@ -19,7 +19,8 @@ from dragoman import config as configs
 from dragoman.config.schema import Corpus
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
-from dragoman.inference.pipeline import Pipeline, Prediction
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.assessment import Assessment, assess, score_metric
 from dragoman.inspection.length_units import strip_eos
 from dragoman.inspection.views.quality import GZIP_RATIO, MAX_TRAINING_BYTES, count_training_tokens, quality_report

@@ -28,7 +28,8 @@ from dragoman.inspection.render.terminal_tree import render_beam
 from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
-    from dragoman.inference.pipeline import Pipeline, Prediction
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inference.prediction import Prediction
 
 TOLERANCE = 1e-5  # between a mean log p computed step by step and one computed at once
 

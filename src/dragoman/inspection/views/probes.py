@@ -42,7 +42,8 @@ from dragoman.inspection.views import BeamSize, RequestSize, ViewData, register_
 from dragoman.text.codec import language_tags
 
 if TYPE_CHECKING:
-    from dragoman.inference.pipeline import Pipeline, Prediction
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inference.prediction import Prediction
 
 Text = Annotated[str, Field(max_length=1_000_000)]
 Language = Annotated[str, Field(min_length=1, max_length=100)]
