@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-long browser lint format clean
+.PHONY: demo test test-long browser lint audit format clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/dragoman demo
@@ -28,6 +28,12 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 
+# Known vulnerabilities in the pinned packages. Needs pypi.org itself: a mirror has the packages, but not what is known of
+# each version, and without --strict all that cannot be looked up would pass.
+audit: $(VENV)/.audit
+	@echo "make audit asks pypi.org about each version in constraints.txt; 'not found on PyPI' means that it was not reached"
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
+
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff format src tests bench
 	$(VENV)/bin/ruff check --fix src tests bench
@@ -45,5 +51,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,dev]'
+	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,dev]'
+	touch $@
+
+$(VENV)/.audit: | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV)/audit  # of its own: it is no part of what it looks at
+	$(VENV)/audit/bin/python -m pip install --quiet --no-compile -c constraints.txt pip-audit
 	touch $@

@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,8 +27,7 @@ from dragoman import config as configs
 from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.core.errors import DataError, RunError, TrainingDiverged, UserError
-from dragoman.training import prepare
-from dragoman.training import trainer as trainers
+from dragoman.training import divergence, prepare
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.tokenizer_learning import load_or_learn_codec
 from dragoman.training.trainer import Trainer
@@ -482,9 +482,15 @@ def test_a_step_without_a_finite_number_changes_nothing(what, tiny, tmp_path):
             lambda _m, _i, output: replace(output, o=output.o * math.nan)
         ),
     }[what]()
+    lines, loss = [], trainer.loss
+    trainer.loss = lambda batch: (lines.extend(batch.lines), loss(batch))[1]  # which batch it is
     reports = next(steps)
     assert [report.kind for report in reports] == ["skipped", "step"]
     assert trainer.progress.nonfinite_updates == 1
+    said = re.match(r"step 3: loss .* at learning rate (\S+), lines ([\d, ]+)…", reports[0].message)
+    assert said is not None
+    assert float(said[1]) == 3e-3
+    assert said[2] == ", ".join(map(str, lines[:5]))
     assert all(torch.equal(a, b) for a, b in zip(before, state(trainer), strict=True))
     assert (trainer.progress.tokens, trainer.progress.window_loss) == (tokens, window)
     fault.remove()
@@ -570,7 +576,7 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, tmp_path):
 
 
 def test_a_loss_that_runs_away_ends_the_training_at_the_same_step_also_when_resumed(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "MAX_RUNAWAY_UPDATES", 8)
+    monkeypatch.setattr(divergence, "MAX_RUNAWAY_UPDATES", 8)
     sets = ["training.optimizer={name: sgd, rate: 100.0}", "training.save_every=4", "data.valid=null"]
     config = tiny().config(*sets)
     with pytest.raises(TrainingDiverged, match=r"step (\d+): loss .* at learning rate 100; for 8 updates") as diverged:
@@ -586,7 +592,7 @@ def test_a_loss_that_runs_away_ends_the_training_at_the_same_step_also_when_resu
 
 
 def test_a_training_that_only_stumbles_goes_on(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "MAX_RUNAWAY_UPDATES", 8)
+    monkeypatch.setattr(divergence, "MAX_RUNAWAY_UPDATES", 8)
     sets = ["training.optimizer={name: adam, rate: 0.05}", "training.steps=20", "data.valid=null"]  # far too high
     assert train(tiny("transformer").config(*sets), tmp_path / "run")[-1].kind == "end"
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from dragoman import training
 from dragoman.checkpoint import model_folder
-from dragoman.core.errors import RunError, UserError
+from dragoman.core.errors import ModelError, RunError, UserError
 from dragoman.data.batching import BatchStream, Cursor
 from dragoman.inference import pipeline
 from dragoman.training import prepare
@@ -302,6 +302,22 @@ def test_a_vocabulary_that_does_not_fit_the_weights_is_explained(parent, tmp_pat
         train(made.config(f"training.start_from={run}", f"tokenizer.load={tmp_path / 'other'}"), tmp_path / "child")
     assert "tokenizer.load" in str(refused.value)
     assert "training.start_from" in str(refused.value)
+
+
+def test_a_damaged_model_is_named_and_not_started_from(parent, tmp_path):
+    """Also where the tokenizers are another model's: a flipped bit loads silently."""
+    made, run = parent
+    train(made.config("training.steps=2"), tmp_path / "other")
+    damaged = model_folder.resolve(run) / "model.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    sets = [f"training.start_from={run}", f"tokenizer.load={tmp_path / 'other'}"]
+    for config in (made.config(*sets), made.config(sets[0])):
+        with pytest.raises(ModelError, match="checksum mismatch") as refused:
+            train(config, tmp_path / "child")
+        assert str(damaged) in str(refused.value)
+        assert not (tmp_path / "child" / "checkpoints").exists()
 
 
 def test_hard_attention_can_begin_where_soft_attention_ended(parent, tmp_path):

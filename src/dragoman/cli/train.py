@@ -1,4 +1,4 @@
-"""dragoman train: a config, a preset or both → a run folder with a trained model.
+"""dragoman train: a config, a preset or both, or a file of pairs alone → a run folder with a trained model.
 
 Under torchrun every rank runs this command; rank 0 shows the progress.
 """
@@ -11,20 +11,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.options import console, load_plugins, plain_table, print_to_stderr, program_name
+from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr, program_name
 from dragoman.core.errors import TrainingDiverged, TrainingStopped, UserError
 
 if TYPE_CHECKING:
     from dragoman.config.loading import LoadedConfig
+    from dragoman.training.autotrain import TrainingRequest
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 def train(
-    config: Annotated[Path | None, typer.Argument(help="A config file (YAML).", metavar="[CONFIG]")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A config file (.yaml), or pairs, for which a config is chosen.", metavar="[CONFIG|PAIRS]"),
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="A named config to build on; see `dragoman list presets`.")] = None,
     set: options.Set = [],
     run: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/<name>.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="With PAIRS: how long to train at most. Default: 10.", show_default=False)
+    ] = None,
+    search: Annotated[bool, typer.Option(help="With PAIRS: let several systems race within the minutes.")] = False,
+    valid: Annotated[str | None, typer.Option(help="With PAIRS: validation pairs that are held out already.")] = None,
+    test: Annotated[str | None, typer.Option(help="With PAIRS: test pairs that are held out already.")] = None,
+    columns: Annotated[
+        str, typer.Option(help="With PAIRS: the columns, as source,target,- or word,ipa. Default: by their looks.")
+    ] = "",
     explain: Annotated[
-        bool, typer.Option(help="Print every value of the config and where it comes from; train nothing.")
+        bool,
+        typer.Option(
+            help="Train nothing. Of a config: print every value and where it comes from; of pairs: what is chosen when."
+        ),
     ] = False,
     explain_engine: options.ExplainEngine = False,
     allow_change: options.AllowChange = [],
@@ -32,8 +50,23 @@ def train(
 ) -> None:
     """Train a model. The same command again resumes a run that was stopped or killed."""
     if config is None and preset is None:
-        raise UserError("train needs a config file or --preset NAME (see `dragoman list presets`)")
+        raise UserError("train needs pairs, a config file or --preset NAME (see `dragoman list presets`)")
     load_plugins(plugins)
+    own = {"--minutes": minutes, "--search": search, "--valid": valid, "--test": test, "--columns": columns}
+    if config is not None and not config.lower().endswith(CONFIG_SUFFIXES):
+        if preset is not None or allow_change or explain_engine:
+            raise UserError(
+                f"{config}: pairs have no --preset, --allow-change or --explain-engine; set data.train=FILE"
+            )
+        from dragoman.data.columns import parse_columns_option
+        from dragoman.training.autotrain import MINUTES, TrainingRequest, default_folder
+
+        asked = parse_columns_option(columns) if columns else None
+        request = TrainingRequest(config, valid, test, asked, minutes or MINUTES, search, tuple(set))
+        _train_on_pairs(request, run or default_folder(config), explain)
+        return
+    if wrong := [name for name, value in own.items() if value]:
+        raise UserError(f"{' and '.join(wrong)}: only with a file of pairs; a config says it in data: and training:")
     from dragoman import config as configs
 
     loaded = configs.load(config, preset, set)
@@ -65,6 +98,38 @@ def train(
         takes_text = model.frontend.name == "tokens" and model.second_source is None
         start, end = ('echo "some source" | ', "") if takes_text else ("", " FILE")
         print_to_stderr(f"try it: {start}{program_name()} predict {folder}{end}")
+
+
+def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool) -> None:
+    from dragoman.training import autotrain
+
+    if explain:
+        _explain_choice(request)
+        return
+    from dragoman.cli import progress
+    from dragoman.reports.run_report import write_run_report
+
+    progress.show_training(autotrain.run(request, folder))
+    test = autotrain.read_plan(folder)["test"]
+    if test is not None:
+        for line in write_run_report(folder, test).lines:
+            print_text(line)
+    print_to_stderr(f"try it: {program_name()} predict {folder}")
+
+
+def _explain_choice(request: TrainingRequest) -> None:
+    """Print what the pairs look like and the table of choices, in which the row that applies is marked."""
+    from dragoman.config import autoconfig
+    from dragoman.data.quality.profile import profile_pairs
+
+    examples, _, sentence = request.read()
+    profile = profile_pairs(examples)
+    print_text(f"{sentence}\n{profile}\n".lstrip())
+    chosen = autoconfig.find_rule(profile)
+    table = plain_table("", "looks like", "pairs", "systems, the first that the time suffices for", "measured")
+    for rule in autoconfig.RULES:
+        table.add_row("→" if rule is chosen else "", *rule.cells())
+    console().print(table)
 
 
 def _print_values(loaded: LoadedConfig) -> None:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Literal
 
 from dragoman.core.errors import RunError
@@ -91,6 +92,27 @@ def open_output(path: Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[by
     _clean_up_after_killed(target.parent)
     with open_atomic(target, like=status) as file:
         yield file
+
+
+@contextmanager
+def open_journal(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that keeps results while an output is made that is whole only at its end, and is then removed.
+
+    If the process is killed, the next command that writes into the folder keeps it as NAME.jsonl.partial-N.
+    """
+    temporary = _temporary_path(path.with_name(f"{path.name}.jsonl"))
+    with explain_write_errors(path, 0):
+        try:
+            with _open_flushed(temporary) as file:
+                yield file
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def open_scratch(folder: Path) -> IO[bytes]:
+    """Open a file without a name, which vanishes with the process."""
+    return TemporaryFile(dir=folder)
 
 
 def _check_output(path: Path, status: os.stat_result, inputs: Iterable[str | Path]) -> None:

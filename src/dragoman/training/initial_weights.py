@@ -23,6 +23,7 @@ from dragoman.core.errors import ModelError, RunError, UserError
 def load_initial_weights(model: nn.Module, path: Path, parts: Sequence[str]) -> None:
     """Copy the weights of another model, or only those below the names in `parts`; an error names what does not fit."""
     other = model_folder.resolve(path)
+    model_folder.verify(other)  # with tokenizer.load nobody else has: a flipped bit loads silently
     # Buffers may be missing there: hard attention has a baseline, which the soft attention it starts from has not.
     buffers = model_folder.unique_weights(model).keys() - dict(model.named_parameters()).keys()
     weights = {name: model.get_buffer(name) for name in buffers} | model_folder.load_tensors(other, "model.safetensors")

@@ -85,7 +85,7 @@ def prepare_data(config: Config, codec: Codec, cache: Path) -> TrainingData:
 
     def store(path: str, keep_text: bool) -> TokenStore:
         read_key = [
-            type(find_reader(path)).__name__,
+            find_reader(path).read_key(path),
             config.columns,
             config.data.on_error,
             objective_key,
@@ -143,7 +143,7 @@ def media_fingerprints(config: Config, path: str, cache: Path) -> list[str]:
 
 def read_examples(config: Config, path: str) -> Iterator[Example]:
     """Read the pairs of a file; of the validation set, additional columns are further references."""
-    extra_targets = path == config.data.valid and config.columns.count("target") > 0
+    extra_targets = path == config.data.valid and "target" in config.columns
     return read_pairs(path, columns=config.columns, extra_targets=extra_targets, on_error=config.data.on_error)
 
 

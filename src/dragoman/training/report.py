@@ -24,6 +24,16 @@ class Report:
     tokens_per_second: float = 0.0
     seconds_left: float = math.nan
 
+    def __repr__(self) -> str:
+        values = {key: value for key, value in self.values.items() if key not in ("kind", "step")}
+        text = self.message or ", ".join(f"{key} {_short(value)}" for key, value in values.items())
+        text = text or ("" if math.isnan(self.loss) else f"loss {self.loss:.4g}")
+        return f"<Report {self.kind}, step {self.step} of {self.steps}{f': {text}' if text else ''}>"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 class Clock:
     """Time spent training, without validation: the recent speed, and the time left at that speed."""

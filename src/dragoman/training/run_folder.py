@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from dragoman.checkpoint.model_folder import FILE_NAME
+from dragoman.checkpoint.model_paths import FILE_NAME
 from dragoman.config import Config, validate
 from dragoman.core import files, yaml
 from dragoman.core.errors import RunError, UserError, did_you_mean

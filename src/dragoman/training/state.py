@@ -36,8 +36,8 @@ class Progress:
     last_validation: int = 0  # step
     bad_validations: int = 0  # validations since the best
     nonfinite_updates: int = 0  # in a row
-    first_loss: float | None = None  # of a token, in the first update
-    runaway_updates: int = 0  # in a row
+    first_loss: float | None = None  # of a token, in the first update, or since one was below a guess's
+    runaway_updates: int = 0  # above the limit of training/divergence.py, less those below
     max_area: int | None = None  # largest batch area that fits into memory; None: all did
     threads: int = 0
     ranks: int = 1

@@ -31,7 +31,7 @@ from dragoman.inference.pipeline import Pipeline
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
-from dragoman.training import replay
+from dragoman.training import divergence, replay
 from dragoman.training.averaging import MovingAverage, temporary_weights
 from dragoman.training.distributed import RankGroup
 from dragoman.training.gradient import compute_gradient, optimizer_step
@@ -45,8 +45,6 @@ from dragoman.training.update_batches import group_updates
 from dragoman.training.validation import is_better, validate
 
 MAX_NONFINITE_UPDATES = 3  # in a row, then training stops
-# A loss of a token above RUNAWAY_FACTOR times that of a uniform guess, and of the first update, is one that ran away.
-RUNAWAY_FACTOR, MAX_RUNAWAY_UPDATES = 3.0, 100  # in a row, then training stops
 REMEDY = "Training stopped: lower the learning rate, warm up longer, or clip the gradient"
 
 
@@ -146,16 +144,7 @@ class Trainer:
     def train(self, stop_signal: Callable[[], int | None]) -> Iterator[Report]:
         """Train until the steps, the epochs or the patience end; a signal raises TrainingStopped after a checkpoint."""
         options, progress = self.options, self.progress
-        batches = BatchStream(
-            self.data.corpora,
-            self.data.codec,
-            tokens=options.batch_tokens,
-            sentences=options.batch_sentences,
-            seed=self.config.seed,
-            objective=self.data.objective,
-            rank=self.ranks.rank,
-            ranks=self.ranks.world_size,
-        )
+        batches = self.batch_stream()
         yield from self._open_engine()
         ahead, prepare = (2, self.graph_step.prepare) if self.graph_step is not None else (0, lambda batch: batch)
         cursor = Cursor(progress.epoch, progress.batch)
@@ -176,6 +165,19 @@ class Trainer:
                     self._raise_stopped(signal_number)
         finally:
             stream.close()
+
+    def batch_stream(self) -> BatchStream:
+        """The training batches of this rank."""
+        return BatchStream(
+            self.data.corpora,
+            self.data.codec,
+            tokens=self.options.batch_tokens,
+            sentences=self.options.batch_sentences,
+            seed=self.config.seed,
+            objective=self.data.objective,
+            rank=self.ranks.rank,
+            ranks=self.ranks.world_size,
+        )
 
     def _open_engine(self) -> Iterator[Report]:
         """Set up the training engine; on a GPU, report why a step is not one CUDA graph."""
@@ -262,16 +264,12 @@ class Trainer:
     def _check_runaway(self, loss: float) -> None:
         """Raise TrainingDiverged if the loss of a token, though finite, stays far above that of knowing nothing."""
         progress, rate = self.progress, self.optimizer.param_groups[0]["lr"]
-        if self.model.is_stochastic:  # its loss has a REINFORCE term, which measures nothing
-            return
-        progress.first_loss = loss if progress.first_loss is None else progress.first_loss
         guess = math.log(len(self.data.codec.target))
-        is_runaway = loss > RUNAWAY_FACTOR * max(guess, progress.first_loss)
-        progress.runaway_updates = progress.runaway_updates + 1 if is_runaway else 0
-        if progress.runaway_updates >= MAX_RUNAWAY_UPDATES:
+        if divergence.has_run_away(progress, loss, guess):
             raise TrainingDiverged(
-                f"step {progress.step}: loss {loss:.4g} at learning rate {rate:.3g}; for {MAX_RUNAWAY_UPDATES} updates "
-                f"it was more than {RUNAWAY_FACTOR:g} times that of a guess ({guess:.3g}). {REMEDY}"
+                f"step {progress.step}: loss {loss:.4g} at learning rate {rate:.3g}; for "
+                f"{divergence.MAX_RUNAWAY_UPDATES} updates it was more than {divergence.RUNAWAY_FACTOR:g} times that "
+                f"of a guess ({guess:.3g}). {REMEDY}"
             )
 
     def after_step(self, clock: Clock, save: bool) -> Iterator[Report]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dragoman.core.errors import DataError, RunError
 from dragoman.core.types import Example
 from dragoman.data.store import store
 from dragoman.data.store.builder import build_store
-from dragoman.data.store.cache import hash_files, open_or_build
+from dragoman.data.store.cache import _load_hashes, hash_files, open_or_build
 from dragoman.training import prepare as preparation
 from dragoman.training.tokenizer_learning import load_or_learn_codec
 
@@ -115,6 +116,23 @@ def test_damaged_hashes_are_as_good_as_none(tmp_path, content):
     (cache / "hashes.json").write_text(content)
     assert hash_files([file], cache) == before
     assert not leftovers(cache)
+
+
+def test_hashes_that_are_no_plain_file_or_absurdly_large_are_not_read(tmp_path):
+    file, cache = write(tmp_path / "a", "one"), tmp_path / "cache"
+    before = hash_files([file], cache)
+    (cache / "hashes.json").unlink()
+    os.mkfifo(cache / "hashes.json")  # a reader would wait for a writer
+    assert _load_hashes(cache / "hashes.json") == {}
+    (cache / "hashes.json").unlink()
+    with (cache / "hashes.json").open("wb") as hashes:
+        hashes.truncate(1 << 28)
+    tracemalloc.start()
+    assert hash_files([file], cache) == before
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert (cache / "hashes.json").stat().st_size < 1000  # they are counted anew
 
 
 FILES = ["source.ids", "source.offsets", "target.ids", "target.offsets", "lines", "examples.jsonl", "examples.offsets"]

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from dragoman.core.errors import DataError
-from dragoman.core.files import remove_folder, write_output
+from dragoman.core.errors import DataError, RunError
+from dragoman.core.files import read_plain, remove_folder, write_output
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
 from dragoman.data.objectives import Objective, Pairs
@@ -30,6 +30,7 @@ from dragoman.text.codec import Codec
 
 Hashes = dict[str, tuple[int, int, str]]  # a list of files: (their number, newest modification time in ns, SHA-256)
 
+MAX_HASHES_BYTES = 2**24  # of hashes.json, where a corpus has 150: a hundred thousand of them
 MIN_FILE_AGE = 2 * 10**9  # ns: a file modified more recently may change again within the same timestamp
 
 
@@ -70,10 +71,11 @@ def _hash_file(path: str) -> str:
 
 
 def _load_hashes(file: Path) -> Hashes:
+    """The digests that are known; none if the file cannot be read: they are worth time, not an error."""
     try:
-        known = json.loads(file.read_bytes())
+        known = json.loads(read_plain(file, MAX_HASHES_BYTES))
         return {path: (int(size), int(time_ns), str(digest)) for path, (size, time_ns, digest) in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, RunError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

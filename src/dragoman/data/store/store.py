@@ -21,13 +21,17 @@ data/store/builder.py writes such a folder atomically; it never changes afterwar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dragoman.core import files
 from dragoman.core.errors import DataError
 from dragoman.core.formats import FORMAT
 from dragoman.core.types import Example
@@ -35,25 +39,48 @@ from dragoman.core.types import Example
 Array = NDArray[Any]  # ids, or (S, F) numbers of a modality, in any dtype
 Rows = NDArray[np.int64]  # row numbers, or lengths
 
+MAX_FACTS_BYTES = 2**16  # of store.json, which has 1,000: a stranger's must not fill our memory
+
+Count = Annotated[int, Ge(0)]
+Width = Annotated[int, Ge(1)] | None  # numbers at each position of a source; None: it is text, with ids
+Dtype = Annotated[str, Field(pattern=r"^[<|][iuf][1248]$")]
+
+
+class StoreFacts(BaseModel):
+    """The content of store.json."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    format: int
+    rows: Count
+    skipped: dict[str, Count]  # pairs that were left out, by reason
+    unreadable: tuple[Count, str] | None = None  # files, and what is wrong with the first
+    max_source: Count
+    max_target: Count
+    keep_text: bool
+    paired: bool
+    dtypes: dict[str, Dtype]  # of source, target and second_source
+    width: Width
+    second_source: Width = None  # its width; there is none unless the key is there
+    sizes: dict[str, Count]  # of every other file, in bytes
+
 
 class TokenStore:
     """N pairs of id sequences in memory-mapped files; pickled as its path."""
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:  # facts: the parsed store.json
+    def __init__(self, folder: Path, facts: StoreFacts) -> None:
         self.folder = folder
-        self.skipped: dict[str, int] = facts["skipped"]
-        self.unreadable: tuple[int, str] | None = tuple(facts["unreadable"]) if "unreadable" in facts else None
-        self.max_source, self.max_target = int(facts["max_source"]), int(facts["max_target"])
-        self.keeps_text, self.is_paired = bool(facts["keep_text"]), bool(facts["paired"])
+        self.skipped, self.unreadable = facts.skipped, facts.unreadable
+        self.max_source, self.max_target = facts.max_source, facts.max_target
+        self.keeps_text, self.is_paired = facts.keep_text, facts.paired
         self.lines = _map_file(folder / "lines", "<i8")
-        dtypes = facts["dtypes"]
-        self.sources = RaggedArray(folder, "source", "ids", dtypes["source"], facts["width"])
+        dtypes = facts.dtypes
+        self.sources = RaggedArray(folder, "source", "ids", dtypes["source"], facts.width)
         self.targets = RaggedArray(folder, "target", "ids", dtypes["target"])
         self.second_sources = None
-        if "second_source" in facts:
-            self.second_sources = RaggedArray(
-                folder, "second_source", "ids", dtypes["second_source"], facts["second_source"]
-            )
+        if "second_source" in facts.model_fields_set:
+            second = dtypes["second_source"], facts.second_source
+            self.second_sources = RaggedArray(folder, "second_source", "ids", *second)
         self._examples = RaggedArray(folder, "examples", "jsonl", "u1") if self.keeps_text else None
 
     def __len__(self) -> int:
@@ -121,22 +148,32 @@ class RaggedArray:
 
 
 def _map_file(path: Path, dtype: str) -> Array:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)  # slicing a plain array is ten times as fast
+    with files.open_plain(path) as file:
+        if file.seek(0, os.SEEK_END) == 0:  # an empty file cannot be mapped
+            return np.zeros(0, dtype)
+        return np.memmap(file, dtype, "r").view(np.ndarray)  # slicing a plain array is ten times as fast
 
 
 def open_store(folder: Path) -> TokenStore:
     """Open a token store; DataError if a file is missing or truncated, or the format is another."""
     remedy = "Delete the folder; it will be built again."
     try:
-        facts = json.loads((folder / "store.json").read_bytes())
-        if facts["format"] != FORMAT:
-            raise DataError(f"the token store has format {facts['format']}, not {FORMAT}. {remedy}", folder)
-        for name, size in facts["sizes"].items():
+        facts = _read_facts(folder / "store.json", remedy)
+        for name, size in facts.sizes.items():
             actual = (folder / name).stat().st_size
             if actual != size:
                 raise DataError(f"the file has {actual:,} bytes where {size:,} were written. {remedy}", folder / name)
         return TokenStore(folder, facts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"store.json is damaged ({where}: {first['msg']}). {remedy}", folder) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"the token store is incomplete ({error}). {remedy}", folder) from None
+
+
+def _read_facts(path: Path, remedy: str) -> StoreFacts:
+    data = files.read_plain(path, MAX_FACTS_BYTES)
+    if (found := json.loads(data)["format"]) != FORMAT:
+        raise DataError(f"the token store has format {found!r:.20}, not {FORMAT}. {remedy}", path.parent)
+    return StoreFacts.model_validate_json(data)
