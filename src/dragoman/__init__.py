@@ -4,6 +4,7 @@
     model = dragoman.load("runs/g2p")
     model.predict(["dragoman"], beam=5, nbest=3)
     model.score([("dragoman", "D R AE G AH M AH N")])
+    print(model.evaluate("test.tsv"), model.alignment("dragoman"), model.beam_tree("dragoman"))
     for report in dragoman.train("config.yaml"): ...
 
 Everything is imported on first use, so that `import dragoman` costs nothing.
@@ -19,25 +20,43 @@ from typing import TYPE_CHECKING, Any
 from dragoman.version import __version__
 
 if TYPE_CHECKING:
+    from dragoman.core.errors import UserError
     from dragoman.core.generation import GenerationOptions
     from dragoman.core.registry import Part
-    from dragoman.inference.pipeline import Pipeline, Prediction
+    from dragoman.core.types import Example
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inference.prediction import Prediction
+    from dragoman.inspection.render.display import Drawing
+    from dragoman.reports.evaluation import Evaluation, Pairs
     from dragoman.training import Report
 
-__all__ = ["GenerationOptions", "Part", "Pipeline", "Prediction", "Report", "__version__", "load", "train"]
+__all__ = [
+    "Example",
+    "GenerationOptions",
+    "Part",
+    "Pipeline",
+    "Prediction",
+    "Report",
+    "UserError",
+    "__version__",
+    "load",
+    "train",
+]
 
 
 _MODULES = {
+    "Example": "dragoman.core.types",
     "GenerationOptions": "dragoman.core.generation",
     "Part": "dragoman.core.registry",
     "Pipeline": "dragoman.inference.pipeline",
-    "Prediction": "dragoman.inference.pipeline",
+    "Prediction": "dragoman.inference.prediction",
     "Report": "dragoman.training",
+    "UserError": "dragoman.core.errors",
 }
 
 
 def load(path: str | Path, device: str = "auto", *, precision: str | None = None, reference: bool = False) -> Pipeline:
-    """Load a trained model from a run folder or model folder; `a+b` is an ensemble.
+    """Load a trained model from a run folder, a model folder or a packed model; `a+b` is an ensemble.
 
     `precision` of decoding is the config's by default; `reference` turns the engines off.
     """
@@ -63,12 +82,85 @@ def train(
     return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
 
 
+# -- what a Pipeline can show: inference stands below inspection and reports, so its methods are connected here --------
+
+
+def _evaluate(
+    model: Pipeline,
+    pairs: Pairs,
+    metrics: str | Sequence[str | Part] = (),
+    *,
+    beam: int | None = None,
+    workers: int | None = 1,
+) -> Evaluation:
+    """Score the model on pairs, a file or a list: the metrics that fit them, or those named, with intervals.
+
+    The result prints as a small table; it has `scores`, `headline`, `predictions` and `as_json()`.
+    """
+    from dragoman.reports.evaluation import evaluate
+
+    return evaluate(model, pairs, metrics, beam=beam, workers=workers)
+
+
+def _alignment(
+    model: Pipeline, source: str | Example, target: str | None = None, *, beam: int | None = None
+) -> Drawing:
+    """Show which source tokens each token of the output, or of a target, attends to."""
+    return _draw(model, "alignment", source, target, beam=beam)
+
+
+def _beam_tree(model: Pipeline, source: str | Example, target: str | None = None, *, beam: int = 5) -> Drawing:
+    """Show every hypothesis that a beam search kept and dropped; with a target, whether search or model missed it."""
+    return _draw(model, "beam", source, target, beam=beam)
+
+
+def _steps(model: Pipeline, source: str | Example, target: str | None = None, *, top: int = 8) -> Drawing:
+    """Show the most probable next tokens at each step of a greedy search, and along a target."""
+    return _draw(model, "steps", source, target, top=top)
+
+
+def _blame(
+    model: Pipeline, source: str | Example, target: str | None = None, *, output: str | None = None, top: int = 10
+) -> Drawing:
+    """Show the training lines behind the output; with a target, behind the tokens in which the output departs from it.
+
+    The training lines are indexed by the first call, which takes a while, beside the run.
+    """
+    from dragoman.core.errors import UserError
+    from dragoman.inspection.training_index import build_index
+    from dragoman.inspection.views.blame import training_lines_blocker
+
+    if (reason := training_lines_blocker(model)) is not None:
+        raise UserError(reason)
+    build_index(model)
+    return _draw(model, "blame", source, target, output=output, top=top)
+
+
+def _draw(model: Pipeline, view: str, source: str | Example, target: str | None, **options: Any) -> Drawing:
+    from dragoman.inspection.render.display import draw_view
+
+    return draw_view(model, view, source, target, **options)
+
+
+_METHODS = {
+    "evaluate": _evaluate,
+    "alignment": _alignment,
+    "beam_tree": _beam_tree,
+    "steps": _steps,
+    "blame": _blame,
+}
+
+
 def _connect_inspection() -> None:
-    """Let a Prediction render itself in a notebook; the inference package itself does not import inspection."""
-    from dragoman.inference.pipeline import Pipeline, Prediction
+    """Give a Pipeline its views and its evaluation, and let a Prediction render itself in a notebook."""
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inference.prediction import Prediction
 
     Prediction._repr_html_ = _import_on_call("render.notebook", "render_prediction")  # type: ignore[attr-defined]
     Pipeline.preview_media = _import_on_call("media_preview", "build_media_preview")
+    for name, function in _METHODS.items():
+        function.__name__, function.__qualname__ = name, f"Pipeline.{name}"
+        setattr(Pipeline, name, function)
 
 
 def _import_on_call(module: str, function: str) -> Callable[..., Any]:
@@ -81,3 +173,7 @@ def __getattr__(name: str) -> Any:
     if name in ("Pipeline", "Prediction"):
         _connect_inspection()
     return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,11 +23,11 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import MissingExtra
 from dragoman.data.readers import read_pairs
 from dragoman.data.samples import cmudict, synthetic
-from dragoman.evaluation.significance import format_score
 from dragoman.inference import pipeline
-from dragoman.inference.pipeline import Prediction
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.assessment import Assessment, assess
 from dragoman.inspection.render.image import AttentionPanel, draw_attention
+from dragoman.reports.metric_choice import detect_task, label_scores
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ DEMOS = {
         "pronunciation",
         "dragoman",
         cmudict.write_dataset,
-        ("per", "exact"),
+        ("per", "ser"),
         115.0,
         ("dragoman", "knowledge", "thoughtful", "phoenix"),
     ),
@@ -147,10 +147,8 @@ def evaluate(demo: Demo, folder: Path) -> DemoResult:
         draw_attention(folder / "attention.png", panels)
     except MissingExtra:
         picture = None
+    label_scores(assessment.scores, detect_task(model.config, examples))
     scores = [str(score) for score in assessment.scores.values()]
-    if demo.preset == "pronunciation":  # the target is one word, so that an inexact result is a wrong word
-        exact = assessment.scores["exact"]
-        scores[1] = format_score("WER", 100 - exact.value, 100 - exact.high, 100 - exact.low)
     return DemoResult(scores, _sample_rows(assessment), predictions[0], picture, len(examples), assessment.seconds)
 
 

@@ -188,6 +188,7 @@ def every_view(chance: random.Random) -> list[dict[str, Any]]:
             ],
         },
         a_replay(chance, source, target),
+        some_lines(chance, target),
     ]
 
 
@@ -446,6 +447,36 @@ def some_gradients(chance: random.Random, source: list[str], target: list[str]) 
     norms = [[x * 2.5 + 0.01 for x in row] for row in peaks(chance, len(target), len(source))]
     by_distance = [[d, 1.2 * math.exp(-d / 4) + chance.uniform(0, 0.05)] for d in range(1, len(source) + len(target))]
     return {"view": "saliency", "source": source, "target": target, "norms": norms, "by_distance": by_distance}
+
+
+def some_lines(chance: random.Random, target: list[str]) -> dict[str, Any]:
+    def shares(count: int) -> list[float]:
+        weights = [chance.random() ** 4 for _ in range(count)]
+        return [x / sum(weights) for x in weights]
+
+    lines = [
+        {
+            "file": "train.tsv",
+            "line": chance.randrange(1, 10**6),
+            "source": source,
+            "target": "die Brücke ist gesperrt.",
+            "share": share,
+            "token_shares": shares(len(target)),
+            "pieces": target[2:],
+            "piece_shares": shares(len(target) - 2),
+        }
+        for share, source in zip(shares(4), ("the bridge is closed.", "<b>a</b> & b", "", "a bridge"), strict=True)
+    ]
+    return {
+        "view": "blame",
+        "source_text": "the old bridge is closed.",
+        "target_text": "die alte Brücke ist gesperrt.",
+        "tokens": [{"token": token, "p": chance.random(), "explained": i == 4} for i, token in enumerate(target)],
+        "lines": lines,
+        "compared": 400,
+        "indexed": 29_000,
+        "total": 290_000,
+    }
 
 
 def a_replay(chance: random.Random, source: list[str], target: list[str]) -> dict[str, Any]:

@@ -644,6 +644,17 @@ def test_a_key_is_asked_for_where_the_server_wants_one_and_kept(open_tab, playgr
     assert not page.settled().tab.get_by_label("Key", exact=True).is_visible()
 
 
+def test_where_a_key_is_needed_no_link_leads_to_a_refusal(open_tab):
+    """A link sends no key."""
+    page = open_tab(key=None)
+    page.tab.goto(page.url)
+    page.expected += 1
+    page.tab.get_by_label("Key", exact=True).fill(KEY)
+    assert page.tab.get_by_role("link").count() == 0
+    page.tab.get_by_role("button", name="Open").click()
+    assert page.settled().tab.get_by_role("link").count() == 0
+
+
 # -- for everyone ------------------------------------------------------------------------------------------------------
 
 

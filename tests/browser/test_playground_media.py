@@ -156,6 +156,14 @@ def said(model: Pipeline, data: bytes, **more: Any) -> str:
     return model.predict([Example("the image", content=data, **more)], beam=5)[0].text
 
 
+def test_where_no_key_is_needed_the_link_to_the_api_leads_there(page: Opened) -> None:
+    page.go()
+    with page.tab.expect_response("**/docs") as answer:
+        page.tab.get_by_role("link", name="API").click()
+    assert answer.value.status == 200
+    assert page.tab.get_by_text("/v1/predict").first.is_visible()
+
+
 def test_a_picture_that_is_dropped_is_shown_and_described(page: Opened, playground: Playground) -> None:
     page.go()
     assert "Drop an image" in page.tab.locator("#panel-result").inner_text()

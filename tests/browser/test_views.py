@@ -30,6 +30,7 @@ VIEWS = (
     "accuracy_by_position",
     "sequential",
     "replay",
+    "blame",
 )
 UNSAFE = "<script>alert(1)</script>"
 TOKENS = [
@@ -178,6 +179,18 @@ def of_replay(data: Data) -> Iterator[Printed]:
         yield {"field": "loss", "index": i}, f"{loss:.3f}"
 
 
+def of_blame(data: Data) -> Iterator[Printed]:
+    yield {"field": "source_text"}, data["source_text"]
+    yield {"field": "target_text"}, data["target_text"]
+    for i, line in enumerate(data["lines"]):
+        yield {"field": "share", "index": i}, f"{line['share']:.2f}"
+        yield {"field": "place", "index": i}, f"{line['file']}:{line['line']}"
+        for name in ("source", "target"):
+            yield {"field": name, "index": i}, line[name] or "(empty)"
+        spoken = [one["token"] for one, share in zip(data["tokens"], line["token_shares"], strict=True) if share >= 0.1]
+        yield {"field": "speaks_for", "index": i}, " ".join(map(visible, spoken))
+
+
 def matrix(field: str, values: list[list[float]], digits: int) -> Iterator[Printed]:
     for i, row in enumerate(values):
         for j, x in enumerate(row):
@@ -291,7 +304,7 @@ def test_every_picture_has_a_name_the_focus_and_a_table_behind_it(offline: Open,
     for name, panel in each(tab):
         tab.keyboard.press("Tab")  # from here on the focus is shown
         pictures = tab.locator(f"{panel} [role=img]")
-        assert pictures.count() > 0 or name in ("steps", "probes", "sequential"), name  # which are text
+        assert pictures.count() > 0 or name in ("steps", "probes", "sequential", "blame"), name  # which are text
         for picture in pictures.all():
             assert len(picture.get_attribute("aria-label")) > 20
             picture.focus()
@@ -361,6 +374,7 @@ def test_data_with_next_to_nothing_in_it_is_drawn_too(offline: Open, samples: di
         "accuracy_by_position": {"points": []},
         "sequential": {"rows": []},
         "replay": {"frames": [], "curves": {"loss": [], "rate": [[1, 0.001]], "valid": []}, "finished": False},
+        "blame": {"lines": [], "tokens": [], "target_text": "", "compared": 0},
     }
     tab = offline([samples[name] | bare[name] for name in VIEWS])
     for name, panel in each(tab):

@@ -483,7 +483,7 @@ def test_a_folder_that_is_no_model_says_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no checkpoint yet"):
         model_folder.resolve(tmp_path / "runs" / "reverse")
     (tmp_path / "runs" / "file").write_text("")
-    with pytest.raises(ModelError, match="no such model"):
+    with pytest.raises(ModelError, match="neither a folder nor a zip"):
         model_folder.load(tmp_path / "runs" / "file")
 
 

@@ -41,3 +41,23 @@ def test_a_file_whose_name_belongs_to_another_module_is_refused(tmp_path: Path) 
 def test_a_missing_plugin_is_a_user_error(name: str, problem: str) -> None:
     with pytest.raises(UserError, match=f"--plugin {name}: {problem}"):
         load_plugin(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import sys\n\nx = undefined\n", r"broken_\d\.py:3: NameError: name 'undefined' is not defined"),
+        ("def f(:\n", r"SyntaxError: .*broken_\d\.py, line 1"),
+        (
+            "from dragoman.nn.scores import DotScore, scores\nscores.register('dot')(DotScore)\n",
+            r"broken_\d\.py:2: ValueError: there are two scores called 'dot'",
+        ),
+        ("import no_such_module_at_all\n", "No module named 'no_such_module_at_all'"),
+    ],
+)
+def test_an_error_in_the_users_own_file_is_one_sentence_with_its_line(text: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / f"broken_{abs(hash(text)) % 10}.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"--plugin .*: {problem}") as caught:
+        load_plugin(str(path))
+    assert "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ from tests.codec_learning import learn_codec
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
+from dragoman.data.columns import Columns
 from dragoman.data.lines import LINE_LIMIT, ReadReport
 from dragoman.data.readers import ReadOptions, parallel, read_pairs, read_sources, readers, spec_files
 from dragoman.data.readers.parallel import find_misalignment
@@ -39,7 +40,7 @@ def pairs(spec, **options) -> list[tuple[str, str | None]]:
 
 
 def sources_in(stream: io.RawIOBase | io.BytesIO, format: str, **options) -> Iterator[Example]:
-    return readers[format]().read_sources(stream, None, ReadOptions(("source",), **options))
+    return readers[format]().read_sources(stream, None, ReadOptions(Columns(("source",)), **options))
 
 
 # -- the formats --------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def test_one_text_on_each_line_needs_one_column(tmp_path):
     ("columns", "says"),
     [
         (["sorce", "target"], "did you mean 'source'"),
-        (["source", "source"], "named twice"),
+        (["source", "source_lang", "source_lang"], "named twice"),
         (["-", "source_lang"], "neither 'source' nor 'target'"),
     ],
 )

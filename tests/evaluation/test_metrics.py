@@ -78,11 +78,29 @@ def test_empty_texts_have_a_finite_score(name, hypothesis, reference):
 
 @pytest.mark.parametrize("name", metrics.names)
 def test_a_label_a_line_and_only_known_options(name):
-    assert build(name).label
-    assert metrics.summary(name).endswith(".")
+    metric = build(name)
+    assert metric.label
+    assert metric.name[0].isupper()
+    assert metric.description.endswith(".")
+    direction = "higher" if metric.higher_is_better else "lower"
+    assert metrics.summary(name).startswith(f"{metric.name}: {metric.description[:-1]}")
+    assert metrics.summary(name).endswith(f"({metric.unit}, {direction} is better).")
     assert metrics.parse(name).name == name
     with pytest.raises(ValidationError, match="no_such_option"):
         metrics.parse({"name": name, "no_such_option": 1})
+
+
+def test_the_sequence_error_rate_counts_outputs_and_the_word_error_rate_edits():
+    hypotheses, references = ["a x y", "b", "c d e f"], [["a b c"], ["b"], ["c d e f"]]
+    assert corpus_score(build("ser"), hypotheses, references) == pytest.approx(100 / 3)
+    assert corpus_score(build("wer"), hypotheses, references) == pytest.approx(100 * 2 / 8)
+
+
+@given(items=many_references)
+def test_the_sequence_error_rate_is_what_exact_match_leaves(items):
+    hypotheses, references = [hypothesis for hypothesis, _ in items], [accepted for _, accepted in items]
+    rates = [corpus_score(build(name), hypotheses, references) for name in ("ser", "exact")]
+    assert sum(rates) == pytest.approx(100)
 
 
 @pytest.mark.parametrize("name", metrics.names)

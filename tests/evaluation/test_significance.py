@@ -162,9 +162,9 @@ def test_systems_scored_on_different_items_are_refused():
 
 def test_scores_are_printed_with_their_interval_and_a_percent_sign_for_shares():
     assert format_score("PER", 11.8, 11.2, 12.4) == "PER 11.8 % [11.2, 12.4]"
-    assert format_score("BLEU", 28.3, 27.1, 29.5) == "BLEU 28.3 [27.1, 29.5]"
+    assert format_score("BLEU", 28.3, 27.1, 29.5, "points") == "BLEU 28.3 [27.1, 29.5]"
 
 
 def test_only_metrics_that_are_no_shares_have_no_percent_sign():
-    plain = {name for name in metrics.names if "%" not in format_score(metrics.build(Part(name)).label, 1, 0, 2)}
+    plain = {name for name in metrics.names if metrics.build(Part(name)).unit == "points"}
     assert plain == {"bleu", "bleu1", "bleu2", "bleu3", "chrf", "cider", "rouge1", "rouge2", "rougel"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,15 +21,19 @@ from tempfile import mkdtemp
 from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
-from dragoman.checkpoint import model_folder
+from dragoman.checkpoint import model_folder, packing
 from dragoman.core.errors import DragomanError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example, Modality
 from dragoman.data.readers import read_pairs, read_sources
+from dragoman.data.readers.columns import propose_columns
+from dragoman.data.store.builder import build_store
+from dragoman.data.store.store import open_store
 from dragoman.modalities.audio import AudioModality
 from dragoman.modalities.features import FeatureModality
 from dragoman.modalities.image import ImageModality
 from dragoman.modalities.video import VideoModality
+from dragoman.reports.card import read_card, render_card
 from dragoman.serve import libretranslate, schema, uploads
 from dragoman.serve.schema import APIError
 from dragoman.serve.settings import ServerSettings
@@ -38,7 +43,7 @@ from dragoman.text.tokenizers import tokenizers
 CORPUS = Path(__file__).parent / "corpus"
 ALLOWED = (DragomanError, APIError)
 TEXTS = ["abc ab", "cab é", "b"]
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, STORE_FILE = "tokenizer.json", "store.json"
 LIMITS = ServerSettings()
 
 
@@ -98,6 +103,29 @@ def load_model(**changed: bytes) -> None:
     model_folder.load(folder)
 
 
+@cache
+def whole_archive() -> bytes:
+    """The small model as one zip."""
+    whole_model()
+    packing.pack(scratch() / "whole", scratch() / "whole.zip", {"card.json": b"{}"})
+    return (scratch() / "whole.zip").read_bytes()
+
+
+def parse_archive(data: bytes) -> None:
+    path = file_with("model.zip", data)
+    with suppress(DragomanError):
+        read_card(path)
+    model_folder.load(path)
+
+
+def parse_card(data: bytes) -> None:
+    """The card of a packed model: what can be read can be shown."""
+    (scratch() / "carded").mkdir(exist_ok=True)
+    card = read_card(file_with("carded/card.json", data).parent)
+    assert card is not None
+    assert render_card(card, "model.zip")
+
+
 def parse_manifest(data: bytes) -> None:
     """A manifest; one that is JSON is signed again."""
     try:
@@ -155,6 +183,38 @@ def lines_parser(name: str) -> Callable[[bytes], None]:
     return parse
 
 
+@cache
+def whole_store() -> Path:
+    """A small token store with texts."""
+    codec = learn_codec(part_of("characters"), part_of("characters"), False, "nfc", TEXTS, TEXTS, [])
+    examples = [Example(text, text[::-1], line=n) for n, text in enumerate(TEXTS, 1)]
+    return build_store(examples, codec, scratch() / "store", max_source=99, max_target=99, keep_text=True).folder
+
+
+def parse_store(data: bytes) -> None:
+    """The store.json of a store whose other files are whole."""
+    folder = scratch() / "changed-store"
+    if not folder.exists():
+        shutil.copytree(whole_store(), folder)
+    (folder / STORE_FILE).write_bytes(data)
+    opened = open_store(folder)
+    len(opened), opened.skip_summary
+
+
+def table_parser(name: str) -> Callable[[bytes], None]:
+    """A table: proposed columns, then all rows by them, by position and by name."""
+
+    def parse(data: bytes) -> None:
+        path = file_with(name, data)
+        with suppress(*ALLOWED):
+            deque(read_pairs(path, columns=propose_columns(str(path)).columns, on_error="skip"), 0)
+        with suppress(*ALLOWED):
+            deque(read_sources(path, on_error="skip"), 0)
+        deque(read_pairs(path, columns={"source": "word", "target": "ipa"}, on_error="skip"), 0)
+
+    return parse
+
+
 def media_parser(modality: Modality) -> Callable[[bytes], None]:
     """A file of a request: the server's check of its header, then the reader."""
 
@@ -185,9 +245,13 @@ KEYS = ("model", "width", "layers", "heads", "encoder", "decoder", "name", "trai
 HEADER = ("data_offsets", "shape", "dtype", "F32", "BF16", "I64", "__metadata__")
 FIELDS = ("inputs", "source", "target", "beam", "nbest", "search", "max_new_tokens", "force_phrases", "stream", "model")
 
+SHEET_WORDS = ("PK\x03\x04", "PK\x01\x02", '<c r="XFD1" t="s">', "<v>", "</row>", "<!DOCTYPE", "&a;", "_x0000_", "r=")
+
 PARSERS: dict[str, Parser] = {
     "config": Parser(parse_config, TAGS + KEYS),
     "manifest": Parser(parse_manifest, ("files", "bytes", "sha256", "format", "kind", "../", "/etc/passwd", "\\u0000")),
+    "archive": Parser(parse_archive, ("PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "../", "config.yaml")),
+    "card": Parser(parse_card, ("examples", "scores", "value", "license", "data", "NaN", "\\ud800", "`")),
     "model-config": Parser(lambda data: load_model(**{"config.yaml": data}), TAGS + KEYS),
     "weights": Parser(lambda data: load_model(**{"model.safetensors": data}), HEADER),
     **{f"tokenizer-{kind}": Parser(tokenizer_parser(kind), ("kind", "extra", "tokens")) for kind in tokenizers.names},
@@ -195,6 +259,12 @@ PARSERS: dict[str, Parser] = {
     "jsonl": Parser(lines_parser("pairs.jsonl"), ("source", "target", "\\ud800", "NaN", "[", "{", "\n")),
     "tsv-gz": Parser(lines_parser("pairs.tsv.gz"), ("\t", "\n"), ".gz"),
     "jsonl-gz": Parser(lines_parser("pairs.jsonl.gz"), ("source", "target", "\n"), ".gz"),
+    "token-store": Parser(
+        parse_store, ("skipped", "unreadable", "dtypes", "|O", "<u2", "second_source", "sizes", "../")
+    ),
+    "csv": Parser(table_parser("pairs.csv"), ('"', '""', ",", ";", "\n", "sep=;", "word", "ipa")),
+    "xlsx": Parser(table_parser("pairs.xlsx"), SHEET_WORDS),
+    "parquet": Parser(table_parser("pairs.parquet"), ("PAR1", "word", "ipa", "ARROW:schema", "\x15", "\x2c")),
     "image": Parser(media_parser(ImageModality(size=16)), ("IHDR", "IDAT", "Exif", "II*\x00", "acTL")),
     "audio": Parser(media_parser(AudioModality(rate=8000, bins=24)), ("RIFF", "fmt ", "data", "fLaC", "OggS")),
     "features": Parser(media_parser(FeatureModality(numbers=5)), ("descr", "shape", "|O", "<f4", ">c16", "<U9")),
@@ -209,7 +279,10 @@ MADE = {"manifest": "manifest.json", "model-config": "config.yaml", "weights": "
 def corpus(name: str) -> dict[str, bytes]:
     """The kept inputs of a parser, by what they are; of files whose checksums change, a whole one is made."""
     kept = {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}
-    return kept | ({"whole": whole_model()[MADE[name]]} if name in MADE else {})
+    if name == "archive":
+        return kept | {"whole": whole_archive()}
+    made = {"whole": whole_model()[MADE[name]]} if name in MADE else {}
+    return kept | made | ({"whole": (whole_store() / STORE_FILE).read_bytes()} if name == "token-store" else {})
 
 
 def every_kept_input() -> Iterator[tuple[str, str, bytes]]:

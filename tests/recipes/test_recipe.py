@@ -30,7 +30,7 @@ PLAIN = {
     "data": ["things"],
     "parts": ["north", "south"],
     "systems": SYSTEMS,
-    "scores": {"exact": "exact", "errors": {"metric": "exact", "inverse": True}},
+    "scores": {"exact": "exact", "errors": "ser"},
 }
 
 

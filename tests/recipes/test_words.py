@@ -129,11 +129,11 @@ def test_a_word_and_its_form_in_s_are_on_one_side_of_the_made_up_dictionary(made
     assert not any(figure in (folder / "train.tsv").read_text(encoding="utf-8") for figure in "012")
 
 
-def test_the_word_error_rate_counts_a_word_right_if_any_pronunciation_matches() -> None:
-    figure = recipes.load_recipe("pronunciation").recipe.scores["wer"]
+def test_a_word_has_no_error_if_any_pronunciation_matches() -> None:
+    figure = recipes.load_recipe("pronunciation").recipe.scores["ser"]
     said, accepted = ["L IY D OW", "B AA", "K"], [["L IH D OW", "L IY D OW"], ["B AE"], ["K"]]
-    assert figure.inverse
-    assert 100 - corpus_score(metrics.build(figure.metric), said, accepted) == pytest.approx(100 / 3)
+    assert figure.label == "words with an error"
+    assert corpus_score(metrics.build(figure.metric), said, accepted) == pytest.approx(100 / 3)
 
 
 # -- pronunciation in many languages -----------------------------------------------------------------------------------

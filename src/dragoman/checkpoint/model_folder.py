@@ -5,6 +5,7 @@
     *.tokenizer.*        the vocabularies of the tokenizers
     manifest.json        kind and format; size and SHA-256 of every other file, and of itself
     training.*           only in a run's checkpoints: optimizer, schedule, data cursor; may be deleted to share a model
+    MODEL.md, card.json  only in a packed model (packing.py), which is the same files in one zip
 
 safetensors cannot run code when it is loaded. The manifest detects a flipped bit, which safetensors does not. A folder
 is loaded only if all its files are there and unchanged, are plain files, and fit its config.
@@ -19,9 +20,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import IO, Any, TypedDict
 
 import safetensors.torch
 import torch
@@ -29,9 +29,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dragoman import config as configs
+from dragoman.checkpoint import archive, model_paths
+from dragoman.checkpoint.model_paths import FILE_NAME
 from dragoman.config import Config
 from dragoman.core import files, yaml
-from dragoman.core.errors import ConfigError, FormatError, ModelError, PartError, did_you_mean
+from dragoman.core.errors import ConfigError, FormatError, ModelError, PartError
 from dragoman.core.formats import FORMAT, MAX_POINTER_BYTES, check_format, check_run_format
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text.codec import Codec
@@ -39,8 +41,8 @@ from dragoman.version import __version__
 
 KIND = "dragoman model"  # in every manifest; those of earlier development versions lack it
 WEIGHTS = "model.safetensors"
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
+COPY_AGAIN = "copy the whole model again"
 MAX_PROBLEMS = 3  # named in an error
 
 # What a folder may hold, lest a stranger's fill our memory. Sizes are in bytes.
@@ -62,7 +64,7 @@ class FileEntry(TypedDict):
 class LoadedModel:
     """The contents of a model folder."""
 
-    path: Path
+    path: Path  # of the folder or zip
     config: Config
     model: Seq2Seq
     codec: Codec
@@ -77,7 +79,7 @@ def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Cod
         **extra,
     }
     size = sum(len(data) for name, data in contents.items() if not name.endswith(".safetensors"))
-    if size > (limit := _max_small_bytes(len(contents[WEIGHTS]))):
+    if size > (limit := max_small_bytes(len(contents[WEIGHTS]))):
         raise ModelError(
             f"{folder}: the vocabularies have {size:,} bytes where a model of this size may have {limit:,}; "
             "the data has overlong words: clean it, or set tokenizer.source.size"
@@ -85,7 +87,7 @@ def save(folder: Path, config: Config, weights: Mapping[str, Tensor], codec: Cod
     files.write_folder(folder, contents | {"manifest.json": build_manifest(contents)})
 
 
-def _max_small_bytes(weights_size: int) -> int:
+def max_small_bytes(weights_size: int) -> int:
     """What all files but the weights may have together: a token has a row of weights."""
     return min(MAX_SMALL_BYTES, MIN_SMALL_BYTES + max(0, weights_size))
 
@@ -104,11 +106,17 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 def build_manifest(contents: Mapping[str, bytes]) -> bytes:
     """The manifest.json for some files: their sizes and checksums."""
-    entries = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in sorted(contents.items())
-    }
-    return _with_digest({"kind": KIND, "format": FORMAT, "dragoman": __version__, "files": entries})
+    return sign_entries({name: describe_file(data) for name, data in contents.items()})
+
+
+def describe_file(data: bytes) -> FileEntry:
+    """What the manifest says of a file with this content."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def sign_entries(entries: Mapping[str, FileEntry]) -> bytes:
+    """The manifest.json that lists files by name."""
+    return _with_digest({"kind": KIND, "format": FORMAT, "dragoman": __version__, "files": dict(entries)})
 
 
 def _with_digest(value: Mapping[str, object]) -> bytes:
@@ -119,7 +127,7 @@ def _with_digest(value: Mapping[str, object]) -> bytes:
 
 
 def load(path: str | Path) -> LoadedModel:
-    """Load a model folder, or the best checkpoint of a run folder, after checking its files; in evaluation mode."""
+    """Load a model folder, a packed model or the best checkpoint of a run, after checking its files; to evaluate."""
     folder = resolve(Path(path))
     config, codec = load_codec(folder)
     model = configs.build_model(config, codec.source_size, len(codec.target), codec.second_source_size)
@@ -128,15 +136,20 @@ def load(path: str | Path) -> LoadedModel:
 
 
 def load_codec(path: str | Path) -> tuple[Config, Codec]:
-    """Load the config and the tokenizers of a model or run folder; all files are checked, no weights loaded."""
+    """Load the config and the tokenizers of a model or a run; all files are checked, no weights loaded."""
     return verify(resolve(Path(path)))
 
 
 def resolve(path: Path) -> Path:
-    """The model folder of a path: the path itself, or the best (else the last) checkpoint of a run."""
-    if not os.path.isdir(path):  # Path.is_dir would raise for a name that is too long
-        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if os.path.isdir(path.parent) else []
-        raise ModelError(f"{path}: there is no such model or run folder{did_you_mean(path.name, siblings)}")
+    """The model folder of a path: the path itself, or the best (else the last) checkpoint of a run.
+
+    A packed model is a file, and is used as a folder: its files are ZIP/NAME.
+    """
+    model_paths.check_exists(path)
+    if archive.is_archive(path):
+        return path
+    if not os.path.isdir(path):
+        raise ModelError(f"{path}: is no model: neither a folder nor a zip that dragoman pack wrote")
     if (path / "manifest.json").is_file():
         return path
     for pointer in ("best", "last"):
@@ -168,31 +181,30 @@ def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
     limit, a large one by the config's model. The training state may be missing unless `training` is set: a model may be
     shared without it.
     """
-    entries = _read_manifest(folder / "manifest.json")
+    entries = read_manifest(folder)
     missing = {"config.yaml", WEIGHTS} - set(entries)
     if missing:
         raise ModelError(f"{folder}/manifest.json: does not list {' and '.join(sorted(missing))}")
     small: dict[str, bytes] = {}
     large: list[str] = []
-    bytes_left = _max_small_bytes(entries[WEIGHTS]["bytes"])
+    bytes_left = max_small_bytes(entries[WEIGHTS]["bytes"])
     for name, entry in entries.items():
         path = folder / name
         if not FILE_NAME.fullmatch(name):
             raise ModelError(f"{folder}/manifest.json: lists '{name[:100]}', which is not a plain file name")
         is_optional = name.startswith("training.") and not training
-        if not os.path.lexists(path):
+        if not (archive.has_member(path) if archive.is_archive(folder) else os.path.lexists(path)):
             if is_optional:
                 continue
-            raise ModelError(f"{path}: is missing; copy the whole folder again")
-        with _open_model_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            raise ModelError(f"{path}: is missing; {COPY_AGAIN}")
+        with open_model_file(path) as (file, size):
             if size != entry["bytes"]:
-                raise ModelError(f"{path}: has {size:,} bytes, not {entry['bytes']:,}; copy the whole folder again")
+                raise ModelError(f"{path}: has {size:,} bytes, not {entry['bytes']:,}; {COPY_AGAIN}")
             if name.endswith(".safetensors"):
                 if size > MAX_SMALL_BYTES:  # its checksum takes time: later, if it is a weights file of this config
                     large.append(name)
                 else:
-                    _check_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+                    _check_digest(path, _stream_digest(file), entry)
                 continue
             bytes_left -= size
             if bytes_left < 0:
@@ -208,23 +220,33 @@ def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
         size = entries[name]["bytes"]
         if size > MAX_STATE_SIZE * weights_size + MIN_SMALL_BYTES:
             raise ModelError(f"{folder / name}: has {size:,} bytes, too many for a model of {weights_size:,} bytes")
-        with _open_model_file(folder / name) as file:  # may be larger than memory: only its checksum is computed here
-            _check_digest(folder / name, hashlib.file_digest(file, "sha256").hexdigest(), entries[name])
+        with open_model_file(folder / name) as (file, _):  # may be larger than memory: only its checksum is computed
+            _check_digest(folder / name, _stream_digest(file), entries[name])
     return config, codec
 
 
 @contextmanager
-def _open_model_file(path: Path) -> Iterator[BufferedReader]:
+def open_model_file(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file of a model folder, or of a packed model as ZIP/NAME, with its size; ModelError if it cannot be."""
     try:
-        with files.explain_read_errors(path), files.open_plain(path) as file:
-            yield cast(BufferedReader, file)
+        with files.explain_read_errors(path):
+            if archive.is_archive(path.parent):
+                with archive.open_member(path) as opened:
+                    yield opened
+            else:
+                with files.open_plain(path) as file:
+                    yield file, os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}; copy the whole folder again") from None
+        raise ModelError(f"{path}: cannot be read: {error.strerror}; {COPY_AGAIN}") from None
+
+
+def _stream_digest(file: Any) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
     if digest != entry["sha256"]:
-        raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; copy the whole folder again")
+        raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; {COPY_AGAIN}")
 
 
 def _restore_codec(folder: Path, config: Config, contents: dict[str, bytes]) -> Codec:
@@ -236,8 +258,7 @@ def _restore_codec(folder: Path, config: Config, contents: dict[str, bytes]) -> 
 
 def _check_weights_size(folder: Path, config: Config, codec: Codec) -> int:
     """The bytes of the weights that a config implies; ModelError unless model.safetensors has about as many."""
-    with _open_model_file(folder / WEIGHTS) as file:
-        size = os.fstat(file.fileno()).st_size
+    with open_model_file(folder / WEIGHTS) as (file, size):
         header = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES))
     where = f"{folder}/config.yaml"
     sizes = codec.source_size, len(codec.target), codec.second_source_size
@@ -257,20 +278,22 @@ def _check_weights_size(folder: Path, config: Config, codec: Codec) -> int:
     return needed
 
 
-def _read_manifest(path: Path) -> dict[str, FileEntry]:
-    """The files of a manifest with their sizes and checksums; ModelError if it is damaged or of another format."""
-    damaged = ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; copy the whole folder again")
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
+    """The files of a model, with sizes and checksums; ModelError if the manifest is damaged or of another format."""
+    path = folder / "manifest.json"
+    damaged = ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; {COPY_AGAIN}")
+    with open_model_file(path) as (file, size):
+        if size > MAX_MANIFEST_BYTES:
+            raise ModelError(f"{path}: has {size:,} bytes, more than the {MAX_MANIFEST_BYTES:,} that are allowed")
+        data = file.read(MAX_MANIFEST_BYTES)
     try:
-        data = files.read_plain(path, MAX_MANIFEST_BYTES)
         value = json.loads(data)
         if not isinstance(value, dict) or _with_digest(value) != data:
             raise damaged
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise damaged from None
     # Earlier development versions also wrote format 1, but no kind.
-    check_format(value.get("format") if value.get("kind") == KIND else None, path.parent)
+    check_format(value.get("format") if value.get("kind") == KIND else None, folder)
     entries: dict[str, FileEntry] | None = value.get("files")
     if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
         raise damaged
@@ -296,6 +319,9 @@ def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
 def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Load the tensors of a safetensors file by name."""
     try:
+        if archive.is_archive(folder):  # read into memory: safetensors maps whole files alone
+            with open_model_file(folder / name) as (file, _):
+                return safetensors.torch.load(file.read())
         files.open_plain(folder / name).close()
         return safetensors.torch.load_file(folder / name)
     except (SafetensorError, OSError, ValueError) as error:

@@ -12,8 +12,9 @@ import typer
 
 from dragoman.cli import options
 from dragoman.cli.evaluate import parse_metrics
-from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr, resolve_columns
+from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr
 from dragoman.cli.output import write_page
+from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    models: Annotated[list[str], typer.Argument(help="Two or more run or model folders.", metavar="MODEL…")],
+    models: Annotated[
+        list[str], typer.Argument(help="Two or more run folders, model folders or packed models.", metavar="MODEL…")
+    ],
     data: Annotated[str, typer.Option("--data", help="The pairs to compare on.")],
     metrics: Annotated[
         str, typer.Option(help="Names separated by commas; see `dragoman list metrics`.")
@@ -54,7 +57,6 @@ def compare(
         raise UserError("the same model is there twice; name different models")
     load_plugins(plugins)
     parts = parse_metrics(metrics)
-    from dragoman.data.readers import read_pairs
     from dragoman.inference import pipeline
     from dragoman.inspection.assessment import assess
     from dragoman.inspection.length_units import length_unit
@@ -65,7 +67,7 @@ def compare(
     first = pipelines[models[0]]
     if png is not None and not length_unit(first):
         raise UserError(f"{png}: there is no quality by length, because images all have one size; leave --png out")
-    examples = list(read_pairs(data, columns=resolve_columns(columns, first), extra_targets=True))
+    examples = list(read_pairs_for(data, columns, first, extra_targets=True))
     assessments = {name: assess(one, examples, parts, beam=beam) for name, one in pipelines.items()}
     counts = count_training_tokens(first)
     if as_json:

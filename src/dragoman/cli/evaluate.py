@@ -1,25 +1,35 @@
-"""dragoman evaluate: decode a test set and score it, with confidence intervals."""
+"""dragoman evaluate: decode a test set, score it with confidence intervals, and report on the errors."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli import options
+from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from dragoman.core.registry import Part
+    from dragoman.reports.report import EvaluationReport
 
 
 def evaluate(
     model: options.Model,
     pairs: options.Pairs,
     metrics: Annotated[
-        str, typer.Option(help="Names, separated by commas; see `dragoman list metrics`. Default: all.")
+        str,
+        typer.Option(
+            help="Names, separated by commas, or all; see `dragoman list metrics`. Default: those that fit the task."
+        ),
     ] = "",
+    errors: Annotated[
+        Path | None, typer.Option(help="Write every wrong output into this file, .csv or .tsv, aligned with its line.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the whole report into this file: a page to show.")] = None,
     beam: options.Beam = None,
     as_json: options.AsJSON = False,
     columns: options.Columns = "",
@@ -31,40 +41,58 @@ def evaluate(
     plugins: options.Plugins = [],
     files: options.MediaFolders = [],
 ) -> None:
-    """Decode every source and score the results; columns after the target are further references."""
+    """Decode every source, score the results and report on the errors; columns after the target are references."""
     options.load_plugins(plugins)
     metric_parts = parse_metrics(metrics)
-    from dragoman.data.readers import read_pairs
     from dragoman.inference import pipeline
-    from dragoman.inspection.assessment import assess
+    from dragoman.reports import report as reports
+    from dragoman.reports.errors_table import check_format
+    from dragoman.reports.terminal import report_lines
 
+    if errors is not None:
+        check_format(errors)
     loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
     if loaded.continues_text:
         raise UserError("a language model has no targets to compare with; use `dragoman score` for its perplexity")
-    read = read_pairs(pairs, columns=options.resolve_columns(columns, loaded), extra_targets=True, on_error=on_error)
+    read = read_pairs_for(pairs, columns, loaded, extra_targets=True, on_error=on_error)
     readable = options.skip_unreadable(loaded, read, on_error, keep_blank=False)
     examples = list(options.warn_untagged(loaded, readable))
     if not examples:
         raise DataError("there are no pairs to evaluate; a pair is a source and a target", pairs)
-    result = assess(loaded, examples, metric_parts, beam=beam, workers=workers)
+    assessment, report = reports.evaluate(
+        loaded, examples, metric_parts, model=str(model), pairs=pairs, beam=beam, workers=workers
+    )
     if as_json:
-        print(json.dumps({"model": str(model), "pairs": pairs, **result.as_json()}, indent=1))
-        return
-    for score in result.scores.values():
-        signature = score.metric.signature
-        options.print_text(f"{score}" + (f"   {signature}" if signature else ""))
-    left_out = f" without {result.unscored:,} pairs longer than the model's maximum length" if result.unscored else ""
-    options.print_text(f"perplexity {result.perplexity:.3f}{left_out}")
-    rate = f"{len(examples) / result.seconds:,.0f} a second"
-    options.print_text(f"{len(examples):,} pairs decoded in {result.seconds:.1f} s, {rate}")
+        result = {"model": str(model), "pairs": pairs, **assessment.as_json(), "report": report.as_json()}
+        print(json.dumps(result, indent=1))
+    else:
+        for line in report_lines(report):
+            options.print_text(line)
+    _write_files(report, errors, html)
+
+
+def _write_files(report: EvaluationReport, errors: Path | None, html: Path | None) -> None:
+    """Write the table of errors and the page, and say so on the standard error."""
+    from dragoman.core import files
+    from dragoman.reports.errors_table import write_errors
+    from dragoman.reports.page import render_page
+
+    if errors is not None:
+        write_errors(errors, report)
+        options.print_to_stderr(f"wrote {len(report.wrong):,} errors to {errors}")
+    if html is not None:
+        files.write_output(html, render_page(report).encode())
+        options.print_to_stderr(f"wrote {html}")
 
 
 def parse_metrics(text: str) -> list[Part]:
-    """Turn a comma-separated list of names into metric parts; an unknown name raises UserError."""
+    """Turn a comma-separated list of names into metric parts, "all" into all; an unknown name raises UserError."""
     from dragoman.core.registry import Part
     from dragoman.evaluation.metrics import metrics
 
     names = options.split_commas(text)
+    if names == ["all"]:
+        names = metrics.names
     for name in names:
         if name not in metrics.names:
             raise UserError(f"--metrics: {metrics.unknown_name_message(name)}")

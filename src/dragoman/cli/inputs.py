@@ -1,10 +1,11 @@
 """The inputs of a command.
 
     a file of lines   one source on each line; for a model of media, one file name on each line
+    a table           TSV with tabs, CSV, XLSX, Parquet or JSON lines: one column is the source, the others are kept
     media files       each is one input: photo.jpg, clip.wav, utterance.npy, a folder of frames
 
-The name decides whether a file is a list or a media file: lists end with .txt, .tsv or .jsonl (.gz too). A line of a
-list may have all columns that the model was trained on; those that are not sources are left out.
+The name decides whether a file is a list or a media file: lists end with .txt, .tsv, .csv, .xlsx, .parquet or .jsonl. A
+line of a list may have all columns that the model was trained on; those that are not sources are left out.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from dragoman.core.errors import UserError
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
+    from dragoman.data.columns import Columns
     from dragoman.data.lines import OnError, ReadReport
+    from dragoman.data.readers import Row
     from dragoman.inference.pipeline import Pipeline
 
-LIST_SUFFIXES = (".txt", ".tsv", ".jsonl", ".txt.gz", ".tsv.gz", ".jsonl.gz")
-WRONG_LIST_SUFFIXES = (".csv", ".json", ".lst", ".list")  # lists by their names, but not in our formats
+TABLE_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".xlsx", ".xlsm", ".parquet", ".pq", ".jsonl", ".jsonl.gz")
+LIST_SUFFIXES = (".txt", ".txt.gz", *TABLE_SUFFIXES)
+WRONG_LIST_SUFFIXES = (".json", ".lst", ".list", ".ods", ".xls")  # lists by their names, but not in our formats
 
 SecondSource = Annotated[
     str, typer.Option(help="The other source, for a model of two: a question about the media files, say.")
@@ -41,7 +45,8 @@ def media_examples(pipeline: Pipeline, files: Sequence[str], second_source: str)
     for file in media:
         if file.lower().endswith(WRONG_LIST_SUFFIXES):
             raise UserError(
-                f"{file}: a list of files must end with .txt, .tsv or .jsonl; rename it, or use - for stdin"
+                f"{file}: a list of files must end with .txt, .tsv, .csv, .xlsx or .jsonl; "
+                "rename it, or use - for stdin"
             )
     if not media:
         if len(files) > 1:
@@ -86,7 +91,7 @@ def drop_target_columns(sources: Iterable[Example], columns: Sequence[str]) -> I
 
 def is_media_file(file: str) -> bool:
     """Whether a name is that of a media file, not of a list by its suffix, the standard input or a pipe."""
-    if not file.strip() or file == "-" or file.lower().endswith(LIST_SUFFIXES):
+    if not file.strip() or file == "-" or file.lower().partition("#")[0].endswith(LIST_SUFFIXES):
         return False
     return os.path.isfile(file) or os.path.isdir(file) or not os.path.exists(file)  # a pipe brings lines
 
@@ -100,38 +105,56 @@ class MediaInputs:
         self.examples, self.expected = examples, float(len(examples))
         self.file = f"{len(examples):,} files"
 
-    def __iter__(self) -> Iterator[Example]:
-        return iter(self.examples)
+    def __iter__(self) -> Iterator[tuple[Row, Example]]:
+        from dragoman.data.readers import Row
+
+        return ((Row([example.source], number), example) for number, example in enumerate(self.examples, 1))
 
 
 class LineInputs:
-    """The sources of a file or of the standard input, and the share that has been read."""
+    """The sources of a file or of the standard input, each with its row, and the share that has been read.
 
-    def __init__(self, file: str, on_error: OnError, report: ReadReport) -> None:
-        self.file, self.on_error, self.report = file, on_error, report
+    Without `columns` every line is a source; with them the file is a table.
+    """
+
+    def __init__(self, file: str, on_error: OnError, report: ReadReport, columns: Columns | None = None) -> None:
+        self.file, self.on_error, self.report, self.columns = file, on_error, report, columns
         self.interactive = file == "-" and sys.stdin.isatty()
         self.lines = 0
         self.share = 0.0  # of the file's bytes; 0 for a pipe, whose size is unknown
 
-    def __iter__(self) -> Iterator[Example]:
+    def __iter__(self) -> Iterator[tuple[Row, Example]]:
         """Read the sources one by one, and update the number of lines and the share that was read."""
-        from dragoman.data.readers import ReadOptions, find_reader, read_sources
+        from dragoman.data.readers import find_reader
 
         with ExitStack() as stack:
             stream: IO[bytes] | None = sys.stdin.buffer if self.file == "-" else None
-            if os.path.isfile(self.file) and os.access(self.file, os.R_OK):
-                stream = stack.enter_context(open(self.file, "rb"))
-                options = ReadOptions(("source",), False, self.on_error, self.report)
-                sources = find_reader(self.file).read_sources(stream, self.file, options)
-            else:  # the standard input, or a name for which the reader raises its error
-                sources = read_sources(self.file, on_error=self.on_error, report=self.report)
+            path = self.file if os.path.exists(self.file) else str(find_reader(self.file).files(self.file)[0])
+            if os.path.isfile(path) and os.access(path, os.R_OK):
+                stream = stack.enter_context(open(path, "rb"))
             size = 0 if stream is None else file_size(stream)
-            for source in sources:
+            for row, source in self._read(stream):
                 self.lines += 1
                 if stream is not None and size:
                     self.share = stream.tell() / size
-                yield source
+                yield row, source
         self.share = 1.0
+
+    def _read(self, stream: IO[bytes] | None) -> Iterator[tuple[Row, Example]]:
+        from dragoman.data.columns import Columns
+        from dragoman.data.readers import ReadOptions, Row, TableReader, blank_source, find_reader
+
+        columns = self.columns or Columns(("source",))
+        options = ReadOptions(columns, False, self.on_error, self.report, needs_all_cells=True)
+        reader, spec = find_reader(self.file), self.file if stream is None else stream
+        name = None if spec == "-" or self.file == "-" else self.file
+        if self.columns is None or not isinstance(reader, TableReader):
+            for source in reader.read_sources(spec, name, options):
+                yield Row([source.source], source.line, source.source_truncated), source
+            return
+        table = reader.open_table(spec, name, options)
+        for row in table.rows:
+            yield row, table.example(row) or blank_source(row, table)
 
     @property
     def expected(self) -> float | None:

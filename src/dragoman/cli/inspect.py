@@ -180,6 +180,8 @@ def _compute_one(
     try:
         if view.fallback is not None and inputs[1] is None and view.blocker(pipeline) is not None:
             return view.fallback(pipeline, inputs[0], **options)
+        if skip and view.needs_preparation and not view.is_prepared_for(pipeline):
+            return None
         return view(pipeline, *inputs, **options)
     except DataError:  # a missing or damaged file, which no other view would show either
         raise

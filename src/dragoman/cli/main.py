@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from dragoman.cli import (
+    blame,
     compare,
     config,
     data,
@@ -21,6 +22,7 @@ from dragoman.cli import (
     evaluate,
     inspect,
     list_parts,
+    pack,
     predict,
     probe,
     recipe,
@@ -51,9 +53,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.command()(score.score)
     app.command()(evaluate.evaluate)
     app.command()(inspect.inspect)
+    app.command()(blame.blame)
     app.command()(compare.compare)
     app.command()(serve.serve)
     app.command()(probe.probe)
+    app.command()(pack.pack)
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(data.app, name="data")
     app.add_typer(tokenizer.app, name="tokenizer")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
 
-Model = Annotated[str, typer.Argument(help="A run folder or a model folder.", metavar="MODEL")]
+Model = Annotated[str, typer.Argument(help="A run folder, a model folder or a packed model (a zip).", metavar="MODEL")]
 Pairs = Annotated[
     str, typer.Argument(help="file.tsv (source TAB target), source.txt,target.txt or .jsonl; .gz too.", metavar="PAIRS")
 ]
@@ -40,7 +40,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Beam = Annotated[int | None, typer.Option(help="Hypotheses kept at each step; 1 is greedy. Default: the model's own.")]
 Columns = Annotated[
     str,
-    typer.Option(help="The columns of a TSV file, separated by commas. Default: those the model was trained on."),
+    typer.Option(
+        help="Roles by position (source,target,-), names of the source and the target (word,ipa), or ROLE=NAME,… . "
+        "Default: those the model was trained on, if the file has them."
+    ),
 ]
 SourceLang = Annotated[str | None, typer.Option(help="The language of the sources, for models that know several.")]
 TargetLang = Annotated[str | None, typer.Option(help="The language of the results, for models that know several.")]
@@ -105,11 +108,6 @@ def load_plugins(plugins: Sequence[str]) -> None:
 def split_commas(text: str) -> list[str]:
     """Split a comma-separated list into its words, without blank ones."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def resolve_columns(columns: str, pipeline: Pipeline) -> list[str]:
-    """Return the columns of --columns; if that is empty, those that the model was trained on."""
-    return columns.split(",") if columns else pipeline.config.columns
 
 
 def skip_unreadable(

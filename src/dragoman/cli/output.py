@@ -1,57 +1,66 @@
-"""Format results as text, TSV or JSON lines, and write them; views as a page."""
+"""Format results as text, TSV, JSON lines or a table, and write them; views as a page."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from dragoman.cli.options import print_to_stderr
-from dragoman.core.errors import Stopped
+from dragoman.core.errors import DataError, RunError, Stopped
 from dragoman.core.json import replace_nonfinite
 
 if TYPE_CHECKING:
-    from dragoman.inference.pipeline import Prediction
+    from dragoman.data.readers import Row
+    from dragoman.data.writers import FileFormat, LineFormat, Results
+    from dragoman.inference.prediction import Prediction
     from dragoman.inspection.views import ViewData
 
 
-def render(line: int, prediction: Prediction, format: str) -> Iterator[str]:
-    """Yield the output lines of one source as text, TSV (a line per alternative) or JSON; line breaks are escaped."""
+def render(line: int, prediction: Prediction, format: str, results: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield the output lines of one source as text, TSV (a line per alternative) or JSON; line breaks are escaped.
+
+    `results` are its further columns, such as the probability. An n-best list in text is Moses's:
+    number of the source from 0 ||| text ||| score.
+    """
+    from dragoman.data.writers import result_text
+    from dragoman.data.writers.lines import escape
+
     ranked = [prediction, *prediction.alternatives]
-    if format == "text":
-        yield escape(prediction.text)
+    further = [result_text(value) for value in (results or {}).values()]
+    if format == "nbest":
+        for p in ranked:
+            yield f"{line - 1} ||| {escape(p.text).replace('|||', '&#124;&#124;&#124;')} ||| {p.score:.6f}"
+    elif format == "text":
+        yield "\t".join(map(escape, [prediction.text, *further]))
     elif format == "tsv":
         for rank, p in enumerate(ranked, 1):
-            yield f"{line}\t{rank}\t{p.score:.6f}\t{escape(p.text)}"
+            cells = further if rank == 1 else [""] * len(further)
+            yield "\t".join([str(line), str(rank), f"{p.score:.6f}", escape(p.text), *cells])
     else:
         fields = ("text", "score", "log_prob", "tokens", "log_probs", "finish_reason")
-        results = [{name: getattr(p, name) for name in fields} for p in ranked]
+        values = [{name: getattr(p, name) for name in fields} for p in ranked]
         value = {
             "line": line,
             "source_tokens": prediction.source_tokens,
             "source_truncated": prediction.source_truncated,
-            **results[0],
+            **values[0],
+            **(results or {}),
         }
         if prediction.attention is not None:
             value["attention"] = [[round(float(a), 4) for a in row] for row in prediction.attention]
         if prediction.trace is not None:
             value["trace"] = prediction.trace
         yield json.dumps(
-            replace_nonfinite(value | ({"alternatives": results[1:]} if results[1:] else {})), ensure_ascii=False
+            replace_nonfinite(value | ({"alternatives": values[1:]} if values[1:] else {})), ensure_ascii=False
         )
-
-
-def escape(text: str) -> str:
-    """Escape line breaks, tabs and then also backslashes of a text; one without line breaks or tabs stays as it is."""
-    if not any(c in text for c in "\n\r\t"):
-        return text
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[str | Path] = ()) -> None:
@@ -92,6 +101,47 @@ def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[
                 file.truncate(size)  # whole results alone
                 kept = files.set_aside(Path(file.name), "partial", Path(os.path.realpath(output)))
                 raise _stopped(received, done, f"are kept in {kept}, and {output} is as before") from None
+
+
+def write_table(
+    rows: Iterable[tuple[Row, Results]],
+    open_format: Callable[[IO[bytes]], FileFormat],
+    journal_format: LineFormat,
+    output: Path,
+    inputs: Iterable[str | Path] = (),
+) -> None:
+    """Write rows and their results to a file that is whole only at its end (XLSX, Parquet).
+
+    Until then they are in a file of JSON lines beside it, which a signal, an error of the format or the next command
+    after a killed one keeps as OUTPUT.jsonl.partial-N.
+    """
+    from dragoman.core import files
+
+    def keep() -> Path:
+        journal.flush()
+        return files.set_aside(Path(journal.name), "partial", Path(f"{os.path.realpath(output)}.jsonl"))
+
+    done, target = 0, Path(os.path.realpath(output))
+    with _stop_by_signal() as received, files.open_output(output, inputs) as file:
+        folder = target.parent if not isinstance(file.name, int) else Path.cwd()
+        with files.open_journal(folder / target.name) as journal, files.open_scratch(folder) as scratch:
+            table = open_format(scratch)
+            try:
+                for row, results in rows:
+                    try:
+                        table.write(row, results)
+                    except DataError as error:
+                        raise RunError(f"{output}: {error}. The first {done:,} results are kept in {keep()}") from None
+                    journal.write(f"{journal_format.line(row, results)}\n".encode())
+                    done += 1
+                    _raise_pending(received)
+                table.close()
+            except KeyboardInterrupt:
+                if done == 0:
+                    raise _stopped(received, done, "") from None
+                raise _stopped(received, done, f"are kept in {keep()}, and {output} is as before") from None
+            scratch.seek(0)
+            shutil.copyfileobj(scratch, file)
 
 
 @contextmanager

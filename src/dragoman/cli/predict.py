@@ -1,23 +1,27 @@
-"""dragoman predict: N lines in, N lines out, in order; or a line for each media file."""
+"""dragoman predict: N lines in, N lines out, in order; tables with their columns; or a line for each media file."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dragoman.cli import inputs, options
-from dragoman.cli.output import render, write_results
-from dragoman.cli.progress import with_progress_bar
+from dragoman.cli import inputs, options, source_columns
+from dragoman.cli.output import render, write_results, write_table
+from dragoman.cli.prediction_table import PredictionTable, ResultColumns
+from dragoman.cli.progress import with_progress_bar, with_progress_lines
 from dragoman.core.errors import UserError
 
 if TYPE_CHECKING:
     from dragoman.core.generation import GenerationOptions
     from dragoman.core.types import Example
-    from dragoman.inference.pipeline import Pipeline, Prediction
+    from dragoman.data.readers import Row
+    from dragoman.inference.pipeline import Pipeline
+    from dragoman.inference.prediction import Prediction
 
 
 def predict(
@@ -26,14 +30,23 @@ def predict(
         list[str],
         typer.Argument(
             metavar="FILE|-",
-            help="One source on each line, or .jsonl; - is the standard input. To a model of images or sounds, such "
-            "files themselves, or one with their names on its lines (.txt, .tsv, .jsonl).",
+            help="One source on each line, or a table (.tsv, .csv, .xlsx, .parquet, .jsonl); - is the standard input. "
+            "To a model of images or sounds, such files themselves, or a list with their names.",
         ),
     ] = ["-"],
     format: Annotated[
-        Literal["text", "tsv", "jsonl"], typer.Option(help="text, tsv (line, rank, score, text) or jsonl.")
-    ] = "text",
+        Literal["text", "tsv", "jsonl"] | None,
+        typer.Option(help="text, tsv (line, rank, score, text) or jsonl. Default: text, for a table its own kind."),
+    ] = None,
     output: options.Output = None,
+    column: source_columns.SourceColumn = "",
+    probability: Annotated[
+        bool, typer.Option("--probability", help="Add the probability of each output: exp of the sum of its log p.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Add a column that says why an output deserves a look; blank for most."),
+    ] = False,
     source_lang: options.SourceLang = None,
     target_lang: options.TargetLang = None,
     on_error: options.OnError = "stop",
@@ -55,8 +68,6 @@ def predict(
     """Predict the best output for every source. A blank or skipped line gives an empty line."""
     from dragoman.data.lines import ReadReport
 
-    if generation.nbest > 1 and format == "text":
-        raise UserError("--nbest needs --format tsv or jsonl: a text line has room for one output")
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
     options.load_plugins(plugins)
@@ -70,22 +81,52 @@ def predict(
         options.print_to_stderr("\n".join(loaded.report_engines(request).lines()))
     report, out = ReadReport(), options.console(error=True)
     media = inputs.media_examples(loaded, files, second_source)
-    read = inputs.LineInputs(files[0], on_error, report) if media is None else inputs.MediaInputs(media)
-    has_targets = media is None and loaded.reads_media
-    examples = inputs.drop_target_columns(read, loaded.config.columns) if has_targets else read
+    chosen = source_columns.choose_source_columns(files[0], column, loaded) if media is None else None
+    columns, proposal, sentence = chosen or (None, None, "")
+    results = ResultColumns(loaded, probability, check, request.options.nbest)
+    table = PredictionTable.open(files[0], proposal, format, output, results) if media is None else None
+    if sentence:
+        options.print_to_stderr(sentence)
+    read = inputs.LineInputs(files[0], on_error, report, columns) if media is None else inputs.MediaInputs(media)
+    rows: deque[Row] = deque()  # of the sources that are being answered
+    trained, examples = loaded.config.columns, _split_rows(read, rows)
+    if media is None and columns is None and loaded.reads_media and isinstance(trained, list):
+        examples = inputs.drop_target_columns(examples, trained)
     readable = options.skip_unreadable(loaded, examples, on_error, keep_blank=True)
     has_second_source = loaded.codec.second_source is not None
     tagged = inputs.set_languages(readable, source_lang, target_lang, has_second_source)
-    sources = options.warn_untagged(loaded, tagged)
-    shows_progress = out.is_terminal and not read.interactive and (output is not None or not sys.stdout.isatty())
-    count = 0 if read.interactive else count_workers(loaded, workers)
+    sources = results.watch(options.warn_untagged(loaded, tagged))
+    is_interactive = read.interactive
+    shows_bar = out.is_terminal and not is_interactive and (output is not None or not sys.stdout.isatty())
+    show = with_progress_bar if shows_bar else with_progress_lines
+    count = 0 if is_interactive else count_workers(loaded, workers)
     with (
-        closing(_predictions(loaded, sources, generation, attention, trace, count)) as results,
-        closing(with_progress_bar(results, read, out)) if shows_progress else nullcontext(results) as shown,
+        closing(_predictions(loaded, sources, generation, attention, trace, count)) as predictions,
+        closing(show(predictions, read, out))
+        if shows_bar or not out.is_terminal
+        else nullcontext(predictions) as shown,
     ):
-        write_results(("\n".join(render(i, p, format)) for i, p in enumerate(shown, 1)), output, files)
-    for notice in report.notices():
+        answered = ((row, prediction) for prediction in shown for row in [rows.popleft()])
+        if table is None:
+            kind = "nbest" if request.options.nbest > 1 and (format or "text") == "text" else format or "text"
+            texts = (
+                "\n".join(render(i, prediction, kind, results.further(prediction)))
+                for i, (_, prediction) in enumerate(answered, 1)
+            )
+            write_results(texts, output, files)
+        elif table.is_lines:
+            write_results(table.lines(answered), output, files)
+        elif output is not None:
+            write_table(table.rows(answered), table.open_format, table.journal_format, output, files)
+    for notice in (*report.notices(), *results.notices(read.file, table.kind if table else "")):
         options.print_to_stderr(notice)
+
+
+def _split_rows(read: Iterable[tuple[Row, Example]], rows: deque[Row]) -> Iterator[Example]:
+    """Yield the sources; their rows wait for the predictions, which come in the same order."""
+    for row, source in read:
+        rows.append(row)
+        yield source
 
 
 def _predictions(

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.options import console, load_plugins, resolve_columns
+from dragoman.cli.options import console, load_plugins
 from dragoman.cli.output import write_page
+from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import CheckFailed, UserError
 
 
@@ -59,7 +60,6 @@ def probe(
     Exit code 4 if a check fails.
     """
     load_plugins(plugins)
-    from dragoman.data.readers import read_pairs
     from dragoman.inference import pipeline
     from dragoman.inspection.probe_inputs import PRONOUNS, read_minimal_pairs, read_neutral_sources
     from dragoman.inspection.views.probes import check_limits, print_probes, run_probes
@@ -74,7 +74,7 @@ def probe(
         raise UserError(reason)
     sources = None
     if data is not None:
-        sources = list(islice(read_pairs(data, columns=resolve_columns(columns, loaded), extra_targets=True), count))
+        sources = list(islice(read_pairs_for(data, columns, loaded, extra_targets=True), count))
     probes = run_probes(
         loaded,
         sources,

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dragoman.cli.inputs import LineInputs, MediaInputs
-    from dragoman.inference.pipeline import Prediction
+    from dragoman.inference.prediction import Prediction
     from dragoman.training import Report
 
 LINE_INTERVAL_S = 15.0  # seconds between plain lines
+RESULT_INTERVAL_S = 60.0  # seconds between plain lines while results are written
 REDRAW_INTERVAL_S = 0.2  # seconds between two updates of a bar
 
 
@@ -127,3 +128,20 @@ def with_progress_bar(
             yield result
         if done:
             draw(done, time.monotonic() - start)
+
+
+def with_progress_lines(
+    results: Iterable[Prediction], inputs: LineInputs | MediaInputs, out: Console
+) -> Generator[Prediction, None, None]:
+    """Yield results unchanged, and print how many there are, their rate and the time left once a minute."""
+    start = printed_at = time.monotonic()
+    for done, result in enumerate(results, 1):
+        now = time.monotonic()
+        if now - printed_at > RESULT_INTERVAL_S:
+            printed_at, total = now, inputs.expected
+            rate = done / (now - start)
+            of = "" if total is None else f" of about {total:,.0f}"
+            left = "" if total is None else f", {format_duration(max(total - done, 0) / rate)} left"
+            name = os.path.basename(inputs.file)
+            out.print(f"{name}: {done:,}{of} lines, {rate:,.1f} lines/s{left}", markup=False, soft_wrap=True)
+        yield result

@@ -11,6 +11,7 @@ import typer
 
 from dragoman.cli import options
 from dragoman.cli.output import write_results
+from dragoman.cli.source_columns import read_pairs_for
 
 
 def score(
@@ -29,11 +30,11 @@ def score(
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error."""
     options.load_plugins(plugins)
-    from dragoman.data.readers import read_pairs, spec_files
+    from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
 
     loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
-    examples = read_pairs(pairs, columns=options.resolve_columns(columns, loaded), on_error=on_error)
+    examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
     examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
     token_scores = parallel.score_stream(loaded, examples, workers=workers, skip=on_error == "skip")
     total, count, scored, skipped = 0.0, 0, 0, 0

@@ -27,7 +27,9 @@ app = typer.Typer(help="Inspect tokenizers.", no_args_is_help=True)
 def explain(
     path: Annotated[
         str,
-        typer.Argument(help="A run or model folder, or a text file to learn merges from.", metavar="MODEL|FILE"),
+        typer.Argument(
+            help="A run or model folder, a packed model, or a text file to learn merges from.", metavar="MODEL|FILE"
+        ),
     ],
     words: Annotated[list[str] | None, typer.Argument(help="What to split.", metavar="WORD…")] = None,
     merges: Annotated[
@@ -42,12 +44,13 @@ def explain(
     modules: Plugins = [],
 ) -> None:
     """Show how words are split: by the tokenizer of a model, or by byte-pair merges learned from a text file."""
+    from dragoman.checkpoint.archive import is_archive
     from dragoman.data.lines import read_blocker
 
     load_plugins(modules)
     if path != "-" and not os.path.exists(path):
         raise UserError(f"{path}: this is no model folder, and {read_blocker(Path(path))}")
-    if not os.path.isdir(path):
+    if not os.path.isdir(path) and not is_archive(Path(path)):
         if side is not None:
             raise UserError(f"{path}: --side is for models, and this is a text file")
         if merges is None and size is None and ratio is None:

@@ -1,6 +1,6 @@
 """The typed config of a whole run, from YAML: every problem at once, or a config that has been rehearsed.
 
-    preset, file, --set ─loading→ a mapping ─checks→ Config (schema) ─building→ readers and model, rehearsed
+    preset, file, --set ─loading→ a mapping ─checks→ Config (schema) ─building→ readers and model, in a rehearsal
 
 The public names of the package: `from dragoman import config as configs`.
 """
@@ -11,11 +11,11 @@ from dragoman.config.building import (
     build_codec,
     build_meta_model,
     build_model,
-    rehearse,
     source_readers,
 )
 from dragoman.config.checks import validate
 from dragoman.config.loading import LoadedConfig, explain_origins, list_presets, load
+from dragoman.config.rehearsal import rehearse
 from dragoman.config.schema import Backbone, Config, TokenizerOptions, TrainingOptions
 
 __all__ = [

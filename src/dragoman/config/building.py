@@ -1,38 +1,32 @@
-"""From a config to its parts: the readers of its sources, its model, and a rehearsal of both.
+"""From a config to its parts: the readers of its sources, and its model.
 
     source_readers(config)       what reads the sources, where they are files
     build_model(config, sizes)   the model, freshly initialized
     build_meta_model(config)     the same without memory, to ask for its size and which engines serve it
-    rehearse(config)             one tiny batch through that model
 
-A width that does not fit fails in the rehearsal, before data is read.
+rehearsal.py runs a tiny batch through the model.
 """
 
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dragoman.config import compatibility
 from dragoman.config.schema import Config
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import Capacity, Memory, Modality, Output
+from dragoman.core.types import Modality
 from dragoman.nn.frontends import frontend_class
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text import codec as codecs
 from dragoman.text.codec import Codec, SecondSourceReader
 
-PARTS = ("encoder", "second_source.encoder", "decoder", "head")  # whose outputs a rehearsal checks
 NEEDS_MEMORY = (RuntimeError, TypeError, ValueError)  # raised by a part of a user's that computes as it is built
 ARITHMETIC = frozenset(("mul", "add", "sub", "div", "neg", "exp", "sin", "cos"))
 MAX_TENSORS = 12_000  # that building a model may make: a Transformer's layer takes 30
@@ -61,7 +55,8 @@ def build_model(config: Config, source_size: int, target_size: int, second_sourc
     return Seq2Seq(source_size, target_size, second_source_size, **options)
 
 
-def _sizes_with_vocabulary_of_8(config: Config) -> tuple[int, int, int]:
+def sizes_with_vocabulary_of_8(config: Config) -> tuple[int, int, int]:
+    """The sizes of build_model for vocabularies of 8, with the widths of sources that are files."""
     source_size, second_source_size = (
         8 if reader is None or isinstance(reader, str) else reader.width for reader in source_readers(config)
     )
@@ -81,7 +76,7 @@ def build_meta_model(
     """
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 if max_numbers is None else max_numbers
     with torch.device("meta"), _SizeLimit(limit, max_tensors):
-        return build_model(config, *(sizes or _sizes_with_vocabulary_of_8(config)))
+        return build_model(config, *(sizes or sizes_with_vocabulary_of_8(config)))
 
 
 class ModelTooLarge(PartError):
@@ -125,64 +120,3 @@ class _SizeLimit(TorchFunctionMode):
             if self.tensors_left < 0:
                 raise ModelTooLarge(f"it has more than {MAX_TENSORS:,} weights; lower its layers")
         return result
-
-
-def rehearse(config: Config) -> list[str]:
-    """Build a config's model with a vocabulary of 8 and run a tiny batch through it; return what fails as problems."""
-    state = torch.random.get_rng_state()
-    try:
-        with suppress(*NEEDS_MEMORY):
-            build_meta_model(config)
-        model = build_model(config, *_sizes_with_vocabulary_of_8(config)).eval()
-        batch = compatibility.rehearsal_batch(config, *source_readers(config))
-        for name, part in model.named_modules():
-            if name in PARTS:
-                part.register_forward_hook(partial(_check_shapes, name))
-        with torch.no_grad():
-            model.loss(batch)
-            if model.decoder is not None:
-                memory = model.encode(*batch.encoder_inputs)
-                log_p, _ = model.step(batch.target[:, :1], model.start(memory, Capacity(1, 2)))
-                expected, found = (len(batch), 1, model.decoder.d), (*log_p.shape[:-1], model.decoder.d)
-                _compare_shapes("decoder", model.decoder, "o of a step", expected, found)
-    except PartError as error:
-        return [f"model: {error}"]
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            if (where := _find_own_part(error)) is None:
-                raise
-            return [f"model: {where}: {error}"]
-        return ["model: too large for this machine's memory; lower its widths"]
-    finally:
-        torch.random.set_rng_state(state)
-    return []
-
-
-def _check_shapes(name: str, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-    """Raise PartError if what a part returns is not as its contract in core/types.py says."""
-    kind = Memory if name.endswith("encoder") else Output
-    if not isinstance(output, kind):
-        raise PartError(f"{name} ({type(part).__name__}): must return {kind.__name__}, found {type(output).__name__}")
-    d, x = part.d, inputs[0].states if name == "head" else inputs[0]
-    shapes: dict[str, tuple[Any, ...]] = {"o": (len(x), x.shape[1] if name == "decoder" else None, d)}
-    if kind is Memory:
-        shapes = {"states": (len(x), None, d), "lengths": (len(x),), "summary": (len(x), d)}
-    for field, expected in shapes.items():
-        _compare_shapes(name, part, field, expected, tuple(getattr(output, field).shape))
-
-
-def _compare_shapes(name: str, part: nn.Module, field: str, expected: tuple[Any, ...], found: tuple[int, ...]) -> None:
-    """Raise PartError unless a shape is the expected one, in which None is any size."""
-    if len(found) != len(expected) or any(size not in (None, own) for size, own in zip(expected, found, strict=True)):
-        sizes = ", ".join("any" if size is None else str(size) for size in expected)
-        raise PartError(f"{name} ({type(part).__name__}): its {field} must have the shape ({sizes}), found {found}")
-
-
-def _find_own_part(error: Exception) -> str | None:
-    """The class, file and line of the innermost part in an error's traceback, if it is not one of ours; else None."""
-    own = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        part, package = frame.f_locals.get("self"), str(frame.f_globals.get("__name__")).partition(".")[0]
-        if isinstance(part, nn.Module) and package not in ("dragoman", "torch"):
-            own = f"{type(part).__name__} ({frame.f_code.co_filename}:{line})"
-    return own

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dragoman.config.schema import GROUPS, Config, nested_types
+from dragoman.config.schema import COLUMN_FORMS, GROUPS, Config, nested_types
 from dragoman.core.errors import ConfigError, did_you_mean
 from dragoman.core.registry import Options, Registry
 
@@ -49,7 +49,7 @@ def _valid_groups(value: dict[str, Any]) -> Iterator[tuple[str, Options]]:
 
 def _error_message(error: Any, value: dict[str, Any]) -> str:
     """Turn one of pydantic's errors into a sentence: key, what is wrong, what was found, what is allowed."""
-    location = [str(part) for part in error["loc"] if part != "function-plain[parse()]"]
+    location = [str(part) for part in error["loc"] if part not in ("function-plain[parse()]", "[key]", *COLUMN_FORMS)]
     key, found, kind = ".".join(location), f"{error['input']!r}"[:60], error["type"]
     if kind == "extra_forbidden":
         options = _options_of_key(location[:-1], value)

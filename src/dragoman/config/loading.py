@@ -15,8 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dragoman.config.building import rehearse
 from dragoman.config.checks import validate
+from dragoman.config.rehearsal import rehearse
 from dragoman.config.schema import Config
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, did_you_mean

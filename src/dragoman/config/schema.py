@@ -12,7 +12,16 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -21,6 +30,7 @@ from dragoman.core import yaml
 from dragoman.core.errors import PartError, UserError, did_you_mean
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import NonNegativeInt, Options, Part, PositiveFloat, PositiveInt, UnitInterval, options_of
+from dragoman.data.columns import Columns
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
 from dragoman.nn.multi_source import SecondSourceConfig
@@ -33,6 +43,7 @@ from dragoman.text.normalization import Form
 from dragoman.text.tokenizers import tokenizers
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and .tmp-… is put before it
+Role = Literal["source", "second_source", "target", "source_lang", "target_lang"]
 Column = Literal["source", "second_source", "target", "source_lang", "target_lang", "-"]
 
 
@@ -51,6 +62,29 @@ def _parse_corpora(value: Any) -> Any:
 _Corpora = str | list[str | Corpus]  # what may be written
 
 
+_Names = Annotated[
+    list[str],
+    BeforeValidator(lambda names: [names] if isinstance(names, str) else names, json_schema_input_type=str | list[str]),
+    Field(min_length=1),
+]
+COLUMN_FORMS = ("a list of roles", "a mapping")  # tags of the union, which the keys of problems leave out
+
+
+def _columns_form(value: Any) -> str | None:
+    return COLUMN_FORMS[0] if isinstance(value, list) else COLUMN_FORMS[1] if isinstance(value, dict) else None
+
+
+_ColumnsOption = Annotated[
+    Annotated[list[Column], Field(min_length=1), Tag(COLUMN_FORMS[0])]
+    | Annotated[dict[Role, _Names], Tag(COLUMN_FORMS[1])],
+    Discriminator(
+        _columns_form,
+        custom_error_type="part",
+        custom_error_message="must be a list of roles, or a mapping such as {source: word, target: ipa}",
+    ),
+]
+
+
 class DataOptions(Options):
     """Where the pairs are, and which of them are used."""
 
@@ -58,7 +92,7 @@ class DataOptions(Options):
         list[Corpus], BeforeValidator(_parse_corpora, json_schema_input_type=_Corpora), Field(min_length=1)
     ]
     valid: str | None = None
-    columns: Annotated[list[Column], Field(min_length=1)] = ["source", "target"]
+    columns: _ColumnsOption = ["source", "target"]  # roles by position; or a mapping, role to name in a header row
     normalization: Form = "nfc"
     max_source: PositiveInt | None = None  # tokens of each source; null: 256, or what is usual for the files it names
     max_target: PositiveInt = 256  # tokens; limits count </s> and tags, and longer pairs are left out and counted
@@ -70,10 +104,13 @@ class DataOptions(Options):
     def problems(self) -> Iterator[str]:
         if any(path == "-" for path in (self.valid, *(corpus.path for corpus in self.train))):
             yield "train and valid must be files: they are read more than once, which the standard input cannot be"
-        if self.columns.count("source") != 1:
-            yield f"columns must name 'source' exactly once, found {self.columns}"
-        if self.columns.count("second_source") > 1:
-            yield f"columns must name 'second_source' once at most, found {self.columns}"
+        try:
+            columns = Columns.parse(self.columns)
+        except UserError as error:
+            yield str(error).replace("columns: ", "columns ", 1)
+            return
+        if "source" not in columns:
+            yield f"columns must name 'source', found {self.columns}"
 
 
 class TokenizerOptions(Options):
@@ -250,10 +287,12 @@ class Config(Options):
             yield "model.ctc is true, but training.ctc_weight is 0, so the layer would not be trained; set it to 0.3"
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the data's columns; an objective without pairs has no target, and ignores all but the source."""
+    def columns(self) -> list[str] | dict[str, str | list[str]]:
+        """The data's columns; an objective without pairs has no target, and ignores all but the source."""
         if objectives[self.training.objective.name].is_paired:  # type: ignore[attr-defined]
-            return list(self.data.columns)
+            return Columns.parse(self.data.columns).value
+        if isinstance(self.data.columns, dict):
+            return {"source": self.data.columns["source"]}
         return [name if name == "source" else "-" for name in self.data.columns if name != "target"]
 
     def to_yaml(self) -> str:

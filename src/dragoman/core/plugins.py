@@ -7,7 +7,9 @@ choose what code runs.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from pathlib import Path
 
 from dragoman.core.errors import UserError
@@ -20,8 +22,24 @@ def load_plugin(name: str) -> None:
             _import_file(Path(name).resolve())
         else:
             importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, UserError) as error:
         raise UserError(f"--plugin {name}: {error}") from None
+    except Exception as error:  # whatever the user's own code raises
+        raise UserError(f"--plugin {name}: {_describe(error)}") from None
+
+
+def _describe(error: Exception) -> str:
+    """The line of a user's own file that raised an error, and what the error says."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return reason  # which has file and line
+    frames = [
+        (os.path.basename(frame.f_code.co_filename), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("dragoman", "importlib")
+        and not frame.f_code.co_filename.startswith("<")
+    ]
+    return f"{frames[-1][0]}:{frames[-1][1]}: {reason}" if frames else reason
 
 
 def _import_file(path: Path) -> None:

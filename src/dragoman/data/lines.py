@@ -47,11 +47,14 @@ OTHER_ENCODINGS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+UNPACK = "Unpack it; plain text and gzip are read"
 OTHER_ARCHIVES = {
-    b"PK\x03\x04": "a zip archive (or an office document)",
-    b"\xfd7zXZ\0": "compressed with xz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"BZh91AY&SY": "compressed with bzip2",
+    b"PK\x03\x04": ("a zip archive (or an office document)", f"{UNPACK}, and spreadsheets by the name .xlsx"),
+    b"PAR1\x15": ("a Parquet file", "Give it a name that ends with .parquet"),
+    b"\xd0\xcf\x11\xe0": ("an old office document", "Save it as .xlsx, or as CSV in UTF-8"),
+    b"\xfd7zXZ\0": ("compressed with xz", UNPACK),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", UNPACK),
+    b"BZh91AY&SY": ("compressed with bzip2", UNPACK),
 }
 
 
@@ -89,7 +92,11 @@ ISSUE_SENTENCES = {
     "truncated": ("{lines} longer than 1 MiB", "only the beginning is read"),
     "encoding": ("text that is not valid UTF-8 in {lines}", "skipped"),
     "nul": ("NUL characters in {lines}", "skipped"),
+    "header": ("a header row", "left out"),
     "columns": ("the wrong number of columns in {lines}", "skipped"),
+    "formula": ("formulas without a stored value in {lines}", "read as blank: save the file in a spreadsheet program"),
+    "quote": ("quotes that do not match in {lines}", "skipped"),
+    "cell": ("cells that hold no text in {lines}", "skipped"),
     "json": ("no usable JSON object in {lines}", "skipped"),
 }
 
@@ -142,6 +149,7 @@ class ReadReport:
         for issue in self:
             _, action = ISSUE_SENTENCES.get(issue.kind, ("", "skipped"))
             first = "" if issue.kind in ("bom", "crlf") else f" (the first is line {issue.first_line:,})"
+            first = f" ({issue.detail})" if issue.kind == "header" else first
             sentences.append(f"{issue.file}: {issue.description}{first}; {action}")
         return sentences
 
@@ -239,17 +247,21 @@ def _decompress(stream: io.BufferedReader, name: str) -> io.BufferedReader:
     return io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), CHUNK_SIZE) if is_gzip else stream
 
 
+def open_binary(path: str | Path) -> IO[bytes]:
+    """Open a file that is no text; DataError explains why it cannot be."""
+    try:
+        return open(path, "rb")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(read_blocker(Path(path)) or f"the file cannot be opened: {reason}", path) from None
+
+
 def _open_stream(path: str | Path | IO[bytes], name: str | None, stack: ExitStack) -> tuple[io.BufferedReader, str]:
     """Open a path, "-" for standard input, or a stream: the decompressed bytes, and a name for messages."""
     if path == "-":
         path = sys.stdin.buffer
     if isinstance(path, (str, Path)):
-        name = name or str(path)
-        try:
-            stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115 - the stack closes it
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(read_blocker(Path(path)) or f"the file cannot be opened: {reason}", path) from None
+        name, stream = name or str(path), _make_peekable(stack.enter_context(open_binary(path)), stack)
     else:
         name = name or "<stdin>"
         stream = _make_peekable(path, stack)
@@ -277,10 +289,12 @@ def _read_raw_line(stream: io.BufferedReader, name: str, number: int) -> bytes:
 def _bom_length(raw: bytes, name: str) -> int:
     for mark, encoding in OTHER_ENCODINGS.items():
         if raw.startswith(mark):
-            raise DataError(f"the file is {encoding}, not UTF-8. Save it as UTF-8", name, 1)
-    for magic, what in OTHER_ARCHIVES.items():
+            raise DataError(
+                f"the file is {encoding}, not UTF-8. Save it as UTF-8 (in a spreadsheet: CSV UTF-8)", name, 1
+            )
+    for magic, (what, remedy) in OTHER_ARCHIVES.items():
         if raw.startswith(magic):
-            raise DataError(f"the file is {what}. Unpack it; plain text and gzip are read", name, 1)
+            raise DataError(f"the file is {what}. {remedy}", name, 1)
     return len(UTF8_BOM) if raw.startswith(UTF8_BOM) else 0
 
 

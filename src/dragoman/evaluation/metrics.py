@@ -14,12 +14,13 @@ N items, F statistics for each.
 
 from __future__ import annotations
 
+import inspect
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from itertools import zip_longest
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,11 @@ Array = npt.NDArray[np.float64]
 class Metric(Protocol):
     """The interface of all metrics; the options are the keyword-only parameters of what is registered."""
 
-    label: str  # the name to print, such as "BLEU"
+    label: str  # the short name to print, such as "BLEU"
+    name: str  # the full name
+    unit: str  # "%" or "points"
     higher_is_better: bool
+    description: str  # one sentence for a reader who does not know the metric
 
     @property
     def signature(self) -> str | None:
@@ -56,6 +60,29 @@ class Metric(Protocol):
 
 
 metrics: Registry[Metric] = Registry("metric")
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What is printed about a metric. The docstring of what is registered says it: `Full name: one sentence.`"""
+
+    label: str
+    name: str
+    unit: str
+    higher_is_better: bool
+    description: str
+
+    @classmethod
+    def from_docstring(cls, docstring: str | None, label: str, unit: str, higher_is_better: bool) -> MetricInfo:
+        """Read name and sentence from the first line of a docstring."""
+        name, _, description = (docstring or "").split("\n", 1)[0].partition(": ")
+        return cls(label, name, unit, higher_is_better, description)
+
+    def extend_docstring(self, docstring: str | None) -> str:
+        """Return the docstring with unit and direction in its first line, for `dragoman list metrics`."""
+        first, *rest = inspect.cleandoc(docstring or "").split("\n", 1)
+        direction = "higher" if self.higher_is_better else "lower"
+        return "\n".join([f"{first.removesuffix('.')} ({self.unit}, {direction} is better).", *rest])
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -84,8 +111,10 @@ def check_inputs(hypotheses: Sequence[str], references: Sequence[Sequence[str]])
 class SacreBLEUMetric:
     """A metric that sacreBLEU computes, so that scores are comparable with published ones."""
 
-    def __init__(self, scorer: sacrebleu.metrics.base.Metric, label: str, higher_is_better: bool) -> None:
-        self._scorer, self.label, self.higher_is_better = scorer, label, higher_is_better
+    def __init__(self, scorer: sacrebleu.metrics.base.Metric, info: MetricInfo) -> None:
+        self._scorer = scorer
+        self.label, self.name, self.unit = info.label, info.name, info.unit
+        self.higher_is_better, self.description = info.higher_is_better, info.description
 
     @property
     def signature(self) -> str | None:
@@ -112,38 +141,64 @@ Tokenization = Literal["13a", "intl", "zh", "char", "none"]
 Smoothing = Literal["exp", "floor", "add-k", "none"]
 
 
-def register_bleu(name: str, label: str, order: int, summary: str) -> None:
+def register_sacrebleu(
+    name: str, label: str, unit: str, *, higher_is_better: bool
+) -> Callable[[Callable[..., sacrebleu.metrics.base.Metric]], None]:
+    """Register the decorated function, options → a scorer of sacreBLEU, as a metric."""
+
+    def add(build_scorer: Callable[..., sacrebleu.metrics.base.Metric]) -> None:
+        info = MetricInfo.from_docstring(build_scorer.__doc__, label, unit, higher_is_better)
+
+        @wraps(build_scorer)
+        def build(**options: Any) -> SacreBLEUMetric:
+            plus = "+" * options.get("word_order", 0)  # of chrF
+            return SacreBLEUMetric(build_scorer(**options), replace(info, label=label + plus))
+
+        build.__doc__ = info.extend_docstring(build_scorer.__doc__)
+        metrics.register(name)(build)
+
+    return add
+
+
+def register_bleu(name: str, label: str, order: int, docstring: str) -> None:
     """Register BLEU of n-grams up to `order` words."""
 
-    def build(*, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> SacreBLEUMetric:
+    def build(*, tokenize: Tokenization = "13a", lowercase: bool = False, smooth: Smoothing = "exp") -> sacrebleu.BLEU:
         # `force` only suppresses a warning about tokenized text, which every validation would repeat.
-        scorer = sacrebleu.BLEU(
+        return sacrebleu.BLEU(
             tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=True, max_ngram_order=order
         )
-        return SacreBLEUMetric(scorer, label, True)
 
-    build.__doc__ = summary
-    metrics.register(name)(build)
+    build.__doc__ = docstring
+    register_sacrebleu(name, label, "points", higher_is_better=True)(build)
 
 
-BLEU = "Precision of n-grams up to 4 words, with a brevity penalty (Papineni et al. 2002), by sacreBLEU."
+BLEU = """Bilingual evaluation understudy: precision of n-grams up to 4 words, times a brevity penalty, by sacreBLEU.
+
+Papineni et al. 2002.
+"""
 register_bleu("bleu", "BLEU", 4, BLEU)
-register_bleu("bleu1", "BLEU-1", 1, "BLEU of single words, as reported for captions.")
-register_bleu("bleu2", "BLEU-2", 2, "BLEU of n-grams up to 2 words.")
-register_bleu("bleu3", "BLEU-3", 3, "BLEU of n-grams up to 3 words.")
+register_bleu("bleu1", "BLEU-1", 1, "BLEU of single words: their precision, times a brevity penalty, as for captions.")
+register_bleu("bleu2", "BLEU-2", 2, "BLEU of n-grams up to 2 words: their precision, times a brevity penalty.")
+register_bleu("bleu3", "BLEU-3", 3, "BLEU of n-grams up to 3 words: their precision, times a brevity penalty.")
 
 
-@metrics.register("chrf")
-def chrf(*, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> SacreBLEUMetric:
-    """F2 of character n-grams up to 6 (Popović 2015), by sacreBLEU; word_order 2 is chrF++."""
-    scorer = sacrebleu.CHRF(word_order=word_order, lowercase=lowercase)
-    return SacreBLEUMetric(scorer, "chrF" + "+" * word_order, True)
+@register_sacrebleu("chrf", "chrF", "points", higher_is_better=True)
+def chrf(*, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> sacrebleu.CHRF:
+    """Character n-gram F-score: F2 of n-grams up to 6 characters, by sacreBLEU; word_order 2 is chrF++.
+
+    Popović 2015.
+    """
+    return sacrebleu.CHRF(word_order=word_order, lowercase=lowercase)
 
 
-@metrics.register("ter")
-def ter(*, normalized: bool = False, case_sensitive: bool = False) -> SacreBLEUMetric:
-    """Translation edit rate: word edits and block shifts per reference word (Snover et al. 2006), by sacreBLEU."""
-    return SacreBLEUMetric(sacrebleu.TER(normalized=normalized, case_sensitive=case_sensitive), "TER", False)
+@register_sacrebleu("ter", "TER", "%", higher_is_better=False)
+def ter(*, normalized: bool = False, case_sensitive: bool = False) -> sacrebleu.TER:
+    """Translation edit rate: word edits and shifts of phrases per reference word, by sacreBLEU.
+
+    Snover et al. 2006.
+    """
+    return sacrebleu.TER(normalized=normalized, case_sensitive=case_sensitive)
 
 
 # -- percentages -------------------------------------------------------------------------------------------------------
@@ -154,7 +209,10 @@ class PercentageMetric:
     """A percentage: 100 · Σ part / Σ whole; for a whole of 0, 100 if the part is positive, else 0 (as in TER)."""
 
     label: str
+    name: str
+    unit: str
     higher_is_better: bool
+    description: str
     measure: Callable[[Sequence[str], Sequence[Sequence[str]]], Iterable[tuple[float, float]]]
     signature: str | None = None
 
@@ -173,14 +231,18 @@ class PercentageMetric:
 ItemMeasure = Callable[[str, Sequence[str]], tuple[float, float]]
 
 
-def register_percentage(name: str, label: str, *, higher_is_better: bool) -> Callable[[ItemMeasure], ItemMeasure]:
+def register_percentage(
+    name: str, label: str, *, higher_is_better: bool, unit: str = "%"
+) -> Callable[[ItemMeasure], ItemMeasure]:
     """Register the decorated function, (hypothesis, references) → (part, whole) of one item, as a percentage."""
 
     def add(measure_item: ItemMeasure) -> ItemMeasure:
-        def build() -> PercentageMetric:
-            return PercentageMetric(label, higher_is_better, partial(map, measure_item))
+        info = MetricInfo.from_docstring(measure_item.__doc__, label, unit, higher_is_better)
 
-        build.__doc__ = measure_item.__doc__
+        def build() -> PercentageMetric:
+            return PercentageMetric(**vars(info), measure=partial(map, measure_item))
+
+        build.__doc__ = info.extend_docstring(measure_item.__doc__)
         metrics.register(name)(build)
         return measure_item
 
@@ -198,33 +260,45 @@ def min_edit_counts(
 
 @register_percentage("wer", "WER", higher_is_better=False)
 def word_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """Word error rate: edits per reference word; words are separated by whitespace."""
+    """Word error rate: inserted, deleted and changed words per reference word; whitespace separates words."""
     return min_edit_counts(str.split, hypothesis, references)
 
 
 @register_percentage("cer", "CER", higher_is_better=False)
 def character_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """Character error rate: edits per reference character; spaces count, except around the text (as jiwer does)."""
+    """Character error rate: inserted, deleted and changed characters per reference character; spaces count.
+
+    Those around the text do not, as in jiwer.
+    """
     return min_edit_counts(str.strip, hypothesis, references)
 
 
 @register_percentage("per", "PER", higher_is_better=False)
 def phoneme_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """Phoneme error rate: edits per reference phoneme; phonemes are separated by whitespace."""
+    """Phoneme error rate: inserted, deleted and changed phonemes per reference phoneme; whitespace separates them."""
     return min_edit_counts(str.split, hypothesis, references)
 
 
 @register_percentage("exact", "exact match", higher_is_better=True)
 def exact_match(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """The share of items that are equal to one of their references, character for character."""
+    """Exact match: the share of outputs that are equal to one of their references, character for character."""
     return float(hypothesis in references), 1.0
+
+
+@register_percentage("ser", "SER", higher_is_better=False)
+def sequence_error_rate(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
+    """Sequence error rate: the share of outputs with any error, that is, equal to none of their references.
+
+    100 minus exact match. It is not the word error rate, which counts edits.
+    """
+    return float(hypothesis not in references), 1.0
 
 
 @register_percentage("accuracy", "accuracy", higher_is_better=True)
 def token_accuracy(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """Token accuracy: the share of reference positions that hold the same token in the hypothesis.
+    """Token accuracy: the share of reference positions that hold the same token in the output; nothing is aligned.
 
-    Tokens are separated by whitespace. Nothing is aligned: an extra token at the front makes all that follow wrong. An
+    Tokens are separated by whitespace. An extra token at the front makes all that follow wrong. An
     empty reference counts as one position, which is right if the hypothesis is empty, too.
     """
     output = hypothesis.split()
@@ -266,21 +340,21 @@ def count_shared_ngrams(n: int, hypothesis: list[str], reference: list[str]) -> 
     return (counts[0] & counts[1]).total(), counts[0].total(), counts[1].total()
 
 
-@register_percentage("rouge1", "ROUGE-1", higher_is_better=True)
+@register_percentage("rouge1", "ROUGE-1", higher_is_better=True, unit="points")
 def rouge1(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """ROUGE-1: F1 of single words, averaged over items."""
+    """Recall-oriented understudy, single words: F1 of the words in both output and reference, averaged over items."""
     return best_f1(partial(count_shared_ngrams, 1), hypothesis, references)
 
 
-@register_percentage("rouge2", "ROUGE-2", higher_is_better=True)
+@register_percentage("rouge2", "ROUGE-2", higher_is_better=True, unit="points")
 def rouge2(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """ROUGE-2: F1 of pairs of neighboring words, averaged over items."""
+    """Recall-oriented understudy, word pairs: F1 of the shared pairs of neighboring words, averaged over items."""
     return best_f1(partial(count_shared_ngrams, 2), hypothesis, references)
 
 
-@register_percentage("rougel", "ROUGE-L", higher_is_better=True)
+@register_percentage("rougel", "ROUGE-L", higher_is_better=True, unit="points")
 def rouge_l(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
-    """ROUGE-L: F1 of the longest common subsequence of words, averaged over items."""
+    """Recall-oriented understudy, subsequences: F1 of the longest common subsequence of words, averaged over items."""
 
     def common_subsequence(output: list[str], reference: list[str]) -> tuple[int, int, int]:
         return LCSseq.similarity(output, reference), len(output), len(reference)
@@ -291,16 +365,23 @@ def rouge_l(hypothesis: str, references: Sequence[str]) -> tuple[float, float]:
 # -- captions ----------------------------------------------------------------------------------------------------------
 
 
+def _measure_cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Iterable[tuple[float, float]]:
+    """Consensus-based image description evaluation: CIDEr-D, the agreement with several captions; 1000 is the best.
+
+    Vedantam et al. 2015, averaged over items and times 100, as in papers. Words are those of ROUGE. The weight of an
+    n-gram depends on all references that are scored together.
+    """
+    candidates = list(map(rouge_words, hypotheses))
+    scores = cider_d(candidates, [list(map(rouge_words, several)) for several in references])
+    return [(score, 1.0) for score in scores]
+
+
+CIDER = MetricInfo.from_docstring(_measure_cider.__doc__, "CIDEr-D", "points", True)
+
+
 @metrics.register("cider")
 def cider() -> PercentageMetric:
-    """CIDEr-D (Vedantam et al. 2015), averaged over items and times 100, as in papers: 1000 is the best.
+    return PercentageMetric(**vars(CIDER), measure=_measure_cider)
 
-    Words are those of ROUGE. The weight of an n-gram depends on all references that are scored together.
-    """
 
-    def measure(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Iterable[tuple[float, float]]:
-        candidates = list(map(rouge_words, hypotheses))
-        scores = cider_d(candidates, [list(map(rouge_words, several)) for several in references])
-        return [(score, 1.0) for score in scores]
-
-    return PercentageMetric("CIDEr-D", True, measure)
+cider.__doc__ = CIDER.extend_docstring(_measure_cider.__doc__)

@@ -75,7 +75,7 @@ def central_interval(scores: Array, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def format_score(label: str, value: float, low: float, high: float) -> str:
-    """Format a score with its interval: `PER 11.8 % [11.2, 12.4]`; BLEU, chrF, CIDEr and ROUGE have no percent sign."""
-    unit = "" if label.startswith(("BLEU", "chrF", "CIDEr", "ROUGE")) else " %"
-    return f"{label} {value:.1f}{unit} [{low:.1f}, {high:.1f}]"
+def format_score(label: str, value: float, low: float, high: float, unit: str = "%") -> str:
+    """Format a score with its interval: `PER 11.8 % [11.2, 12.4]`; points, as of BLEU, are not named."""
+    shown = " %" if unit == "%" else ""
+    return f"{label} {value:.1f}{shown} [{low:.1f}, {high:.1f}]"

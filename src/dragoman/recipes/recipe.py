@@ -41,7 +41,6 @@ class ScoreSpec(Options):
     text: ScoringTokenization = "as it is"
     lowercase: bool = False
     label: str | None = None  # in tables; default: its name
-    inverse: bool = False  # 100 − metric: the error rate of exact match
 
 
 def _parse_system(value: object) -> object:
@@ -229,11 +228,10 @@ def _without_mean(name: str) -> str:
 
 
 def _higher_is_better(recipe: Recipe, name: str) -> bool:
-    """Whether a higher value of the named score is better, by its metric and `inverse`."""
+    """Whether a higher value of the named score is better, by its metric."""
     if name == BITS_PER_CHARACTER:
         return False
-    spec = recipe.scores[name]
-    return metrics.build(spec.metric).higher_is_better != spec.inverse
+    return metrics.build(recipe.scores[name].metric).higher_is_better
 
 
 class ScoreCheck(NamedTuple):

@@ -206,22 +206,20 @@ def _score_outputs(
         def tokenize(text: str, spec: ScoreSpec = spec) -> str:
             return tokenize_for_scoring(text, spec.text, spec.lowercase)
 
-        def scale(value: float, spec: ScoreSpec = spec) -> float:
-            return round(100.0 - value if spec.inverse else value, 4)
-
         metric = metrics.build(spec.metric)
         references = [[tokenize(text) for text in example.accepted] for example in examples]
         stats = metric.statistics([tokenize(text) for text in outputs], references)
-        low, high = sorted(map(scale, bootstrap_interval(metric, stats)))
+        low, high = bootstrap_interval(metric, stats)
         result["scores"][name] = {
-            "value": scale(float(metric.score(stats.sum(0)))),
-            "interval": [low, high],
+            "value": round(float(metric.score(stats.sum(0))), 4),
+            "interval": [round(low, 4), round(high, 4)],
             "signature": metric.signature,
         }
         if groups is None:
             continue
         by_group = {
-            group: scale(float(metric.score(stats[[g == group for g in groups]].sum(0)))) for group in sorted({*groups})
+            group: round(float(metric.score(stats[[g == group for g in groups]].sum(0))), 4)
+            for group in sorted({*groups})
         }
         result["groups"][name] = by_group
         result["scores"][f"{name}, mean of groups"] = {"value": round(mean(by_group.values()), 4)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dragoman
-from dragoman.inference.pipeline import Prediction
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.render.notebook import render_prediction
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,8 +19,8 @@ from dragoman.inspection.views.steps import trace_steps
 
 STATIC = Path(dragoman.inspection.__file__).parent / "static"
 NAMES = (
-    *("accuracy_by_position", "alignment", "beam", "embedding_space", "examples", "head_effects", "positions"),
-    *("probes", "quality", "replay", "saliency", "sequential", "steps"),
+    *("accuracy_by_position", "alignment", "beam", "blame", "embedding_space", "examples", "head_effects"),
+    *("positions", "probes", "quality", "replay", "saliency", "sequential", "steps"),
 )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
+from dragoman.data.columns import ColumnsLike
 from dragoman.data.lines import MAX_LOCATIONS, OnError, format_count, read_blocker
 from dragoman.data.quality.report import SEVERITIES, Finding, QualityReport, Severity, SideStatistics, SplitStatistics
 from dragoman.data.quality.survey import SplitSurvey, TextStatistics, survey_split
@@ -35,6 +36,8 @@ MAX_EXAMPLES = 10  # of unknown texts and unseen characters in a message
 # The severity of issues that readers report; "error" for all others.
 READ_SEVERITIES: dict[str, Severity] = {
     "bom": "notice",
+    "header": "notice",
+    "formula": "warning",
     "crlf": "notice",
     "separators": "notice",
     "truncated": "warning",
@@ -46,7 +49,7 @@ def check_pairs(
     valid: str | Sequence[str] = (),
     test: str | Sequence[str] = (),
     *,
-    columns: Sequence[str] = ("source", "target"),
+    columns: ColumnsLike = ("source", "target"),
     normalization: Form = "nfc",
     codec: Codec | None = None,
     limits: Sequence[int] = LENGTH_LIMITS,
@@ -156,14 +159,19 @@ def _duplicate_findings(split: SplitSurvey) -> Iterator[Finding]:
     yield from _row_findings(split, "many-targets", other, len(pairs), what, warning_share=1.0)
 
 
+def find_outliers(log_ratios: np.ndarray) -> tuple[float, np.ndarray]:
+    """The median of the logs of some pairs' length ratios, and the rows that are far from it."""
+    middle = np.median(log_ratios)
+    spread = 1.4826 * np.median(np.abs(log_ratios - middle))  # estimates the standard deviation
+    return float(middle), np.flatnonzero(np.abs(log_ratios - middle) > max(OUTLIER_DEVIATIONS * spread, math.log(3)))
+
+
 def _length_ratio_findings(split: SplitSurvey) -> Iterator[Finding]:
     """Pairs with an outlying length ratio: often misaligned, or half of a sentence."""
     if not split.ratios or not split.target.lengths or split.has_file_sources:
         return
     ratios = np.array(split.ratios, dtype=np.float64)
-    middle = np.median(ratios)
-    spread = 1.4826 * np.median(np.abs(ratios - middle))  # estimates the standard deviation
-    far = np.flatnonzero(np.abs(ratios - middle) > max(OUTLIER_DEVIATIONS * spread, math.log(3)))
+    middle, far = find_outliers(ratios)
     usual = f"usually {math.exp(middle):.2f} target characters for one of the source"
     what = f"with an unusual length ratio ({usual})"
     yield from _row_findings(split, "length-ratio", far, len(ratios), what, warning_share=WARNING_SHARE)

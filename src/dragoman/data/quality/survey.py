@@ -14,13 +14,14 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import UNK, Example
+from dragoman.data.columns import ColumnsLike
 from dragoman.data.lines import Issue, OnError, ReadReport, count_lines
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.text.normalization import Form, normalize
@@ -139,11 +140,9 @@ class SplitSurvey:
     def _add_keys(self, example: Example, source: str, second: str, target: str) -> None:
         if not self.files or self.files[-1][1] != example.file:
             self.files.append((len(self.lines), example.file))
-        key = f"{example.source_lang}\n{example.target_lang}\n{_collapse_spaces(source)}"
-        if second:  # the same question about another picture is another source
-            key += f"\n{_collapse_spaces(second)}"
-        self.source_keys.append(_hash_text(key))
-        self.pair_keys.append(_hash_text(f"{key}\n{_collapse_spaces(target)}"))
+        source_key, pair_key = _hash_sides(example, source, second, target)
+        self.source_keys.append(source_key)
+        self.pair_keys.append(pair_key)
         self.ratios.append(math.log((1 + len(target)) / (1 + len(source))))
         self.lines.append(example.line)
 
@@ -151,6 +150,19 @@ class SplitSurvey:
         """`file:line` of the pair in a row of the survey."""
         _, file = self.files[bisect_right(self.files, row, key=lambda entry: entry[0]) - 1]
         return f"{file}:{self.lines[row]}"
+
+
+def hash_pair(example: Example, form: Form) -> tuple[int, int]:
+    """Hashes of a pair's source with its languages, and of the whole pair."""
+    texts = (example.source, example.second_source, example.target or "")
+    return _hash_sides(example, *(normalize(text, form) for text in texts))
+
+
+def _hash_sides(example: Example, source: str, second: str, target: str) -> tuple[int, int]:
+    key = f"{example.source_lang}\n{example.target_lang}\n{_collapse_spaces(source)}"
+    if second:  # the same question about another picture is another source
+        key += f"\n{_collapse_spaces(second)}"
+    return _hash_text(key), _hash_text(f"{key}\n{_collapse_spaces(target)}")
 
 
 def _collapse_spaces(text: str) -> str:
@@ -173,7 +185,7 @@ def _unknown_texts(text: str, tokenizer: Tokenizer) -> Iterator[str]:
 def survey_split(
     name: str,
     specs: list[str],
-    columns: Sequence[str],
+    columns: ColumnsLike,
     form: Form,
     codec: Codec | None,
     max_pairs: int | None,

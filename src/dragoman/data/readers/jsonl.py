@@ -4,6 +4,7 @@
     {"source": "Hund", "target": ["dog", "hound"]}          several references; the first is the target
     {"source": "what color is it?", "second_source": "photo.jpg"}       two sources
     {"text": "Der Hund schläft."}                           single texts
+    {"word": "Hund", "ipa": "hʊnt"}                         with columns {source: word, target: ipa}
 
 Other keys are ignored. As in any file, a line break inside a text becomes a space.
 """
@@ -11,60 +12,114 @@ Other keys are ignored. As in any file, a line break inside a text becomes a spa
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import IO
 
 from dragoman.core.errors import did_you_mean
 from dragoman.core.types import Example
-from dragoman.data.lines import SEPARATORS, BadLine, Line, replace_separators
-from dragoman.data.readers import PairReader, ReadOptions, readers, split_spec
-from dragoman.data.readers.tsv import drop_blank_references
+from dragoman.data.columns import ColumnLayout, join_cells
+from dragoman.data.lines import SEPARATORS, BadLine, read_lines, reject_line, replace_separators
+from dragoman.data.readers import (
+    ReadOptions,
+    Row,
+    Table,
+    TableReader,
+    drop_blank_references,
+    readers,
+    split_spec,
+)
 from dragoman.text.normalization import SURROGATES
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 REMEDY = 'Write one object on each line, such as {"source": "…", "target": "…"}'
+NAMED_REMEDY = "Give every object the keys that data.columns or --columns names"
+
+JSONObject = dict[str, object]
 
 
 @readers.register("jsonl")
-class JSONLines(PairReader):
+class JSONLines(TableReader):
     """One JSON object on each line, with source, target and languages."""
 
     def accepts(self, spec: str) -> bool:
         return len(split_spec(spec)) == 1 and spec.lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
-    def parse_pair(self, line: Line, file: str, options: ReadOptions) -> Example:
-        columns = options.columns
-        if line.is_truncated or not line.text.strip():
-            return Example(
-                "", "" if "target" in columns else None, file=file, line=line.number, source_truncated=line.is_truncated
-            )
-        value = parse_object(line.text)
-        key = "text" if "text" in value and "source" not in value and "target" not in columns else "source"
-        source = _text_value(value, key, line.text) if "source" in columns else ""
-        # Without targets, every source of the object is read.
-        has_second = "second_source" in columns or ("second_source" in value and "target" not in columns)
-        second = _text_value(value, "second_source", line.text) if has_second else ""
-        targets = _targets(value, line.text) if "target" in columns else []
-        languages = [
-            (_text_value(value, key, line.text) or None) if value.get(key) is not None else None
-            for key in ("source_lang", "target_lang")
-        ]
-        several = options.extra_targets or isinstance(value.get("target"), list)
-        if any(text and SEPARATORS.search(text) for text in (source, second, *targets)):
-            options.report.add("separators", file, line.number)
+    def read_rows(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Row]:
+        """The lines of a file: the text as one cell, the object as its values; a blank line has an empty one."""
+        file = name or (spec if isinstance(spec, str) and spec != "-" else "<stdin>")
+        for line in read_lines(spec, name=name, on_error=options.on_error, report=options.report):
+            value: JSONObject = {}
+            error = line.error
+            if not error and not line.is_truncated and line.text.strip():
+                try:
+                    value = parse_object(line.text)
+                except BadLine as bad:
+                    reject_line(bad, file, line.number, options.on_error, options.report)
+                    error = bad.problem
+            yield Row([line.text], line.number, line.is_truncated, error, value)
+
+    def open_table(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Table:
+        """The header has the keys of the first object."""
+        file = name or (spec if isinstance(spec, str) and spec != "-" else "<stdin>")
+        rows = self.read_rows(spec, name, options)
+        before: list[Row] = []
+        for row in rows:
+            before.append(row)
+            if row.values or len(before) > 1000:
+                break
+        keys = tuple(before[-1].values) if before else ()
+        return Table(self, file, keys, ColumnLayout(()), chain(before, rows), options)
+
+    def parse_row(self, row: Row, table: Table) -> Example:
+        """The pair in an object; BadLine if a key is missing or holds something else than text."""
+        columns, options, line, value = table.options.columns, table.options, row.cells[0], row.values
+        if row.is_truncated or not line.strip():
+            target = "" if "target" in columns else None
+            return Example("", target, file=table.file, line=row.line, source_truncated=row.is_truncated)
+        if columns.names is not None:
+            texts = {
+                role: [
+                    _text_value(value, name, line, NAMED_REMEDY)
+                    for other, name in zip(columns.roles, columns.names, strict=True)
+                    if other == role
+                ]
+                for role in ("source", "second_source", "source_lang", "target_lang")
+            }
+            keys = [name for role, name in zip(columns.roles, columns.names, strict=True) if role == "target"]
+            targets = [text for key in keys for text in _targets(value, key, line, NAMED_REMEDY)]
+            several = len(targets) > 1
+        else:
+            key = "text" if "text" in value and "source" not in value and "target" not in columns else "source"
+            # Without targets, every source of the object is read.
+            has_second = "second_source" in columns or ("second_source" in value and "target" not in columns)
+            texts = {
+                "source": [_text_value(value, key, line)] if "source" in columns else [],
+                "second_source": [_text_value(value, "second_source", line)] if has_second else [],
+                **{
+                    role: [_text_value(value, role, line)] if value.get(role) is not None else []
+                    for role in ("source_lang", "target_lang")
+                },
+            }
+            targets = _targets(value, "target", line) if "target" in columns else []
+            several = isinstance(value.get("target"), list)
+        if any(SEPARATORS.search(text) for text in (*texts["source"], *texts["second_source"], *targets)):
+            options.report.add("separators", table.file, row.line)
+        targets = [replace_separators(text) for text in targets]
+        source = join_cells(texts["source"]) if texts["source"] else ""
         return Example(
             replace_separators(source),
-            replace_separators(targets[0]) if targets else None,
-            languages[0],
-            languages[1],
-            file,
-            line.number,
-            references=drop_blank_references([replace_separators(text) for text in targets])
-            if several and targets
-            else (),
-            second_source=replace_separators(second),
+            targets[0] if targets else None,
+            "".join(texts["source_lang"]) or None,
+            "".join(texts["target_lang"]) or None,
+            table.file,
+            row.line,
+            references=drop_blank_references(targets) if (options.extra_targets or several) and targets else (),
+            second_source=replace_separators("".join(texts["second_source"])),
         )
 
 
-def parse_object(text: str) -> dict[str, object]:
+def parse_object(text: str) -> JSONObject:
     """Parse a JSON object; BadLine names the column."""
     try:
         value = json.loads(text)
@@ -79,20 +134,18 @@ def parse_object(text: str) -> dict[str, object]:
     return value
 
 
-def _targets(value: dict[str, object], line: str) -> list[str]:
-    target = value.get("target")
+def _targets(value: JSONObject, key: str, line: str, remedy: str = REMEDY) -> list[str]:
+    target = value.get(key)
     if not isinstance(target, list):
-        return [_text_value(value, "target", line)]
+        return [_text_value(value, key, line, remedy)]
     if not target:
-        raise BadLine(
-            "json", f"{_key_location('target', line)}: the list of targets is empty", "Give at least one target"
-        )
-    return [_check_text(text, "target", line) for text in target]
+        raise BadLine("json", f"{_key_location(key, line)}: the list of targets is empty", "Give at least one target")
+    return [_check_text(text, key, line) for text in target]
 
 
-def _text_value(value: dict[str, object], key: str, line: str) -> str:
+def _text_value(value: JSONObject, key: str, line: str, remedy: str = REMEDY) -> str:
     if key not in value:
-        raise BadLine("json", f"the key '{key}' is missing{did_you_mean(key, value).removesuffix('?')}", REMEDY)
+        raise BadLine("json", f"the key '{key}' is missing{did_you_mean(key, value).removesuffix('?')}", remedy)
     return _check_text(value[key], key, line)
 
 

@@ -22,7 +22,7 @@ from dragoman.inspection.media_layout import MediaPreview
 from dragoman.inspection.render.terminal import shorten, visible
 
 if TYPE_CHECKING:
-    from dragoman.inference.pipeline import Prediction
+    from dragoman.inference.prediction import Prediction
 
 CELL, LETTER, GAP = 18, 7.2, 6  # a square, the width of a character, between labels and squares
 MAX_LABEL = 24  # characters
@@ -35,17 +35,28 @@ def render_prediction(prediction: Prediction) -> str:
     """Render a prediction as HTML: text, log p, attention over source or media, and alternatives."""
     parts = [f"<div><b>{escape(prediction.text)}</b> <small>log p {prediction.log_prob:.3f}</small>"]
     if prediction.attention is not None:
-        weights = np.nan_to_num(prediction.attention)
-        target = [*prediction.tokens, "</s>"][: len(weights)]
-        if prediction.media_preview is None:
-            parts.append(_render_heat_map(weights, prediction.source_tokens, target))
-        else:
-            render = _render_spectrogram if prediction.media_preview["kind"] == "audio" else _render_pictures
-            parts.append(render(prediction.media_preview, weights, target))
+        target = [*prediction.tokens, "</s>"][: len(prediction.attention)]
+        parts.append(_render_weights(prediction.attention, prediction.source_tokens, target, prediction.media_preview))
     others = "".join(
         f"<li>{escape(other.text)} <small>log p {other.log_prob:.3f}</small></li>" for other in prediction.alternatives
     )
     return "".join([*parts, f"<ol start='2'>{others}</ol>" if others else "", "</div>"])
+
+
+def render_attention(
+    heading: str, weights: np.ndarray, source: Sequence[str], target: Sequence[str], preview: MediaPreview | None
+) -> str:
+    """Render weights (T, S) as HTML, over the source's tokens or its media."""
+    return f"<div><b>{escape(heading)}</b>{_render_weights(weights, source, target, preview)}</div>"
+
+
+def _render_weights(
+    attention: np.ndarray, source: Sequence[str], target: Sequence[str], preview: MediaPreview | None
+) -> str:
+    weights = np.nan_to_num(attention)
+    if preview is None:
+        return _render_heat_map(weights, source, target)
+    return (_render_spectrogram if preview["kind"] == "audio" else _render_pictures)(preview, weights, target)
 
 
 def _render_heat_map(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> str:

@@ -83,6 +83,7 @@ class View(Generic[PipelineOrMany, P]):
     fallback: Callable[Concatenate[PipelineOrMany, ...], ViewData] | None  # what the command line shows then
     has_module: bool  # a page draws it
     compares_models: bool  # it gets a mapping from names to pipelines
+    needs_preparation: bool  # of something beside the model: where that is missing the view is not offered at all
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.compute)
@@ -90,6 +91,10 @@ class View(Generic[PipelineOrMany, P]):
         signature = inspect.getfullargspec(self.compute)
         self.__annotations__ = {option: self.compute.__annotations__[option] for option in signature.kwonlyargs}
         self.inputs_optional = self.inputs in ("sources", "pairs") and bool(signature.defaults)
+
+    def is_prepared_for(self, model: PipelineOrMany) -> bool:
+        """Whether the view needs something prepared beside a model, and has it."""
+        return self.needs_preparation and self.blocker(model) is None
 
     def __call__(self, model: PipelineOrMany, *args: P.args, **kwargs: P.kwargs) -> ViewData:
         """Compute the view; a model that cannot show it raises UserError with the reason."""
@@ -109,11 +114,13 @@ def register_view(
     fallback: Callable[Concatenate[PipelineOrMany, ...], ViewData] | None = None,
     has_module: bool = True,
     compares_models: bool = False,
+    needs_preparation: bool = False,
 ) -> Callable[[Callable[Concatenate[PipelineOrMany, P], ViewData]], View[PipelineOrMany, P]]:
     """Register the decorated function as a view, declared as the fields of View say."""
 
     def add(compute: Callable[Concatenate[PipelineOrMany, P], ViewData]) -> View[PipelineOrMany, P]:
-        view = View(name, compute, inputs, cost, print_view, blocker, fallback, has_module, compares_models)
+        declared = (inputs, cost, print_view, blocker, fallback, has_module, compares_models, needs_preparation)
+        view = View(name, compute, *declared)
         views.register(name)(view)
         return view
 
