@@ -88,7 +88,7 @@ def test_a_wrong_name_of_the_table_is_said_before_anything_is_decoded(
 
 def test_several_references_count_as_right(work: Path, here: Callable[..., Done]) -> None:
     rows = pairs(work / "test.tsv")
-    (work / "several.tsv").write_text("".join(f"{s}\tnever\t{t}\n" for s, t in rows), encoding="utf-8")
+    (work / "several.tsv").write_text("".join(f"{s}\t{t} {t}\t{t}\n" for s, t in rows), encoding="utf-8")
     one, several = (
         json.loads(succeeded(here("evaluate", RUN, file, "--json", "--metrics", "exact")).out)["metrics"]["exact"]
         for file in ("test.tsv", "several.tsv")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import dragoman
+from dragoman.core.plugins import load_plugin
 from dragoman.nn.scores import scores
 
-from .conftest import Done, process
+from .conftest import Done
 
 FILE = "./parts/own_score.py"
 PART = '''
@@ -45,8 +48,12 @@ def own(work: Path) -> Path:
     """A run whose score is in a file of the user's."""
     (work / "parts").mkdir(exist_ok=True)
     (work / FILE).write_text(PART)
-    done = process("train", "copy.yaml", *OWN, "--run", "runs/own", "--plugin", FILE, cwd=work)
-    assert done.code == 0, done.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setattr(sys, "path", [*sys.path])
+        load_plugin(FILE)
+        deque(dragoman.train("copy.yaml", set=OWN[1::2], run="runs/own"), 0)
+    forget()
     return work / "runs/own"
 
 
@@ -54,6 +61,11 @@ def own(work: Path) -> Path:
 def _imports_are_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
+    forget()
+
+
+def forget() -> None:
+    """Undo the import of the plug-ins, which register their parts in this process."""
     for name in ("own_score", "wrong_score"):
         sys.modules.pop(name, None)
         scores._parts.pop(name, None)

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.cli import progress
 from dragoman.cli.inputs import LineInputs
 from dragoman.cli.output import render
 from dragoman.core.processes import can_fork
@@ -373,3 +374,15 @@ def test_a_damaged_model_is_named_and_not_used(work: Path, tmp_path: Path, here:
     assert (done.code, done.out) == (2, "")
     assert str(weights) in done.err
     assert "checksum" in done.err
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_a_file_is(
+    here: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "sources.txt"
+    source.write_text("".join(f"{line}\n" for line in many(20)))
+    assert "lines/s" not in here("predict", RUN, source, "--workers", "1").err
+    monkeypatch.setattr(progress, "RESULT_INTERVAL_S", 0.0)
+    told = here("predict", RUN, source, "--workers", "1").err.splitlines()
+    assert len(told) == 20
+    assert re.fullmatch(r"sources\.txt: 20 of about 20 lines, [\d.,]+ lines/s, 0:00 left", told[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -184,8 +185,6 @@ def test_probabilities_and_checks_are_further_columns_in_every_format(
     assert header[4:] == ["prediction", "probability", "check"]
     done = here(*args, "--format", "jsonl")
     values = [json.loads(line) for line in done.out.splitlines()]
-    import math
-
     for row, value in zip(rows, values, strict=True):
         assert row[4] == value["text"]
         wanted = math.exp(sum(value["log_probs"])) if value["log_probs"] else 0.0
@@ -315,33 +314,30 @@ def test_every_command_reads_every_format(here: Callable[..., Done], work: Path,
         if command[0] == "score":
             assert done.out == wanted.out
         if command[0] == "evaluate":
-            assert json.loads(done.out)["scores"] == json.loads(wanted.out)["scores"]
+            assert json.loads(done.out)["metrics"] == json.loads(wanted.out)["metrics"]
 
 
-def test_a_model_trained_on_named_columns_reads_them_everywhere(tmp_path: Path, work: Path) -> None:
+def test_a_model_trained_on_named_columns_reads_them_everywhere(
+    here: Callable[..., Done], tmp_path: Path, work: Path
+) -> None:
     for name in ("train", "valid", "test"):
         rows = [line.split("\t") for line in (work / f"{name}.tsv").read_text().splitlines()]
         write_rows(tmp_path / f"{name}.xlsx", ["ipa", "word", "tag"], [[t, s, "x"] for s, t in rows[:60]])
-    config = (
-        (work / "copy.yaml")
-        .read_text()
-        .replace(
-            "{train: train.tsv, valid: valid.tsv}",
-            "{train: train.xlsx, valid: valid.xlsx, columns: {source: [word, tag], target: ipa}}",
-        )
-    )
+    data = "{train: train.xlsx, valid: valid.xlsx, columns: {source: [word, tag], target: ipa}}"
+    config = (work / "copy.yaml").read_text().replace("{train: train.tsv, valid: valid.tsv}", data)
     (tmp_path / "named.yaml").write_text(config.replace("steps: 160", "steps: 4").replace("warmup: 20", "warmup: 2"))
     trained = process("train", "named.yaml", cwd=tmp_path)
     assert trained.code == 0, trained.err
+    run = tmp_path / "runs" / "named"
     (tmp_path / "new.csv").write_text("tag,n,word\nx,1,a b\n")
-    done = process("predict", "runs/named", "new.csv", "--format", "jsonl", cwd=tmp_path)
-    assert done.code == 0, done.err
+    done = here("predict", run, tmp_path / "new.csv", "--format", "jsonl")
+    assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["source_tokens"] == [*"a␣b␣x", "</s>"]
     (tmp_path / "other.csv").write_text("n,form\n1,a b\n")
-    refused = process("predict", "runs/named", "other.csv", cwd=tmp_path)
+    refused = here("predict", run, tmp_path / "other.csv")
     assert refused.code == 2
     assert "there is no column 'word', which is the model's source (there is n, form)" in refused.err
-    assert process("evaluate", "runs/named", "test.xlsx", "--metrics", "exact", cwd=tmp_path).code == 0
+    assert here("evaluate", run, tmp_path / "test.xlsx", "--metrics", "exact").code == 0
 
 
 # -- what is interrupted -----------------------------------------------------------------------------------------------

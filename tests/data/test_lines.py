@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -308,6 +309,27 @@ def test_a_forbidden_file_is_an_error_with_a_reason(tmp_path):
 
 
 # -- streams ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_disk_that_fails_is_an_error_that_names_the_file(reads):
+    """The first read looks for gzip."""
+
+    class FailingDisk(io.RawIOBase):
+        left = reads
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer) -> int:
+            if self.left == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.left -= 1
+            buffer[:3] = b"a\nb"
+            return 3
+
+    with pytest.raises(DataError, match=r"pairs\.tsv.*Input/output error"):
+        list(read_lines(io.BufferedReader(FailingDisk()), name="pairs.tsv"))
 
 
 def test_a_stream_is_left_open_and_called_by_its_name():

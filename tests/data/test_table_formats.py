@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.errors import DataError
+from dragoman.data import workbook as workbook_module
 from dragoman.data.cells import NumberCell
 from dragoman.data.lines import ReadReport
-from dragoman.data.readers import ReadOptions, TableReader, find_reader, read_pairs, read_sources, spec_files, xlsx
+from dragoman.data.readers import ReadOptions, TableReader, find_reader, read_pairs, read_sources, spec_files
 from dragoman.data.readers.csv import sniff_delimiter
 
 NAMED = {"source": "word", "target": "ipa"}
@@ -317,7 +318,7 @@ HOSTILE = {
 def test_a_hostile_workbook_is_refused_in_bounded_memory(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xlsx, "MAX_STRINGS", 100_000)
+    monkeypatch.setattr(workbook_module, "MAX_STRINGS", 100_000)
     member, change, says = HOSTILE[what]
     path = rewrite(share_strings(workbook(tmp_path / "a.xlsx", [["word", "ipa"], ["a", "b"]])), member, change)
     tracemalloc.start()

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +34,15 @@ class Call:
     offset: int = 0  # … and where
     flags: int = 0  # of an open
 
+    @property
+    def label(self) -> str:
+        """Kind and name; without numbers, which differ from process to process."""
+        return f"{self.kind} {re.sub(NUMBERS, '', os.path.basename(self.path))}"
+
 
 Hook = Callable[[Call], int | None]
+
+NUMBERS = r"[0-9a-f]{8,}|\d+"
 
 # What may happen to a call of each kind, besides nothing.
 FAULTS = {
@@ -56,13 +64,15 @@ KILLED = 137
 
 
 class Fault:
-    """A hook that lets one call of a process fail: the n-th, counted from 0."""
+    """A hook that lets one call of a process fail: the n-th, counted from 0; `expected` is what call that must be."""
 
-    def __init__(self, n: int, kind: str) -> None:
-        self.n, self.kind, self.calls = n, kind, 0
+    def __init__(self, n: int, kind: str, expected: str | None = None) -> None:
+        self.n, self.kind, self.expected, self.calls = n, kind, expected, 0
 
     def __call__(self, call: Call) -> int | None:
         self.calls += 1
+        if self.calls == self.n + 1 and self.expected not in (None, call.label):
+            raise AssertionError(f"call {self.n} is '{call.label}', not '{self.expected}'")
         if self.kind == "full" and self.calls > self.n and call.kind in ("create", "write", "mkdir"):  # and stays so
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), None if call.kind == "write" else call.path)
         if self.calls != self.n + 1 or self.kind == "full":

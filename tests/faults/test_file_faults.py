@@ -25,7 +25,7 @@ import torch
 from dragoman.checkpoint import model_folder
 
 from .commands import Finished, dragoman, end_of_run, in_fork, temporary_files, write_data
-from .disk import FAULTS, Call, Fault, interpose
+from .disk import FAULTS, NUMBERS, Call, Fault, interpose
 
 # What a fork would import each time, for half a second.
 PRELOADED = ("dragoman.cli.main", "dragoman.cli.progress", "dragoman.cli.generation", "dragoman.training")
@@ -132,7 +132,7 @@ def every_fault(scene: Scene) -> list[tuple[str, int, str, str]]:
     for command in COMMANDS:
         alike: dict[tuple[str, str], list[int]] = {}
         for n, call in enumerate(calls := scene.calls(command)):
-            alike.setdefault((call.kind, re.sub(r"[0-9a-f]{8,}|\d+", "", call.path)), []).append(n)
+            alike.setdefault((call.kind, re.sub(NUMBERS, "", call.path)), []).append(n)
         kept = sorted({n for numbers in alike.values() for n in (numbers[0], numbers[-1])})
         cases = [(n, calls[n], fault) for n in kept for fault in FAULTS[calls[n].kind]]
         found += [(command, n, fault, f"{call.kind} {call.path}") for n, call, fault in cases]
@@ -142,7 +142,8 @@ def every_fault(scene: Scene) -> list[tuple[str, int, str, str]]:
 def check_fault(scene: Scene, command: str, n: int, fault: str, call: str) -> list[str]:
     """What is wrong after a fault, as sentences; the command is then repeated without it."""
     folder = scene.copy()
-    ended, problems = scene.run(command, folder, Fault(n, fault)), []
+    expected = None if call.endswith(" .") else Call(*call.split(" ", 1)).label
+    ended, problems = scene.run(command, folder, Fault(n, fault, expected)), []
     allowed = {"kill": (0, -signal.SIGKILL), "slow": (0,), "short": (0,)}.get(fault, (0, 2))
     if ended.code not in allowed or "Traceback" in ended.output:
         problems.append(f"exit code {ended.code}:\n{ended.output}")

@@ -25,6 +25,8 @@ from dragoman.inspection import attribution, training_index
 from dragoman.inspection.attribution import attribute, weigh_differences
 from dragoman.inspection.training_index import build_index, index_folder, open_index
 from dragoman.inspection.views.blame import COMPARED_TOKENS, blame_lines
+from dragoman.serve import view_routes
+from dragoman.serve.responses import describe_model
 
 WRONG = {"bada": "k u k", "tilo": "m i"}  # planted: no rule leads to them
 
@@ -42,18 +44,15 @@ def copied(trained: Pipeline, tmp_path: Path) -> Pipeline:
     """The same model in a run folder of its own, without an index, to change things in."""
     assert trained.path is not None
     shutil.copytree(trained.path.parents[2], tmp_path / "copy", ignore=shutil.ignore_patterns("blame"))
-    pipeline = dragoman.load(tmp_path / "copy" / "run", "cpu")
-    data = pipeline.config.data.model_copy(
-        update={
-            "train": [
-                corpus.model_copy(update={"path": str(tmp_path / "copy" / "train.tsv")})
-                for corpus in pipeline.config.data.train
-            ],
-            "cache": str(tmp_path / "copy" / "cache"),
-        }
-    )
-    pipeline.config = pipeline.config.model_copy(update={"data": data})
-    return pipeline
+    return trained_on(dragoman.load(tmp_path / "copy" / "run", "cpu"), tmp_path / "copy" / "train.tsv")
+
+
+def trained_on(pipeline: Pipeline, file: Path, path: Path | None = None) -> Pipeline:
+    """The pipeline with another training file, whose token stores are beside it, and another folder."""
+    data = pipeline.config.data
+    corpora = [corpus.model_copy(update={"path": str(file)}) for corpus in data.train]
+    data = data.model_copy(update={"train": corpora, "cache": str(file.parent / "cache")})
+    return replace(pipeline, config=pipeline.config.model_copy(update={"data": data}), path=path or pipeline.path)
 
 
 def training_pairs(pipeline: Pipeline) -> list[list[str]]:
@@ -271,6 +270,27 @@ def test_models_without_training_lines_say_so(classifier: Pipeline, trained: Pip
             blame_lines(pipeline, "ab") if reason == "writes no target" else attribute(pipeline, "ab")
 
 
+def test_the_lines_behind_a_language_models_text_are_named(language_model: Pipeline, tmp_path: Path) -> None:
+    texts = ["abcdefgh", "hgfedcba", "bad cab", "a bead", "fed gab"]
+    (tmp_path / "train.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    assert language_model.path is not None
+    shutil.copytree(language_model.path, tmp_path / "model")
+    pipeline = trained_on(language_model, tmp_path / "train.txt", tmp_path / "model")
+    found = attribute(pipeline, "bad", output=" cab")
+    assert found.tokens == [*"␣cab", "</s>"]  # not those of the beginning
+    assert (found.lines[0].target, found.lines[0].line) == ("bad cab", 3)
+    assert found.total == len(texts)
+
+
+def test_a_server_lists_the_view_for_models_that_have_an_index_and_reads_no_named_file(copied: Pipeline) -> None:
+    assert describe_model("one", copied)["prepared_views"] == []
+    build_index(copied)
+    assert describe_model("one", copied)["prepared_views"] == ["blame"]
+    assert set(view_routes.request_schema("blame").model_fields) == {"model", "source", "target", "output", "top"}
+    request = {"source": {"source": "bada"}, "target": None, "output": None, "top": 1}
+    assert view_routes.compute_view({"one": copied}, "one", "blame", request)["lines"][0]["source"] == "bada"
+
+
 @pytest.fixture
 def invoke() -> Callable[..., str]:
     def run(*arguments: str) -> str:
@@ -308,4 +328,6 @@ def test_the_culprits_of_spoiled_answers_are_among_the_first_five(model: str, sc
     print(result)
     assert result["spoiled"] >= 10
     assert result["blame"] >= 0.8
-    assert result["changed by blame"] >= 0.8
+    assert result["blame"] >= result["nearest states"]
+    # A wrong rule stays where other lines have it, too; but fewer lines do more than those of similar spelling.
+    assert result["changed by blame"] >= (0.8 if scenario == "words" else result["changed by edit distance"])

@@ -14,7 +14,7 @@ from dragoman.inspection.assessment import Assessment
 from dragoman.inspection.views.quality import count_training_tokens
 from dragoman.reports.edits import Column
 from dragoman.reports.items import nearest_reference
-from dragoman.reports.report import EvaluationReport, build_report
+from dragoman.reports.report import EvaluationReport, build_report, evaluate
 from dragoman.reports.terminal import report_lines
 from dragoman.reports.training_overlap import find_trained_sources
 
@@ -148,6 +148,14 @@ def test_sources_that_were_trained_on_are_named(tmp_path: Path) -> None:
     report = build_report(pipeline, assessment, None, {}, trained)
     assert "2 sources are also in the training data; of the others 25 % are right." in report.findings
     assert "new words" not in report.headline
+
+
+def test_words_are_called_new_only_where_the_training_data_were_read(tmp_path: Path) -> None:
+    train = tmp_path / "train.tsv"
+    examples = [Example("gh", "G H"), Example("ij", "I J")]
+    assert "new words" not in evaluate(made_pipeline(train=str(train)), examples)[1].headline
+    train.write_text("ab\tA B\n", encoding="utf-8")
+    assert "new words" in evaluate(made_pipeline(train=str(train)), examples)[1].headline
 
 
 def test_at_most_five_findings_and_everything_fits_into_json() -> None:

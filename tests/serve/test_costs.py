@@ -198,7 +198,7 @@ LINES = [{"source": TEXT, "target": OTHER}] * 120
 DEAREST: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("/v1/predict", {"inputs": [LONG[:600]] * 256, "beam": 1, "model": "small"}),
     "endless": ("/v1/predict", {"inputs": ["a"] * 180, "beam": 1, "max_new_tokens": 1000, "model": "endless"}),
-    "plain": ("/v1/predict", {"inputs": [LONG[:700]] * 256, "beam": 1, "model": "plodding"}),
+    "plain": ("/v1/predict", {"inputs": [LONG[:700]] * 256, "beam": 1, "max_new_tokens": 20, "model": "plodding"}),
     "n-best": ("/v1/predict", {"inputs": [TEXT] * 150, "beam": 32, "nbest": 32, "model": "small"}),
     "one beam": ("/v1/predict", {"inputs": [LONG[:1000]], "beam": 32, "model": "small"}),
     "samples": ("/v1/predict", {"inputs": [LONG[:200]] * 20, "search": "sample", "num_samples": 32, "model": "small"}),
@@ -226,7 +226,7 @@ SERVED = {200, 413, 422, 429, 504}
 @pytest.fixture(scope="module")
 def pair(start: Callable[..., Any]) -> Iterator[Any]:
     """A server with two workers."""
-    running = start("small", "endless", "plodding", "--workers", "2")
+    running = start("small", "endless", "plodding", "--workers", "2", "--set", "deadline_s=600")
     yield running
     assert running.stop() == 0
     assert "Traceback" not in running.stderr(), running.stderr()

@@ -154,4 +154,5 @@ def test_the_main_script_is_that_of_most_letters() -> None:
 def test_invisible_units_are_shown_by_their_code_points() -> None:
     assert format_unit("\u0301") == "U+0301"
     assert format_unit("\t") == "U+0009"
+    assert format_unit(" ") == "the space"
     assert format_unit("é") == "é"

@@ -176,6 +176,9 @@ def describe_type(kind: Any, bounds: Sequence[object], registries: Registries) -
         return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in arguments)
     if origin in (list, tuple):
         return f"list of {describe_type(arguments[0], [], registries)}"
+    if origin is dict:
+        key, value = (describe_type(item, [], registries) for item in arguments)
+        return f"mapping of {key} to {value}"
     if arguments:  # a union
         return " or ".join(describe_type(item, [], registries) for item in arguments)
     if kind is GenerationOptions:

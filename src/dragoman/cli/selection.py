@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,10 +56,12 @@ def split(
     examples, roles = _read(pairs, columns, on_error)
     keys = None if by is None else read_column(pairs, roles, examples, by)
     parts = split_pairs(examples, wanted, seed, exact=shares is not None, keys=keys)
+    parts.kept_whole = f"column {by}" if by and by.isdecimal() else by or parts.kept_whole
     outputs = name_parts(pairs, out, parts)
     copy_rows(pairs, roles, examples, {outputs[name]: rows for name, rows in parts.items()})
     print_text(parts.sentence)
-    _print_counts(examples, {f"{name}": rows for name, rows in parts.items()}, outputs)
+    _print_counts(examples, parts)
+    print_text(f"written: {', '.join(outputs.values())}")
 
 
 def dedupe(
@@ -103,9 +105,9 @@ def filter(
     on_error: OnError = "stop",
 ) -> None:
     """Leave out pairs that are better not learned from: misaligned, not translated, damaged, too long."""
-    from dragoman.data.selection.filter import LengthLimits, find_unusable
+    from dragoman.data.selection.filter import LengthRange, find_unusable
 
-    limits = LengthLimits(min_length, max_length or float("inf"))
+    limits = LengthRange(min_length, max_length or float("inf"))
     examples, roles = _read(pairs, columns, on_error)
     found = find_unusable(examples, split_commas(rules), limits)
     for note in found.notes:
@@ -138,8 +140,8 @@ def sample(
     rows = sample_pairs(examples, wanted, seed, diverse=diverse)
     copy_rows(pairs, roles, examples, {output: rows})
     how = "as diverse as possible" if diverse else f"seed {seed}"
-    print_text(f"{format_count(len(rows), 'pair')} of {len(examples):,} ({how})")
-    _print_counts(examples, {"sample": rows}, {"sample": output})
+    print_text(f"{format_count(len(rows), 'pair')} of {len(examples):,} ({how}) are in {output}")
+    _print_counts(examples, {"all": range(len(examples)), "sample": rows})
 
 
 def parse_shares(text: str) -> dict[str, float]:
@@ -211,14 +213,16 @@ def _write_rest(
     print_text(f"{format_count(len(reasons), 'pair')} left out{which}; the other {len(kept):,} are in {output}")
 
 
-def _print_counts(examples: Sequence[Example], parts: Mapping[str, Iterable[int]], outputs: Mapping[str, str]) -> None:
-    """Print a table of the files with their number of pairs and, if there are any, of those of each language."""
+def _print_counts(examples: Sequence[Example], parts: Mapping[str, Sequence[int]]) -> None:
+    """Print how many pairs each part has and, if there are several languages, how many of each."""
+    from rich.table import Column
+
     counts = {name: Counter(_language(examples[row]) for row in rows) for name, rows in parts.items()}
     languages = sorted({language for of_part in counts.values() for language in of_part})
-    shown = languages if len(languages) > 1 else []
-    table = plain_table("file", "pairs", *shown)
-    for name, of_part in counts.items():
-        table.add_row(outputs[name], f"{of_part.total():,}", *(f"{of_part[language]:,}" for language in shown))
+    table = plain_table("", *(Column(name, justify="right") for name in counts))
+    table.add_row("pairs", *(f"{of_part.total():,}" for of_part in counts.values()))
+    for language in languages if len(languages) > 1 else ():
+        table.add_row(language, *(f"{of_part[language]:,}" for of_part in counts.values()))
     console().print(table)
 
 

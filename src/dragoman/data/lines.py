@@ -239,7 +239,10 @@ def _make_peekable(stream: IO[bytes], stack: ExitStack) -> io.BufferedReader:
 
 
 def _decompress(stream: io.BufferedReader, name: str) -> io.BufferedReader:
-    is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
+    try:
+        is_gzip = stream.peek(2)[:2] == GZIP_MAGIC
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror or error}", name) from None
     if not is_gzip and name.endswith(".gz"):
         raise DataError(
             "the file is named .gz but does not begin like gzip. It is damaged, or needs another name", name

@@ -185,9 +185,9 @@ register_bleu("bleu3", "BLEU-3", 3, "BLEU of n-grams up to 3 words: their precis
 
 @register_sacrebleu("chrf", "chrF", "points", higher_is_better=True)
 def chrf(*, word_order: Annotated[int, Field(ge=0, le=2)] = 0, lowercase: bool = False) -> sacrebleu.CHRF:
-    """Character n-gram F-score: F2 of n-grams up to 6 characters, by sacreBLEU; word_order 2 is chrF++.
+    """Character n-gram F-score: F2 of n-grams up to 6 characters, by sacreBLEU.
 
-    Popović 2015.
+    Popović 2015; word_order 2 is chrF++.
     """
     return sacrebleu.CHRF(word_order=word_order, lowercase=lowercase)
 

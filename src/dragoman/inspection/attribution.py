@@ -101,7 +101,7 @@ def attribute_by_index(
     row, first = pair.row, 0
     if pipeline.continues_text:  # the answer is the end of one text
         row, first = TrainingRow([], [*pair.model_input.source, *pair.target]), len(pair.model_input.source)
-    log_p, o = _forward(pipeline, row)
+    log_p, o = forward_row(pipeline, row)
     log_p, o = log_p[first:], o[first:]
     token_log_p = log_p.gather(-1, torch.tensor(pair.target, device=log_p.device)[:, None])[:, 0]
     weights = [1.0] * len(pair.target)
@@ -156,7 +156,7 @@ def find_candidates(index: TrainingIndex, answer: Sequence[int], o: Tensor, doub
     return chosen
 
 
-def _forward(pipeline: Pipeline, row: TrainingRow) -> tuple[Tensor, Tensor]:
+def forward_row(pipeline: Pipeline, row: TrainingRow) -> tuple[Tensor, Tensor]:
     """Return log p (T, V) and the decoder's states (T, D) along a row."""
     result = pipeline.model.eval()(batch_of_one(pipeline, row))
     return torch.log_softmax(result.logits[0].float(), -1), result.output.o[0].float()

@@ -55,7 +55,7 @@ class ErrorShare:
 
 def write_headline(task: Task, scores: Mapping[str, MetricScore], exact: MetricScore, is_new: bool) -> str:
     """Say the result in the task's own words: "91 of 100 new words right [88, 94]; phoneme errors (PER) 2.3 %"."""
-    items = f"{'new ' if is_new and not task.is_open else ''}{'labels' if task.kind == 'labels' else task.items}"
+    items = "labels" if task.kind == "labels" else f"new {task.items}" if is_new else task.items
     right = f"{_per_hundred(exact.value)} of 100 {items} right [{_per_hundred(exact.low)}, {_per_hundred(exact.high)}]"
     others = [score for name, score in scores.items() if name not in ("exact", "ser", "accuracy")]
     parts = [right] if task.is_exact else []
@@ -120,9 +120,10 @@ def list_findings(
     if confusions:
         total = sum(confusion.count for confusion in confusions)
         top = confusions[:3]
-        share = _percent(sum(confusion.count for confusion in top), total)
+        count = sum(confusion.count for confusion in top)
         shown = ", ".join(f"{confusion} ({confusion.count:,}×)" for confusion in top)
-        findings.append(f"The most frequent errors are {shown}: {share} of all edits.")
+        if count >= MIN_SHARE * total:
+            findings.append(f"The most frequent errors are {shown}: {_percent(count, total)} of all edits.")
     if calibration is not None and abs(calibration.overconfidence) >= MIN_CALIBRATION_GAP:
         word = "overconfident" if calibration.overconfidence > 0 else "underconfident"
         findings.append(
@@ -155,12 +156,13 @@ def advise_on_data(
         return []
     advice = []
     if unwritable:
-        units = _list_units(unwritable.counts)
+        reason = "no training pair has them" if unwritable.was_learned else "they are too rare for its vocabulary"
         advice.append(
-            f"Pairs whose targets have {units}: the model cannot write them, since no training pair has them."
+            f"Pairs whose targets have {_list_units(unwritable.counts)}: the model cannot write them, since {reason}."
         )
     if unseen:
-        advice.append(f"Pairs whose sources have {_list_units(unseen.counts)}, which the model has never seen.")
+        never = "has never seen" if unseen.was_learned else "does not know"
+        advice.append(f"Pairs whose sources have {_list_units(unseen.counts)}, which the model {never}.")
     advice += [sentence for sentence in [_advise_on_rarity(assessment, items, counts)] if sentence]
     for grouping in groupings:
         if grouping.key in ("length", "language", "script"):

@@ -5,7 +5,7 @@
 The errors follow a power law, e(n) = a n^−b + c. Through three points at doubled sizes it is exact, and the next one is
 
     e(2n) = e₃ − d₂ (d₂ / d₁)        d₁ = e₁ − e₂,  d₂ = e₂ − e₃,  if 0 < d₂ < d₁: the curve flattens
-    e(2n) = e₃ (e₃ / e₁)^½           otherwise: c = 0, and b from the ends
+    e(2n) = e₃ (e₃ / e₁)^½           otherwise: c = 0, and b from the ends          (never below 0)
 
 The interval is that of the bootstrap over test items, with the same items for the three models. It does not cover what
 another seed of the training would change, so that small gains mean little. All trainings have the same number of steps;
@@ -216,7 +216,7 @@ def extrapolate(errors: np.ndarray) -> np.ndarray:
     ratio = np.divide(d2, d1, out=np.zeros_like(d1), where=flattens)
     positive = first > 1e-9
     power = third * np.sqrt(np.divide(third, first, out=np.ones_like(third), where=positive))
-    return np.asarray(np.where(flattens, third - d2 * ratio, power))
+    return np.asarray(np.where(flattens, third - d2 * ratio, power)).clip(min=0.0)
 
 
 def draw_curve(path: Path, curve: LearningCurve) -> None:

@@ -116,7 +116,7 @@ def evaluate(
     task = detect_task(pipeline.config, [example for example in examples if example.target is not None])
     assessment = assess(pipeline, examples, metrics or task.metrics, beam=beam, workers=workers)
     counts = count_training_tokens(pipeline)
-    trained = set() if counts is None else find_trained_sources(pipeline, assessment.examples)
+    trained = None if counts is None else find_trained_sources(pipeline, assessment.examples)
     return assessment, build_report(pipeline, assessment, task, counts, trained, model=model, pairs=pairs)
 
 

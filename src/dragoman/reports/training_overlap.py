@@ -14,8 +14,8 @@ from dragoman.inference.pipeline import Pipeline
 from dragoman.text.normalization import normalize
 
 
-def find_trained_sources(pipeline: Pipeline, examples: Sequence[Example]) -> set[int]:
-    """Return the indices of examples whose sources and languages are in the training data; empty if unreadable."""
+def find_trained_sources(pipeline: Pipeline, examples: Sequence[Example]) -> set[int] | None:
+    """Return the indices of examples whose sources and languages are in the training data; None if unreadable."""
     data = pipeline.config.data
     wanted = {_key(pipeline, example) for example in examples}
     seen = set()
@@ -24,7 +24,7 @@ def find_trained_sources(pipeline: Pipeline, examples: Sequence[Example]) -> set
             pairs = read_pairs(corpus.path, columns=pipeline.config.columns, on_error=data.on_error)
             seen |= {key for key in (_key(pipeline, example) for example in pairs) if key in wanted}
     except (OSError, DataError):
-        return set()
+        return None
     return {index for index, example in enumerate(examples) if _key(pipeline, example) in seen}
 
 

@@ -26,7 +26,8 @@ Task = Literal["predict", "score", "inspect"]
 
 FIRST_SPEED = 2000.0  # tokens per second, by which requests of unmeasured kinds are ordered
 SPEED_SMOOTHING = 0.2  # weight of the newest job in a speed that rises; one that falls falls at once
-UNMEASURED_COST = 128  # of a job at most before one like it was measured, since the outputs of some models are long
+SMALL_COST = 128  # of a job before one like it was measured, since some models' outputs are long; and of no long item
+MIN_MEASURED_COST = 16  # a job below it says nothing: a busy machine may take a second for one word
 TURNS = 4  # of so many, one is for the request that has waited longest
 JOB_OVERHEAD_S = 0.01  # that a job takes whatever its cost: requests below it are served in the order of arrival
 
@@ -101,7 +102,7 @@ class BatchJob:
 
     id: int
     items: list[tuple[PendingRequest, int]]  # a request and the index of its item
-    is_long: bool = False  # one item that may take more than long_s
+    is_long: bool = False  # it may take more than long_s
     result_count: int = 0  # results that have arrived
     token_counts: Counter[int] = field(default_factory=Counter)  # tokens that have arrived, by index in the job
 
@@ -157,15 +158,16 @@ class JobQueue:
 
     def max_job_cost(self, request: PendingRequest) -> int:
         """Return how many tokens of a request a job may have: batch_tokens, or fewer if they took longer than job_s."""
-        return min(self.settings.batch_tokens, self.tokens_within(self.settings.job_s, request))
+        is_measured = request.speed_key in self.speeds
+        tokens = int(self.settings.job_s * self.speed(request)) if is_measured else SMALL_COST
+        return min(self.settings.batch_tokens, tokens)
 
     def is_long(self, request: PendingRequest) -> bool:
-        """Whether the next item of a request may keep a worker for more than long_s."""
-        return request.next_cost > min(self.settings.batch_tokens, self.tokens_within(self.settings.long_s, request))
-
-    def tokens_within(self, seconds: float, request: PendingRequest) -> int:
-        """Return how many tokens of a request a worker computes within some seconds."""
-        return int(seconds * self.speed(request)) if request.speed_key in self.speeds else UNMEASURED_COST
+        """Whether a job of a request may keep a worker for more than long_s: by its next item, or nobody knows yet."""
+        if request.speed_key not in self.speeds:
+            return request.unscheduled_cost > min(self.settings.batch_tokens, MIN_MEASURED_COST)
+        tokens = max(int(self.settings.long_s * self.speed(request)), SMALL_COST)
+        return request.next_cost > min(self.settings.batch_tokens, tokens)
 
     def job_seconds(self, request: PendingRequest) -> float:
         """Estimate the seconds of a request's next job."""
@@ -203,6 +205,8 @@ class JobQueue:
 
     def note_speed(self, job: BatchJob, seconds: float, is_done: bool) -> None:
         """Update the speed of jobs like this one. One that was cancelled can only show that they are slower."""
+        if job.cost < MIN_MEASURED_COST:
+            return
         request, measured = job.requests[0], job.cost / max(seconds, 1e-6)
         speed = self.speed(request)
         if measured < speed and seconds > self.settings.job_s / 2:  # of a shorter one, the overhead is too large a part

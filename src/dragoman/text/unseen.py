@@ -187,6 +187,8 @@ def find_unseen(
 
 def format_unit(unit: str) -> str:
     """Show a character or word; one that cannot be seen by itself is shown by its code points."""
+    if unit == " ":
+        return "the space"
     has_letters = any(not unicodedata.category(c).startswith(("C", "Z", "M")) for c in unit)
     if has_letters:
         return unit

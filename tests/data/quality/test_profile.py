@@ -34,7 +34,7 @@ def transliterations(rng: random.Random) -> tuple[str, str]:
 
 def inflections(rng: random.Random) -> tuple[str, str]:
     word, ending = draw_word(rng), rng.choice(["en", "te", "t"])
-    return f"{word} V;{ {'en': 'INF', 'te': 'PST', 't': 'PRS'}[ending]}", word + ending
+    return f"{word} V;{ {'en': 'INF', 'te': 'PST', 't': 'PRS'}[ending] }", word + ending
 
 
 def commands(rng: random.Random) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from tests.data.selection.test_split import make_words
 from dragoman.core.errors import UserError
 from dragoman.core.types import Example
 from dragoman.data.selection.duplicates import find_duplicates
-from dragoman.data.selection.filter import LengthLimits, find_unusable
+from dragoman.data.selection.filter import LengthRange, find_unusable
 from dragoman.data.selection.sample import sample_pairs
 
 # -- duplicates --------------------------------------------------------------------------------------------------------
@@ -107,10 +107,10 @@ def test_each_rule_finds_what_it_is_for_and_no_good_pair():
 
 def test_length_limits_count_words_where_there_are_spaces_and_characters_elsewhere():
     long = Example(" ".join(["word"] * 20), " ".join(["worden"] * 20))
-    assert rules_of(long, limits=LengthLimits(2, 10)) == ["length"]
-    assert rules_of(long, limits=LengthLimits(2, 20)) == [None]
+    assert rules_of(long, limits=LengthRange(2, 10)) == ["length"]
+    assert rules_of(long, limits=LengthRange(2, 20)) == [None]
     words = [Example("a" * n, "b" * n) for n in range(1, 8)]
-    assert set(find_unusable(words, limits=LengthLimits(3, 5)).rows) == {0, 1, 5, 6}
+    assert set(find_unusable(words, limits=LengthRange(3, 5)).rows) == {0, 1, 5, 6}
 
 
 def test_a_task_of_copying_keeps_its_identical_pairs_unless_the_rule_is_named():

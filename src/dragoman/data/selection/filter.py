@@ -44,7 +44,7 @@ SPACED = 0.5  # of the texts of a side have a space: its length is counted in wo
 
 
 @dataclass(frozen=True)
-class LengthLimits:
+class LengthRange:
     """The fewest and the most words of a side; without limits, any length."""
 
     min_length: int = 1
@@ -64,7 +64,7 @@ class UnusablePairs:
 
 
 def find_unusable(
-    examples: Sequence[Example], rules: Sequence[str] = (), limits: LengthLimits = LengthLimits()
+    examples: Sequence[Example], rules: Sequence[str] = (), limits: LengthRange = LengthRange()
 ) -> UnusablePairs:
     """Apply rules, by default all, to pairs or to texts alone."""
     for name in rules:
@@ -90,13 +90,13 @@ def find_unusable(
     return UnusablePairs(dict(sorted(found.items())), tuple(notes))
 
 
-def _blank(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _blank(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for row, example in enumerate(examples):
         if not all(text.strip() for text in _sides(example)):
             yield row
 
 
-def _length(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _length(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     sources, targets = [example.source for example in examples], [example.target or "" for example in examples]
     with_spaces = [sum(" " in text for text in side) > SPACED * len(side) for side in (sources, targets)]
     for row, example in enumerate(examples):
@@ -107,7 +107,7 @@ def _length(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
                 break
 
 
-def _ratio(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _ratio(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for rows in _by_languages(examples):
         rows = [row for row in rows if examples[row].source and examples[row].target]
         if len(rows) >= MIN_ESTIMATED:
@@ -115,19 +115,19 @@ def _ratio(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
             yield from (rows[i] for i in find_outliers(np.array(ratios))[1].tolist())
 
 
-def _identical(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _identical(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for row, example in enumerate(examples):
         if example.target is not None and example.source and _plain(example.source) == _plain(example.target):
             yield row
 
 
-def _characters(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _characters(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for row, example in enumerate(examples):
         if any(BAD_CHARACTERS.search(text) or DECODED_TWICE.search(text) for text in _sides(example)):
             yield row
 
 
-def _script(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _script(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for rows in _by_languages(examples):
         for side in ("source", "target"):
             scripts = {row: main_script(getattr(examples[row], side) or "") for row in rows}
@@ -137,7 +137,7 @@ def _script(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
                 yield from (row for row, script in scripts.items() if script and script not in usual)
 
 
-def _language(examples: Sequence[Example], limits: LengthLimits) -> Iterator[int]:
+def _language(examples: Sequence[Example], limits: LengthRange) -> Iterator[int]:
     for rows in _by_languages(examples):
         rows = [row for row in rows if examples[row].source and examples[row].target]
         if len(rows) < MIN_ESTIMATED:
@@ -180,7 +180,7 @@ def _padded(text: str) -> str:
     return f"  {text.casefold()} "
 
 
-RULES: dict[str, Callable[[Sequence[Example], LengthLimits], Iterator[int]]] = {
+RULES: dict[str, Callable[[Sequence[Example], LengthRange], Iterator[int]]] = {
     "blank": _blank,
     "length": _length,
     "ratio": _ratio,

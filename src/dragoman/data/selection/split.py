@@ -37,6 +37,7 @@ class Split(dict[str, list[int]]):
     def __init__(self, parts: Mapping[str, list[int]], seed: int, unit: str) -> None:
         super().__init__(parts)
         self.seed, self.unit = seed, unit
+        self.kept_whole = "source"  # what is in one part only
         self.groups = 0  # of two or more similar sources
         self.largest = 0  # pairs in the largest group
         self.separated = 0  # similar sources that are in two parts, since their group would be too large
@@ -46,7 +47,7 @@ class Split(dict[str, list[int]]):
     def sentence(self) -> str:
         """`2,400 to learn from, 300 for validation, 300 for the test (seed 1; no source in two parts)`."""
         counts = ", ".join(f"{len(rows):,} {PURPOSES.get(name, f'in {name}')}" for name, rows in self.items())
-        notes = [f"seed {self.seed}", "no source in two parts"]
+        notes = [f"seed {self.seed}", f"no {self.kept_whole} in two parts"]
         if self.groups:
             notes.append(f"{format_count(self.groups, 'group')} of similar {self.unit} kept together")
         if self.is_patterned:
@@ -80,6 +81,8 @@ def split_pairs(
         is_filled = all(len(split[part]) >= 0.8 * size for part, size in sizes.items())
         if group_limit == 0 or (is_filled and not is_patterned):
             break
+    if keys is not None:
+        split.kept_whole = "key"
     if empty := [part for part, rows in split.items() if not rows]:
         what = "sources" if keys is None else "keys"
         raise UserError(

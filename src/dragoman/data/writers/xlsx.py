@@ -112,7 +112,7 @@ class XLSXFormat:
             '<fills count="2"><fill><patternFill patternType="none"/></fill>'
             '<fill><patternFill patternType="gray125"/></fill></fills><borders count="1"><border/></borders>'
             f'<cellStyleXfs count="1"><xf/></cellStyleXfs><cellXfs count="{len(own) + 1}"><xf/>{styles}</cellXfs>'
-            "</styleSheet>"
+            '<cellStyles count="1"><cellStyle name="Normal" xfId="0" builtinId="0"/></cellStyles></styleSheet>'
         )
         self.zip.writestr(zipfile.ZipInfo("xl/styles.xml"), text, zipfile.ZIP_DEFLATED)
         self.zip.close()
