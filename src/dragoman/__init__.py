@@ -6,6 +6,7 @@
     model.score([("dragoman", "D R AE G AH M AH N")])
     print(model.evaluate("test.tsv"), model.alignment("dragoman"), model.beam_tree("dragoman"))
     for report in dragoman.train("config.yaml"): ...
+    for report in dragoman.train(data="pairs.tsv", minutes=3): ...
 
 Everything is imported on first use, so that `import dragoman` costs nothing.
 """
@@ -67,19 +68,41 @@ def load(path: str | Path, device: str = "auto", *, precision: str | None = None
 
 
 def train(
-    config: str | Path, *, set: Sequence[str] = (), run: str | Path | None = None, allow_change: Sequence[str] = ()
+    config: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    minutes: float | None = None,
+    search: bool = False,
+    set: Sequence[str] = (),
+    run: str | Path | None = None,
+    allow_change: Sequence[str] = (),
 ) -> Iterator[Report]:
-    """Train as a config file says; yields a Report for everything that happens. `set` takes "key=value" texts."""
-    from dragoman import config as configs
-    from dragoman import training
+    """Train as a config file says, or on the pairs of a file, `data`, as `dragoman train PAIRS` does; yields Reports.
+
+    `set` takes "key=value" texts; `minutes` and `search` go with `data`.
+    """
     from dragoman.core.errors import UserError
 
-    if not isinstance(config, str | Path) or not isinstance(run, str | Path | None):
+    if not isinstance(config, str | Path | None) or not isinstance(run, str | Path | None):
         raise UserError(f"train: config and run must be texts or Paths, found {config!r:.60} and {run!r:.60}")
     if isinstance(set, str):
         raise UserError(f"train: set takes a list of texts, found '{set}'; give a list: ['{set}']")
-    loaded = configs.load(config, None, set)
-    return training.run(loaded.config, None if run is None else Path(run), allow_change=allow_change)
+    if (config is None) == (data is None):
+        raise UserError("train: give either a config file or data=, a file of pairs")
+    folder = None if run is None else Path(run)
+    if data is None:
+        from dragoman import config as configs
+        from dragoman import training
+
+        if minutes is not None or search:
+            raise UserError("train: minutes and search go with data=; a config says training.steps")
+        return training.run(configs.load(config, None, set).config, folder, allow_change=allow_change)
+    from dragoman.training import autotrain
+
+    request = autotrain.TrainingRequest(
+        str(data), minutes=autotrain.MINUTES if minutes is None else minutes, search=search, overrides=tuple(set)
+    )
+    return autotrain.run(request, folder or autotrain.default_folder(request.pairs))
 
 
 # -- what a Pipeline can show: inference stands below inspection and reports, so its methods are connected here --------

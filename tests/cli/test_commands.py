@@ -330,7 +330,6 @@ def test_the_version_is_printed(here: Callable[..., Done]) -> None:
         ["predict", RUN, "--beam", "many"],
         ["predict", RUN, "--format", "xml"],
         ["predict", RUN, "--on-error", "ignore"],
-        ["predict", RUN, "--nbest", "2"],
         ["predict", RUN, "--nbest", "9", "--format", "tsv"],
         ["predict", RUN, "--beam", "0"],
         ["predict", RUN, "--device", "abacus"],
@@ -352,6 +351,16 @@ def test_a_wrong_command_line_exits_with_2_and_says_why(here: Callable[..., Done
     assert done.out == ""
     assert done.err.strip()
     assert "Traceback" not in done.err
+
+
+def test_a_file_of_the_working_directory_does_not_run_because_we_import_its_name(tmp_path: Path) -> None:
+    """Somebody's folder must not choose what code runs; -P is as the installed command starts."""
+    (tmp_path / "sacrebleu.py").write_text("open('it-ran', 'w').close()\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "dragoman", "list", "metrics"], cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize("plugin", ["my_parts", "plugins/my_parts.py"])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,3 +244,20 @@ def test_a_model_whose_data_are_elsewhere_has_a_card_without_scores(
     assert [(part.file, part.pairs) for part in card.data] == [("train.tsv", None), ("valid.tsv", None)]
     assert (card.scores, card.examples, card.license) == ([], [], None)
     assert "Not measured" in render_card(card, "m.zip")
+
+
+def test_the_card_of_divided_pairs_measures_the_test_pairs_and_says_how_they_were_divided(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """plan.json as `dragoman train PAIRS` writes it."""
+    run = Path(shutil.copytree(work / RUN, work / "runs" / "divided", dirs_exist_ok=True))
+    plan = {"test": "test.tsv", "division": "800 to learn from, 20 for validation, 30 for the test (seed 1)"}
+    (run / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.chdir(work)
+    card = build_card(pipeline.load(run), run, examples=2)
+    assert [(part.role, part.pairs) for part in card.data][1:] == [("validation", 20), ("test", 30)]
+    assert card.measured.startswith("Measured on 30 test pairs")
+    assert "chose the checkpoint" not in card.measured
+    assert "Divided: 800 to learn from, 20 for validation" in render_card(card, "m.zip")
+    validation = (work / "valid.tsv").read_text()
+    assert all(f"{example.source}\t{example.target}\n" in validation for example in card.examples)

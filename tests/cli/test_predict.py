@@ -353,7 +353,7 @@ def test_a_model_or_file_that_is_not_there_is_one_message_with_the_nearest_name(
         ("predict", RUN, "runs"): ["runs", "folder"],
         ("score", RUN, "none/test.tsv"): ["none"],
         ("evaluate", RUN, "test.txt,test.txt"): ["test.txt"],
-        ("inspect", "copy.yaml", "a"): ["copy.yaml", "no such model"],
+        ("inspect", "copy.yaml", "a"): ["copy.yaml", "is no model"],
         ("predict", "runs/.."): ["neither a model folder"],
     }.items():
         done = here(*args, input=b"a\n")

@@ -109,6 +109,7 @@ SHAPES = [
     ("capitals", "a.tsv", [["NATO", "EU", "UN", "WHO"], ["N A T O", "E U", "U N", "W H O"]], "", [S, T]),
     ("question and answer", "a.csv", [ENGLISH, GERMAN], "question answer", {S: "question", T: "answer"}),
     ("a lexicon", "a.csv", [WORDS, GLOSSES, IPA], "lemma gloss transcription", {S: "lemma", T: "transcription"}),
+    ("transcriptions on both sides", "a.tsv", [IPA, [f"{word}ː" for word in IPA]], "", [S, T]),
     ("symbols on both sides", "a.tsv", [["k a t", "h ʊ n t", "m aʊ s"], ["c a t", "d o g", "m i c e"]], "", [S, T]),
 ]
 

@@ -81,8 +81,6 @@ def dragoman(*arguments: object) -> Callable[[], None]:
         from dragoman.cli.main import main
 
         sys.argv = ["dragoman", *map(str, arguments)]
-        # As for the installed command. With "" Python lists the current folder, more or less often: calls are counted.
-        sys.path[:] = [folder for folder in sys.path if folder]
         main()
 
     return run

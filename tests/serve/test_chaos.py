@@ -109,9 +109,9 @@ def check(start: Any, until: Any, models: Path, clock: Path, count: int, seconds
     asyncio.run(clients.ask_all())
     codes = set(re.findall(r'dragoman_requests_total\{code="(\d+)"', server.client.get("/metrics").text))
     restarts = server.metric("dragoman_worker_restarts_total")
-    assert server.stop() == 0, server.stderr()
     print(f"{clients.outcomes.total():,} requests: {dict(clients.outcomes)}")
     print(f"{dict(faults.happened)}, {restarts:.0f} workers replaced, all back after {back:.1f} s")
+    assert server.stop() == 0, server.stderr()
     assert not clients.problems, "\n".join(clients.problems[:20])
     assert codes <= CODES
     assert "Traceback" not in server.stderr(), server.stderr()

@@ -99,7 +99,8 @@ def view_item(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_view_is_measured_or_reads_only_files() -> None:
-    assert {*REQUESTS, "replay"} == set(views.names)
+    # `blame` needs an index that a server never builds; its work is bounded by the lines that it compares.
+    assert {*REQUESTS, "replay", "blame"} == set(views.names)
 
 
 def test_a_view_cannot_be_registered_without_its_cost() -> None:

@@ -68,15 +68,6 @@ def test_a_long_item_does_not_get_the_worker_that_is_kept_free() -> None:
     assert [job(queue).is_long, job(queue).is_long] == [True, True]
 
 
-def test_large_requests_of_an_unmeasured_kind_do_not_get_the_worker_that_is_kept_free() -> None:
-    queue = JobQueue(ServerSettings())
-    queue.add(request([1] * 1000))
-    assert queue.next_job(0.0, allow_long=False) is None
-    queue.add(request([3], beam=1))
-    assert job(queue, allow_long=False).cost == 3
-    assert job(queue).is_long
-
-
 def test_a_word_is_not_long_however_slow_its_kind_was() -> None:
     queue = JobQueue(ServerSettings())
     measure(queue, 1000, 1000.0)

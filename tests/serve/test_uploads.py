@@ -125,7 +125,7 @@ def on_disk(folder: Path, name: str, data: bytes) -> str:
 def same(found: dict[str, Any], truth: Prediction) -> None:
     assert found["text"] == truth.text
     assert found["source_tokens"] == truth.source_tokens
-    assert found["log_probs"] == pytest.approx(truth.log_probs, abs=1e-5)
+    assert found["log_probs"] == pytest.approx(truth.log_probs, abs=3e-5)  # a job of other images rounds otherwise
     assert [one["text"] for one in found["alternatives"]] == [one.text for one in truth.alternatives]
 
 

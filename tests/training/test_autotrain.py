@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dragoman
 from dragoman import config as configs
 from dragoman import training
 from dragoman.checkpoint import model_folder
@@ -65,8 +66,8 @@ def test_a_file_of_pairs_becomes_a_trained_model_and_a_config_to_edit(tmp_path: 
     config = configs.load(folder / "train.yaml").config  # a config as any other
     assert (config.tokenizer.source.name, config.training.best) == ("characters", "per")
 
-    # The same command again finds a finished run; another one is refused, and nothing of it is changed.
-    again = list(autotrain.run(request, folder))
+    # The same again, here in Python, finds a finished run; another one is refused, and nothing of it is changed.
+    again = list(dragoman.train(data=request.pairs, minutes=0.2, set=SMALL, run=folder))
     assert again[-1].message.startswith("already finished")
     assert [report.message for report in again if report.kind == "notice"][:3] == autotrain.read_plan(folder)["lines"][
         :3
@@ -86,6 +87,10 @@ def test_too_few_pairs_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are 2 pairs"):
         list(autotrain.run(TrainingRequest(str(tmp_path / "few.tsv")), tmp_path / "runs" / "few"))
     assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match="either a config file or data="):
+        dragoman.train()
+    with pytest.raises(UserError, match="minutes and search go with data="):
+        dragoman.train("config.yaml", minutes=3)
     with pytest.raises(UserError, match="--minutes must be above 0"):
         list(autotrain.run(TrainingRequest("none.tsv", minutes=-1), tmp_path / "runs" / "few"))
 

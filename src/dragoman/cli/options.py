@@ -97,10 +97,14 @@ def program_name() -> str:
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
-    """Import the modules and files of --plugin; the working directory is put first on sys.path."""
+    """Import the modules and files of --plugin; for them alone the working directory is put first on sys.path.
+
+    Without one, a file of somebody's folder must not run because it is called as a module that we import.
+    """
     from dragoman.core.plugins import load_plugin
 
-    sys.path.insert(0, "")
+    if plugins:
+        sys.path.insert(0, "")
     for plugin in plugins:
         load_plugin(plugin)
 

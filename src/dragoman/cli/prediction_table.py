@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dragoman.inference.prediction import Prediction
 
 
+INPUT_KEYS = {"source", "second_source", "source_lang", "target_lang", "text"}  # JSON lines of these alone are lines
+
+
 class ResultColumns:
     """prediction, then, where requested, its probability and why it deserves a look; of n-best lists, all n.
 
@@ -128,7 +131,7 @@ class PredictionTable:
         from dragoman.data.writers import FILE_KINDS, kind_of
 
         own = None
-        if proposal is not None and len(proposal.names) > 1:
+        if proposal is not None and len(proposal.names) > 1 and set(proposal.names) - INPUT_KEYS:
             own = kind_of(file.partition("#")[0].removesuffix(".gz"))
         wanted = None if output is None else kind_of(output)
         if format is not None:

@@ -87,7 +87,11 @@ def choose_source_columns(file: str, column: str, pipeline: Pipeline) -> SourceC
     if column:
         return SourceColumns(_named_columns(file, column, proposal), proposal)
     is_list = file.lower().endswith((".tsv", ".tsv.gz")) and len(proposal.names) < 2
-    return None if is_list else _source_columns(file, Columns.parse(pipeline.config.columns), proposal)
+    if is_list:
+        return None
+    trained = Columns.parse(pipeline.config.columns)
+    names_files = pipeline.reads_media or "second_source" in trained
+    return _source_columns(file, trained, proposal, may_have_more=names_files)
 
 
 def _named_columns(file: str, column: str, proposal: ColumnProposal) -> Columns:
@@ -110,8 +114,11 @@ def _named_columns(file: str, column: str, proposal: ColumnProposal) -> Columns:
     return Columns(tuple("source" if i in positions else "-" for i in range(len(names))))
 
 
-def _source_columns(file: str, trained: Columns, proposal: ColumnProposal) -> SourceColumns:
-    """Return the sources of a table by the columns that the model was trained on, else the proposed ones."""
+def _source_columns(file: str, trained: Columns, proposal: ColumnProposal, *, may_have_more: bool) -> SourceColumns:
+    """Return the sources of a table by the columns that the model was trained on, else the proposed ones.
+
+    Proposals are made for texts; where sources are names of files, those of the training hold with more columns, too.
+    """
     from dragoman.data.columns import Columns
 
     names, wanted = proposal.names, trained.without_targets()
@@ -126,6 +133,8 @@ def _source_columns(file: str, trained: Columns, proposal: ColumnProposal) -> So
         for roles in (wanted.roles, sources):
             if len(roles) == len(names):
                 return SourceColumns(Columns(roles), proposal)
+        if may_have_more and len(names) > len(wanted.roles):
+            return SourceColumns(Columns((*wanted.roles, *["-"] * (len(names) - len(wanted.roles)))), proposal)
     chosen = Columns.parse(proposal.columns).without_targets()
     agrees = trained.names is None and len(names) == len(trained.roles) and "source" in trained
     if agrees and _first_source(chosen, names) == trained.roles.index("source"):

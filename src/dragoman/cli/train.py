@@ -62,7 +62,8 @@ def train(
         from dragoman.training.autotrain import MINUTES, TrainingRequest, default_folder
 
         asked = parse_columns_option(columns) if columns else None
-        request = TrainingRequest(config, valid, test, asked, minutes or MINUTES, search, tuple(set))
+        minutes = MINUTES if minutes is None else minutes
+        request = TrainingRequest(config, valid, test, asked, minutes, search, tuple(set))
         _train_on_pairs(request, run or default_folder(config), explain)
         return
     if wrong := [name for name, value in own.items() if value]:

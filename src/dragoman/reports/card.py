@@ -75,6 +75,7 @@ class ModelCard(CardEntry):
     columns: str
     seed: int
     data: list[DataPart]
+    division: str = ""  # how the pairs were divided into these parts
     scores: list[CardScore]
     headline: str = ""  # the result in one sentence
     measured: str  # how, and on what
@@ -126,7 +127,8 @@ def _card_lines(card: ModelCard, argument: str, file: str) -> Iterator[str]:
         yield f"- Needs parts that are not in this file: {', '.join(card.plugins)}; name them with `--plugin`"
     if card.notes.strip():
         yield from ("", card.notes.strip())
-    yield from ("", "## Data", "", f"Columns: {card.columns}; seed {card.seed}.", "")
+    division = f" Divided: {one_line(card.division)}." if card.division else ""
+    yield from ("", "## Data", "", f"Columns: {card.columns}; seed {card.seed}.{division}", "")
     yield from ("| part | file | pairs |", "|---|---|--:|")
     for part in card.data:
         count = "not known" if part.pairs is None else f"{part.pairs:,}"

@@ -34,6 +34,7 @@ from dragoman.training.prepare import is_readable, sample_examples
 from dragoman.version import __version__
 
 MAX_SCORED = 1000  # pairs that are decoded for the scores
+PLAN = "plan.json"  # of `dragoman train PAIRS`
 MAX_FACTS_BYTES = 2**20  # of a run's small JSON files
 
 
@@ -65,6 +66,7 @@ def build_card(
         languages=pipeline.codec.target_languages,
         columns=str(config.columns) if not isinstance(config.columns, list) else ", ".join(config.columns),
         seed=config.seed,
+        division=str(_read_facts(model / PLAN).get("division", "")),
         data=[DataPart(role=role, file=base_names(path), pairs=count_pairs(config, path)) for role, path in parts],
         headline=measured.headline,
         measured=measured.sentence,
@@ -149,7 +151,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 def held_out_pairs(config: Config, run: Path) -> dict[str, str]:
     """The files of pairs that the weights were not trained on, by what they were for: validation, test."""
-    test = _read_facts(run / "plan.json").get("test")  # of `dragoman train PAIRS`, which divides the pairs
+    test = _read_facts(run / PLAN).get("test")
     parts = {"validation": config.data.valid, "test": test if isinstance(test, str) else None}
     return {role: path for role, path in parts.items() if path}
 

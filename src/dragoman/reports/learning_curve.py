@@ -4,8 +4,8 @@
 
 The errors follow a power law, e(n) = a n^−b + c. Through three points at doubled sizes it is exact, and the next one is
 
-    e(2n) = e₃ − d₂ (d₂ / d₁)        d₁ = e₁ − e₂,  d₂ = e₂ − e₃,  if 0 < d₂ < d₁: the curve flattens
-    e(2n) = e₃ (e₃ / e₁)^½           otherwise: c = 0, and b from the ends          (never below 0)
+    e(2n) = e₃ − d₂ (d₂ / d₁)        d₁ = e₁ − e₂,  d₂ = e₂ − e₃,  if d₂ < d₁: the curve flattens; no gain if d₂ ≤ 0
+    e(2n) = e₃ (e₃ / e₁)^½           otherwise: c = 0, and b from the ends; no gain if e₃ ≥ e₁
 
 The interval is that of the bootstrap over test items, with the same items for the three models. It does not cover what
 another seed of the training would change, so that small gains mean little. All trainings have the same number of steps;
@@ -86,9 +86,10 @@ class LearningCurve:
                 f"{self.metric} now: {now}; whether {twice} would lower it cannot be told from "
                 f"{self.test_pairs:,} test pairs"
             )
+        gain = f"{self.gain.value:.1f} [{self.gain.low:.1f}, {self.gain.high:.1f}]"
         return (
-            f"{self.metric} now: {now}; with {twice} perhaps {self.doubled.format(self.unit)}, if the new pairs are "
-            "like these. Another training may differ by as much as a small gain"
+            f"{self.metric} now: {now}; with {twice} perhaps lower by {gain}, if the new pairs are like these. "
+            "Another training may differ by as much as a small gain"
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -211,12 +212,11 @@ def _estimate(value: float, samples: np.ndarray) -> Estimate:
 def extrapolate(errors: np.ndarray) -> np.ndarray:
     """(3, M) errors at n/4, n/2 and n → (M,) errors at 2n."""
     first, second, third = errors
-    d1, d2 = first - second, second - third
-    flattens = (d2 > 0) & (d1 > d2)
+    d1, d2 = first - second, np.maximum(second - third, 0.0)
+    flattens = d1 > d2
     ratio = np.divide(d2, d1, out=np.zeros_like(d1), where=flattens)
-    positive = first > 1e-9
-    power = third * np.sqrt(np.divide(third, first, out=np.ones_like(third), where=positive))
-    return np.asarray(np.where(flattens, third - d2 * ratio, power)).clip(min=0.0)
+    share = np.divide(third, first, out=np.ones_like(third), where=first > third)
+    return np.asarray(np.where(flattens, third - d2 * ratio, third * np.sqrt(share))).clip(min=0.0)
 
 
 def draw_curve(path: Path, curve: LearningCurve) -> None:

@@ -299,7 +299,7 @@ class Batcher:
 
     def retry_separately(self, job: BatchJob) -> None:
         """Put the unanswered items of a job's requests back into the queue, as exclusive requests."""
-        for request in reversed(job.requests):
+        for request in job.requests:
             indices = [i for other, i in job.items if other is request and i not in request.answered]
             if request.is_released or not indices:
                 continue

@@ -24,7 +24,7 @@ from dragoman.serve.settings import ServerSettings
 
 Task = Literal["predict", "score", "inspect"]
 
-FIRST_SPEED = 2000.0  # tokens per second, by which requests of unmeasured kinds are ordered
+FIRST_SPEED = 2000.0  # tokens per second of a kind of which no job was measured yet
 SPEED_SMOOTHING = 0.2  # weight of the newest job in a speed that rises; one that falls falls at once
 SMALL_COST = 128  # of a job before one like it was measured, since some models' outputs are long; and of no long item
 MIN_MEASURED_COST = 16  # a job below it says nothing: a busy machine may take a second for one word
@@ -163,9 +163,7 @@ class JobQueue:
         return min(self.settings.batch_tokens, tokens)
 
     def is_long(self, request: PendingRequest) -> bool:
-        """Whether a job of a request may keep a worker for more than long_s: by its next item, or nobody knows yet."""
-        if request.speed_key not in self.speeds:
-            return request.unscheduled_cost > min(self.settings.batch_tokens, MIN_MEASURED_COST)
+        """Whether the next item of a request may keep a worker for more than long_s."""
         tokens = max(int(self.settings.long_s * self.speed(request)), SMALL_COST)
         return request.next_cost > min(self.settings.batch_tokens, tokens)
 

@@ -152,7 +152,8 @@ def _make_plan(request: TrainingRequest, folder: Path) -> Iterator[Report]:
     files.write_file(folder / "train.yaml", _config_text(choice, request, profile).encode())
     lines = [columns_sentence, f"{profile}. {parts.sentence}", choice.sentence(), f"config: {folder / 'train.yaml'}"]
     asked = request.fingerprint(cache_folder(folder))
-    plan = {"asked": asked, "test": parts.files.get("test"), "lines": [line for line in lines if line]}
+    said = {"lines": [line for line in lines if line], "division": parts.sentence}
+    plan = {"asked": asked, "test": parts.files.get("test"), **said}
     files.write_file(folder / "plan.json", (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode())
 
 

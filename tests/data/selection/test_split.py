@@ -240,6 +240,12 @@ def test_keys_decide_alone_what_stays_together():
     assert not any(a & b for a, b in itertools.combinations(found, 2))
 
 
+def test_whole_groups_come_near_to_the_sizes_and_never_exceed_them():
+    for seed in range(8):
+        split = split_pairs(pairs_of(make_words(600)), keys=[i // 7 for i in range(600)], seed=seed)
+        assert all(54 <= len(split[part]) <= 60 for part in ("valid", "test"))
+
+
 # -- chains ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +257,12 @@ def test_a_chain_of_similar_words_does_not_become_one_group():
     everything = Counter(merge_similar(compare_pairs(examples), 10**9).tolist())
     assert max(everything.values()) > 50
     assert limited.separated == 0 or "are apart" in limited.sentence
+
+
+def test_of_several_links_the_strongest_decides_who_is_together():
+    compared = compare_pairs(pairs_of(["walkabo", "walkaboxy", "walkab"]))
+    assert compared.texts == ["walkab", "walkabo", "walkaboxy"]
+    assert merge_similar(compared, 2).tolist() == [0, 0, 2]
 
 
 def test_commands_made_of_a_few_patterns_are_kept_together_only_if_equal():

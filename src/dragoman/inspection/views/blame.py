@@ -67,7 +67,7 @@ def _print_lines(out: Console, data: ViewData) -> None:
         table.add_row(*map(Text, cells))
     out.print(table)
     left_out = len(data["lines"]) - len(shown)
-    more = f"; {left_out} more {'is' if left_out == 1 else 'are'} below {LEAST_SHARE}" if left_out else ""
+    more = f"; {left_out} below {LEAST_SHARE} not shown" if left_out else ""
     out.print(describe_scope(data) + more, markup=False, soft_wrap=True)
 
 
