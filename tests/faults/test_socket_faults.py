@@ -383,6 +383,7 @@ def check_all(server: Server, scene: Scene, cases: list[Case]) -> None:
     assert not problems, f"{len(problems)} problems\n" + "\n".join(problems)
 
 
+@pytest.mark.long
 def test_twenty_faults_of_sockets_and_pipes_lose_nothing_and_say_one_sentence(
     server: Server, scene: Scene, cases: dict[str, list[Case]]
 ) -> None:
