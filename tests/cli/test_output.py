@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import math
 import os
 import signal
@@ -10,12 +12,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from dragoman.checkpoint import model_folder
-from dragoman.cli.output import write_results
+from dragoman.cli.output import write_results, write_table
 from dragoman.core.errors import Stopped
+from dragoman.data.readers import Row
+from dragoman.data.writers.lines import JSONLinesFormat
+from dragoman.data.writers.parquet import ParquetFormat
+from dragoman.data.writers.xlsx import XLSXFormat
 
 from .conftest import Done, process
 
@@ -49,6 +56,40 @@ def test_a_signal_keeps_whole_results_beside_the_old_file_and_says_where(
     assert output.read_text() == "old\n"
     assert len(list(tmp_path.iterdir())) == 4
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("ending", ["xlsx", "parquet"])
+def test_a_signal_keeps_the_rows_of_a_table_that_is_whole_only_at_its_end(
+    number: signal.Signals, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / f"out.{ending}"
+    output.write_text("old")
+
+    def rows() -> Iterator[tuple[Row, list[str]]]:
+        yield Row(["a"], 1), ["A"]
+        yield Row(["b\nb"], 2), ["B"]
+        signal.raise_signal(number)
+        yield Row(["never"], 3), [""]
+
+    def open_format(stream: IO[bytes]) -> XLSXFormat | ParquetFormat:
+        if ending == "xlsx":
+            return XLSXFormat(stream, ["word"], ["prediction"], 1)
+        return ParquetFormat(stream, ["word"], [("prediction", str)], None)
+
+    with pytest.raises(Stopped, match="2 results") as stopped:
+        write_table(rows(), open_format, JSONLinesFormat(["word"], ["prediction"]), output)
+    gc.collect()  # nothing half-written speaks up when it is thrown away
+    kept = tmp_path / f"out.{ending}.jsonl.partial-1"
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == [
+        {"word": "a", "prediction": "A"},
+        {"word": "b\nb", "prediction": "B"},
+    ]
+    assert str(kept) in str(stopped.value)
+    assert stopped.value.code == 128 + number
+    assert output.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [output.name, kept.name]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -277,6 +277,17 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(here: Callabl
     assert [path.name for path in tmp_path.iterdir()] == ["in.xlsx"]
 
 
+@pytest.mark.parametrize("sheet", ["", "#Sheet"])
+def test_a_table_does_not_eat_its_own_input(here: Callable[..., Done], tmp_path: Path, sheet: str) -> None:
+    source = write_rows(tmp_path / "in.xlsx", HEADER, ROWS)
+    before = source.read_bytes()
+    done = here("predict", RUN, f"{source}{sheet}", "--column", "word", "-o", source)
+    assert done.code == 2
+    assert "is also an input" in done.err
+    assert source.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["in.xlsx"]
+
+
 def test_a_bad_row_stops_or_is_blank_in_its_place(here: Callable[..., Done], tmp_path: Path) -> None:
     path, output = tmp_path / "in.csv", tmp_path / "out.csv"
     path.write_text('word,copy\na b,a b\nc,"c"x\nd d a,d d a\n')
@@ -365,6 +376,7 @@ def test_a_signal_keeps_whole_rows_and_says_where(
         done = process("predict", RUN, "-o", output, cwd=work, input=b"a\n")
         assert done.code == 0
         err = done.err
+    assert "Traceback" not in err
     kept = tmp_path / (f"{output.name}.partial-1" if format == "csv" else f"{output.name}.jsonl.partial-1")
     assert str(kept) in err
     lines = kept.read_text().splitlines()[: -1 if number == signal.SIGKILL else None]

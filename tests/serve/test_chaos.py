@@ -36,8 +36,8 @@ from .chaos import (
     read_answer,
 )
 
-CLIENTS, QUESTIONS = 10, 30
-SHORT_S, LONG_S = 6.0, float(os.environ.get("DRAGOMAN_CHAOS_SECONDS", 600))
+CLIENTS, QUESTIONS = 10, 20
+SHORT_S, LONG_S = 4.0, float(os.environ.get("DRAGOMAN_CHAOS_SECONDS", 600))
 FAULT_S = 4.0  # between two faults, in the mean
 AGAIN_S = 30.0  # until all workers are ready after the last fault
 CODES = {"200", "400", "404", "405", "408", "413", "415", "422", "429", "499", "503", "504"}
@@ -117,8 +117,8 @@ def check(start: Any, until: Any, models: Path, clock: Path, count: int, seconds
     assert "Traceback" not in server.stderr(), server.stderr()
     assert set(faults.happened) == set(KINDS), "the run was too short for all kinds of faults"
     assert restarts >= faults.happened["freeze"] / 2
-    answered = {manner for manner, status in clients.outcomes if status == 200}
-    assert answered >= {manner.__name__ for manner in MANNERS} - {"vanishing", "garbage", "hungry"}
+    assert sum(count for (_, status), count in clients.outcomes.items() if status == 200) > QUESTIONS
+    assert {manner for manner, _ in clients.outcomes} == {manner.__name__ for manner in MANNERS}
 
 
 def shown_clock(server: Any) -> float:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ def write_table(
     with _stop_by_signal() as received, files.open_output(output, inputs) as file:
         folder = target.parent if not isinstance(file.name, int) else Path.cwd()
         with files.open_journal(folder / target.name) as journal, files.open_scratch(folder) as scratch:
-            table = open_format(scratch)
+            table, is_complete = open_format(scratch), False
             try:
                 for row, results in rows:
                     try:
@@ -136,10 +136,15 @@ def write_table(
                     done += 1
                     _raise_pending(received)
                 table.close()
+                is_complete = True
             except KeyboardInterrupt:
                 if done == 0:
                     raise _stopped(received, done, "") from None
                 raise _stopped(received, done, f"are kept in {keep()}, and {output} is as before") from None
+            finally:
+                if not is_complete:
+                    with suppress(Exception):  # it was cut anywhere, and goes with the scratch file
+                        table.close()
             scratch.seek(0)
             shutil.copyfileobj(scratch, file)
 

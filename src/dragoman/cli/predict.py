@@ -67,6 +67,7 @@ def predict(
 ) -> None:
     """Predict the best output for every source. A blank or skipped line gives an empty line."""
     from dragoman.data.lines import ReadReport
+    from dragoman.data.readers import spec_files
 
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
@@ -88,6 +89,7 @@ def predict(
     if sentence:
         options.print_to_stderr(sentence)
     read = inputs.LineInputs(files[0], on_error, report, columns) if media is None else inputs.MediaInputs(media)
+    inputs_read = files if media is not None else spec_files(files[0])  # a sheet is not part of a file's name
     rows: deque[Row] = deque()  # of the sources that are being answered
     trained, examples = loaded.config.columns, _split_rows(read, rows)
     if media is None and columns is None and loaded.reads_media and isinstance(trained, list):
@@ -113,11 +115,11 @@ def predict(
                 "\n".join(render(i, prediction, kind, results.further(prediction)))
                 for i, (_, prediction) in enumerate(answered, 1)
             )
-            write_results(texts, output, files)
+            write_results(texts, output, inputs_read)
         elif table.is_lines:
-            write_results(table.lines(answered), output, files)
+            write_results(table.lines(answered), output, inputs_read)
         elif output is not None:
-            write_table(table.rows(answered), table.open_format, table.journal_format, output, files)
+            write_table(table.rows(answered), table.open_format, table.journal_format, output, inputs_read)
     for notice in (*report.notices(), *results.notices(read.file, table.kind if table else "")):
         options.print_to_stderr(notice)
 
