@@ -92,3 +92,12 @@ def test_longer_texts_have_longer_limits() -> None:
     candidate = autoconfig.candidates(looks, has_gpu=False)[0]
     short, long = (autoconfig.settings(one, candidate, 0, False)["data.max_target"] for one in (looks, longer))
     assert short < 200 <= 400 <= long
+
+
+def test_grammatical_features_are_read_whole() -> None:
+    looks = profile("strings", 5_000)
+    tagged = replace(looks, source=replace(looks.source, has_features=True))
+    for candidate in autoconfig.candidates(tagged, has_gpu=True):
+        chosen = autoconfig.settings(tagged, candidate, 0, False)
+        assert chosen["tokenizer.source"] == {"name": "characters", "features": True}
+        assert chosen["tokenizer.target"] == "characters"

@@ -44,6 +44,34 @@ def test_an_unknown_character_is_spelled_in_bytes_that_show_their_number() -> No
     assert tokenizer.pieces(tokenizer.encode("aé")) == ["a", "<0xC3>", "<0xA9>"]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("walk V;PST;3SG", "w a l k ␣ V ; PST ; 3SG"),
+        ("olmak V;SBJV;NOM(3,SG)", "o l m a k ␣ V ; SBJV ; NOM ( 3 , SG )"),
+        ("kuća Case=Nom|Number=Sing", "k u ć a ␣ Case = Nom | Number = Sing"),
+        ("N;PL in  USA; a=b", "N ; PL ␣ i n ␣ ␣ U S A ; ␣ a = b"),
+        ("PST", "P S T"),
+    ],
+)
+def test_a_bundle_of_features_is_split_into_features_and_every_other_word_into_characters(
+    text: str, tokens: str
+) -> None:
+    tokenizer = Characters(features=True)
+    tokenizer.learn([text])
+    ids = tokenizer.encode(text)
+    assert " ".join(tokenizer.pieces(ids)) == tokens
+    assert tokenizer.decode(ids) == text
+
+
+@given(text=st.text("aN;=|(,) \t\n1"))
+@settings(deadline=None, max_examples=200)
+def test_any_text_comes_back_exactly_with_features_too(text: str) -> None:
+    tokenizer = Characters(byte_fallback=True, features=True)
+    tokenizer.learn([text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.evaluate import parse_metrics
 from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr
 from dragoman.cli.output import write_page
 from dragoman.cli.source_columns import read_pairs_for
@@ -56,6 +55,8 @@ def compare(
     if len({*models}) < len(models):
         raise UserError("the same model is there twice; name different models")
     load_plugins(plugins)
+    from dragoman.evaluation.metrics import parse_metrics
+
     parts = parse_metrics(metrics)
     from dragoman.inference import pipeline
     from dragoman.inspection.assessment import assess

@@ -40,8 +40,8 @@ def curve(
     if minutes is not None and minutes <= 0:
         raise UserError(f"--minutes must be above 0, found {minutes:g}")
     from dragoman.cli import progress
-    from dragoman.cli.evaluate import parse_metrics
     from dragoman.data.columns import parse_columns_option
+    from dragoman.evaluation.metrics import parse_metrics
     from dragoman.reports import curve_runs
     from dragoman.reports.learning_curve import draw_curve
 

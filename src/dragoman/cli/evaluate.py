@@ -13,7 +13,6 @@ from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from dragoman.core.registry import Part
     from dragoman.reports.report import EvaluationReport
 
 
@@ -43,7 +42,9 @@ def evaluate(
 ) -> None:
     """Decode every source, score the results and report on the errors; columns after the target are references."""
     options.load_plugins(plugins)
-    metric_parts = parse_metrics(metrics)
+    from dragoman.evaluation.metrics import parse_metrics
+
+    metric_parts = parse_metrics(metrics)  # a wrong name is an error before torch is imported
     from dragoman.inference import pipeline
     from dragoman.reports import report as reports
     from dragoman.reports.errors_table import check_format
@@ -83,17 +84,3 @@ def _write_files(report: EvaluationReport, errors: Path | None, html: Path | Non
     if html is not None:
         files.write_output(html, render_page(report).encode())
         options.print_to_stderr(f"wrote {html}")
-
-
-def parse_metrics(text: str) -> list[Part]:
-    """Turn a comma-separated list of names into metric parts, "all" into all; an unknown name raises UserError."""
-    from dragoman.core.registry import Part
-    from dragoman.evaluation.metrics import metrics
-
-    names = options.split_commas(text)
-    if names == ["all"]:
-        names = metrics.names
-    for name in names:
-        if name not in metrics.names:
-            raise UserError(f"--metrics: {metrics.unknown_name_message(name)}")
-    return [Part(name) for name in names]

@@ -204,7 +204,7 @@ def _tokenizer_settings(profile: DataProfile, candidate: Candidate) -> dict[str,
 
 def _tokenizer(side: SideProfile, pairs: int) -> Any:
     if side.unit == "letters":
-        return "characters"
+        return {"name": "characters", "features": True} if side.has_features else "characters"
     return "symbols" if side.unit != "sentences" else {"name": "bpe", "size": subword_count(pairs)}
 
 

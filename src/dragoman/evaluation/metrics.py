@@ -29,8 +29,8 @@ import sacrebleu.metrics.base
 from pydantic import Field
 from rapidfuzz.distance import LCSseq, Levenshtein
 
-from dragoman.core.errors import DataError
-from dragoman.core.registry import Registry
+from dragoman.core.errors import DataError, UserError
+from dragoman.core.registry import Part, Registry
 from dragoman.evaluation.cider import cider_d, count_ngrams
 
 Array = npt.NDArray[np.float64]
@@ -83,6 +83,18 @@ class MetricInfo:
         first, *rest = inspect.cleandoc(docstring or "").split("\n", 1)
         direction = "higher" if self.higher_is_better else "lower"
         return "\n".join([f"{first.removesuffix('.')} ({self.unit}, {direction} is better).", *rest])
+
+
+def parse_metrics(given: str | Sequence[str | Part]) -> list[Part]:
+    """Turn names, in a list or separated by commas, into metrics; "all" gives all. UserError for an unknown name."""
+    names = [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
+    if names == ["all"]:
+        names = [*metrics.names]
+    parts = [Part(name) if isinstance(name, str) else name for name in names]
+    for part in parts:
+        if part.name not in metrics.names:
+            raise UserError(f"metrics: {metrics.unknown_name_message(part.name)}")
+    return parts
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:

@@ -131,4 +131,4 @@ def _command(run: RecipeRun, job: TrainingJob) -> list[str]:
     arguments = ["recipe", "run", run.loaded.name, *data, "--run", str(run.out), "--only", only]
     arguments += ["--seed", str(job.seed), *(f"--set={value}" for value in run.overrides)]
     arguments += [f"--allow-change={key}" for key in run.allow_change]
-    return [sys.executable, "-m", "dragoman", *arguments]
+    return [sys.executable, "-P", "-m", "dragoman", *arguments]  # a file of that name here is no module of ours

@@ -17,7 +17,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
-from dragoman.evaluation.metrics import metrics
+from dragoman.evaluation.metrics import parse_metrics
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inference.prediction import Prediction
 from dragoman.inspection.assessment import Assessment, MetricScore
@@ -126,13 +126,3 @@ def _to_example(pair: Any) -> Example:
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
         raise UserError(f"a pair must be two texts, (source, target), or an Example; found {pair!r:.60}")
     return Example(*pair)
-
-
-def parse_metrics(given: str | Sequence[str | Part]) -> list[Part]:
-    """Turn names, in a list or separated by commas, into metrics; an unknown name raises UserError."""
-    names = [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
-    parts = [Part(name) if isinstance(name, str) else name for name in names]
-    for part in parts:
-        if part.name not in metrics.names:
-            raise UserError(f"metrics: {metrics.unknown_name_message(part.name)}")
-    return parts

@@ -147,7 +147,7 @@ class WorkerHandle:
         try:
             (size,) = LENGTH_PREFIX.unpack(await self.process.stdout.readexactly(LENGTH_PREFIX.size))
             return decode_message(await self.process.stdout.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):  # e.g. EIO: a pipe that cannot be read has ended too
             return None
 
     def handle_message(self, message: JSONObject) -> None:
@@ -299,6 +299,7 @@ async def start_process(settings: ServerSettings) -> Process:
     """Start a worker process, which imports torch and then waits for its load message."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # a file in the working directory is no module of ours
         "-m",
         "dragoman.serve.worker_process",
         stdin=asyncio.subprocess.PIPE,

@@ -149,3 +149,12 @@ def test_public_sets_are_recognized_also_by_a_small_part(
     pairs = list(read_columns(DATA / file, source, target))
     assert profile_pairs(pairs).task == task
     assert profile_pairs(pairs[:: len(pairs) // 1000]).task == task
+
+
+def test_words_of_grammatical_features_are_noticed_beside_a_lemma_alone() -> None:
+    rng = random.Random(3)
+    inflected = profile_pairs([Example(*inflections(rng)) for _ in range(100)])
+    assert inflected.source.has_features
+    assert "grammatical features" in str(inflected)
+    assert not profile_pairs([Example(*transliterations(rng)) for _ in range(100)]).source.has_features
+    assert not profile_pairs([Example(*code(rng)) for _ in range(100)]).source.has_features

@@ -37,6 +37,7 @@ from rapidfuzz.distance import LCSseq
 
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
+from dragoman.text.tokenizers.characters import FEATURE_BUNDLE
 
 Unit = Literal["letters", "symbols", "closed", "code", "sentences"]
 Task = Literal["pronunciation", "strings", "commands", "code", "labels", "sentences", "text", "image", "audio"]
@@ -46,6 +47,7 @@ COPY_SAMPLE = 2_000  # of them, compared side with side
 MAX_LABELS = 50
 MIN_LABEL_COUNT = 10.0  # how often each label occurs on average
 MAX_SYMBOLS = 600  # different ones
+MOST = 0.8
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
@@ -61,6 +63,7 @@ class SideProfile:
     longest_words: int
     alphabet: int  # different characters
     vocabulary: int  # different words
+    has_features: bool = False  # most texts of letters have a word of grammatical features: walk V;PST
 
     @property
     def tokens(self) -> float:
@@ -89,6 +92,8 @@ class DataProfile:
             return f"{self.pairs:,} texts of {self.source.words:.0f} words on average"
         names = {"closed": "words of a closed vocabulary"}
         sides = [names.get(side.unit, side.unit) for side in (self.source, self.target)]
+        if self.source.has_features:
+            sides[0] += " and grammatical features"
         if self.task in ("image", "audio"):
             sides[0] = {"image": "images", "audio": "sounds"}[self.task]
         if self.task == "labels":
@@ -152,6 +157,11 @@ class TextSide:
         return Counter(chain.from_iterable(self.split))
 
     @property
+    def featured(self) -> float:
+        """The share of texts with a bundle of grammatical features."""
+        return sum(any(map(FEATURE_BUNDLE.fullmatch, words)) for words in self.split) / len(self.split)
+
+    @property
     def is_single_words(self) -> bool:
         """Whether nearly every text is one word, or two."""
         return self.mean_words < 1.8
@@ -193,6 +203,7 @@ class TextSide:
             self.lengths[min(int(0.99 * len(self.lengths)), len(self.lengths) - 1)],
             len(set(chain.from_iterable(self.texts))),
             len(self.words),
+            unit == "letters" and self.featured > MOST,
         )
 
 

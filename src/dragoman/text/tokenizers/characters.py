@@ -1,18 +1,27 @@
 """One token for each Unicode character.
 
-    "naïve té" → n a ï v e ␣ t é
+    "naïve té"        → n a ï v e ␣ t é
+    "walk V;PST;3SG"  → w a l k ␣ V ; PST ; 3SG        with features
 
 Spaces are characters like any others, so decoding restores every text of known characters exactly.
 A character that was not learned is <unk>, or its UTF-8 bytes with byte_fallback.
+
+With `features`, a word that is a bundle of grammatical features, as UniMorph (N;ACC(PL)) or Universal Dependencies
+(Case=Nom|Number=Sing) write them, is split into whole features and the signs between them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dragoman.core.registry import PositiveInt
 from dragoman.text.tokenizers import tokenizers
 from dragoman.text.vocabulary import LookupTokenizer
+
+_FEATURE = r"[A-Z0-9][\w.+/{}(),:*-]*"
+FEATURE_BUNDLE = re.compile(rf"{_FEATURE}(?:;{_FEATURE})+|[A-Z]\w*=[\w,]+(?:\|[A-Z]\w*=[\w,]+)*")
+_PARTS = re.compile(r"[^;|=(),]+|[;|=(),]")
 
 
 @tokenizers.register("characters")
@@ -21,11 +30,18 @@ class Characters(LookupTokenizer):
 
     kind = "characters"
 
-    def __init__(self, *, min_count: PositiveInt = 1, byte_fallback: bool = False) -> None:
+    def __init__(self, *, min_count: PositiveInt = 1, byte_fallback: bool = False, features: bool = False) -> None:
         super().__init__(min_count=min_count, byte_fallback=byte_fallback)
+        self.features = features
 
     def split(self, text: str) -> list[str]:
-        return list(text)
+        if not self.features or ";" not in text and "=" not in text:
+            return list(text)
+        tokens: list[str] = []
+        for i, word in enumerate(text.split(" ")):
+            tokens += [" "] if i else []
+            tokens += _PARTS.findall(word) if FEATURE_BUNDLE.fullmatch(word) else word
+        return tokens
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return ["␣" if piece == " " else piece for piece in super().pieces(ids)]
