@@ -1,9 +1,9 @@
 """Every call on a socket or pipe of a server, a prediction and a training fails once, in every way it can.
 
 Nothing is lost, doubled or wrong, one sentence says what happened, and the server goes on serving; a command that ended
-then ends as it should. Twenty faults are drawn by the run's seed here; all of them are in `make test-long`. A failure
-names its call and fault: DRAGOMAN_FAULT="serve other write pipe 2 EPIPE" repeats
-one, and a regular expression some.
+then ends as it should. A few faults are drawn by the run's seed in `make test`, and all are tried in `make test-long`.
+A failure names its call and fault: DRAGOMAN_FAULT="serve other write pipe 2 EPIPE" repeats one, and a regular
+expression some.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests.serve.conftest import SMALL, save
 from .commands import Finished, end_of_run, temporary_files, write_data
 from .sockets import FAULTS, HARMLESS, PID, PORT, Commands, Control, Site, free_port
 
-DRAWN = {"serve": 12, "replace": 1, "predict": 5, "load": 1, "ranks": 1}  # in `make test`: twenty
+DRAWN = {"serve": 6, "predict": 3}  # in `make test`: the scenarios in which a fault takes about a second
+SERVER_SCENARIOS = ("serve", "replace")
 AGAIN_S = 30.0  # until a worker has been replaced
 COMMAND_S = 90  # until a command that hangs is killed
 LINES = 3  # of the log for one fault, at most: the system's refusal, the worker that is lost, asyncio's own
@@ -349,29 +350,27 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     made.commands.end()
 
 
-@pytest.fixture(scope="module")
-def cases(server: Server, scene: Scene) -> dict[str, list[Case]]:
-    """All faults by what is going on."""
-    found = {}
-    for scenario in ("serve", "replace"):
+def find_cases(server: Server, scene: Scene, scenario: str) -> list[Case]:
+    """All faults of a scenario, which runs once to count its calls."""
+    if scenario in SERVER_SCENARIOS:
         server.control.clear()
         asked = server.ask(scenario)
         assert not asked.problems, asked.problems
-        found[scenario] = every_case(scenario, server.control.counts())
-    for scenario in ("predict", "load", "ranks"):
-        found[scenario] = every_case(scenario, scene.counts(scenario))
-    # A replacement makes the calls of serving too; those of a start of a process are its own.
-    found["replace"] = [case for case in found["replace"] if case.site.object in ("new", "pipe")]
+        counts = server.control.counts()
+    else:
+        counts = scene.counts(scenario)
+    found = every_case(scenario, counts)
+    if scenario == "replace":  # it makes the calls of serving too; those of a start of a process are its own
+        found = [case for case in found if case.site.object in ("new", "pipe")]
     pattern = re.compile(os.environ.get("DRAGOMAN_FAULT", ".*"))
-    return {name: [case for case in some if pattern.fullmatch(str(case))] for name, some in found.items()}
+    return [case for case in found if pattern.fullmatch(str(case))]
 
 
 def check_all(server: Server, scene: Scene, cases: list[Case]) -> None:
     problems, hits = [], server.control.hits + scene.control.hits
     for case in cases:
         try:
-            is_server = case.scenario in ("serve", "replace")
-            found = check_server(server, case) if is_server else check_command(scene, case)
+            found = check_server(server, case) if case.scenario in SERVER_SCENARIOS else check_command(scene, case)
         except (AssertionError, OSError, httpx.HTTPError) as error:  # it does not come back
             found = [str(error)]
             server.control.clear()
@@ -383,22 +382,22 @@ def check_all(server: Server, scene: Scene, cases: list[Case]) -> None:
     assert not problems, f"{len(problems)} problems\n" + "\n".join(problems)
 
 
-@pytest.mark.long
-def test_twenty_faults_of_sockets_and_pipes_lose_nothing_and_say_one_sentence(
-    server: Server, scene: Scene, cases: dict[str, list[Case]]
-) -> None:
-    rng = random.Random(torch.initial_seed())
-    drawn = [case for name, count in DRAWN.items() for case in rng.sample(cases[name], min(count, len(cases[name])))]
+def test_faults_of_sockets_and_pipes_lose_nothing_and_say_one_sentence(server: Server, scene: Scene) -> None:
+    rng, drawn = random.Random(torch.initial_seed()), list[Case]()
+    for scenario, count in DRAWN.items():
+        every = find_cases(server, scene, scenario)
+        drawn += rng.sample(every, min(count, len(every)))
     check_all(server, scene, drawn)
 
 
 @pytest.mark.long
-def test_any_fault_of_a_socket_or_pipe_loses_nothing_and_says_one_sentence(
-    server: Server, scene: Scene, cases: dict[str, list[Case]]
-) -> None:
-    for scenario, some in cases.items():
-        print(f"{scenario}: {len({case.site for case in some})} call sites, {len(some)} faults")
-    check_all(server, scene, [case for some in cases.values() for case in some])
+def test_any_fault_of_a_socket_or_pipe_loses_nothing_and_says_one_sentence(server: Server, scene: Scene) -> None:
+    every: list[Case] = []
+    for scenario in (*SERVER_SCENARIOS, "predict", "load", "ranks"):
+        found = find_cases(server, scene, scenario)
+        print(f"{scenario}: {len({case.site for case in found})} call sites, {len(found)} faults", flush=True)
+        every += found
+    check_all(server, scene, every)
 
 
 @pytest.mark.long

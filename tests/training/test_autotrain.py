@@ -193,3 +193,18 @@ def test_with_search_the_winner_is_the_run(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "valid"] == [12, 24]
     assert torch.get_num_threads() == 1
+
+
+def test_each_of_several_targets_in_a_line_makes_a_pair_and_held_out_lines_accept_them_all(tmp_path: Path) -> None:
+    words = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnr"]
+    rows = [
+        f"{word}\t{' '.join(word)}" + (f"\t{' '.join(word[::-1])}" if i % 25 == 0 else "")
+        for i, word in enumerate(words)
+    ]
+    (tmp_path / "w.tsv").write_text("".join(f"{row}\n" for row in rows))
+    examples, _, sentence = TrainingRequest(str(tmp_path / "w.tsv")).read()
+    assert len(examples) == 104
+    assert "4 lines with more than one target" in sentence
+    parts = write_parts(examples, {}, tmp_path / "data")
+    held_out = [line for name in ("valid", "test") for line in Path(parts.files[name]).read_text().splitlines()]
+    assert all(row in held_out or row.split("\t")[0] not in {h.split("\t")[0] for h in held_out} for row in rows)

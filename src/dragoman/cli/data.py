@@ -60,7 +60,8 @@ def check(
         raise UserError("--files tells a model where to search for images or audio; name the model with --model")
     form = normalization or "nfc"
     chosen = choose_columns(pairs[0], columns, trained)
-    report = check_pairs(pairs, valid, test, columns=chosen, normalization=form, codec=codec)
+    is_free = not columns and trained is None  # as `train PAIRS` reads them
+    report = check_pairs(pairs, valid, test, columns=chosen, normalization=form, codec=codec, extra_targets=is_free)
     print(json.dumps(report.as_json(), indent=1, ensure_ascii=False) if as_json else report.render())
     if not report.ok:
         raise typer.Exit(2)

@@ -27,6 +27,7 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import DataError, RunError, UserError
 from dragoman.core.types import Example
 from dragoman.data.columns import ColumnsLike
+from dragoman.data.lines import format_count
 from dragoman.data.quality.profile import DataProfile, profile_pairs
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.data.readers.columns import propose_columns
@@ -34,7 +35,7 @@ from dragoman.data.selection.split import MIN_PAIRS
 from dragoman.data.store.cache import hash_files
 from dragoman.inference.device import select_device
 from dragoman.training import distributed
-from dragoman.training.data_parts import Parts, write_parts
+from dragoman.training.data_parts import Parts, split_references, write_parts
 from dragoman.training.loop import run as train_config
 from dragoman.training.race import race
 from dragoman.training.report import Report
@@ -61,15 +62,18 @@ class TrainingRequest:
 
     def read(self) -> tuple[list[Example], dict[str, list[Example]], str]:
         """The pairs, those that are held out already by part, and what was said of the columns."""
-        columns, sentence = self.columns, ""
+        columns, sentences = self.columns, list[str]()
         if columns is None:
             proposal = propose_columns(self.pairs)
-            columns, sentence = proposal.columns, proposal.sentence
+            columns, sentences = proposal.columns, [proposal.sentence]
         given = {"valid": self.valid, "test": self.test}
         held_out = {
             name: list(read_pairs(spec, columns=columns, extra_targets=True)) for name, spec in given.items() if spec
         }
-        return list(read_pairs(self.pairs, columns=columns)), held_out, sentence
+        rows = list(read_pairs(self.pairs, columns=columns, extra_targets=self.columns is None))
+        if several := sum(len(row.references) > 1 for row in rows):
+            sentences.append(f"{format_count(several, 'line')} with more than one target: each target makes a pair")
+        return list(chain.from_iterable(map(split_references, rows))), held_out, ". ".join(filter(None, sentences))
 
     def fingerprint(self, cache: Path) -> dict[str, Any]:
         """What must be the same for a run to be resumed."""

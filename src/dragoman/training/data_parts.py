@@ -55,6 +55,13 @@ def write_parts(examples: Sequence[Example], held_out: Mapping[str, Sequence[Exa
     return Parts(written, {name: len(pairs) for name, pairs in rows.items()}, roles, sentence)
 
 
+def split_references(example: Example) -> list[Example]:
+    """One pair for each target of an example."""
+    if len(example.references) < 2:
+        return [example]
+    return [replace(example, target=target, references=()) for target in dict.fromkeys(example.references)]
+
+
 def merge_references(examples: Sequence[Example]) -> list[Example]:
     """One example for each source, in which every target that is given for it is accepted."""
     merged: dict[tuple[str | None, ...], tuple[Example, dict[str, None]]] = {}

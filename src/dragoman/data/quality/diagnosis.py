@@ -56,12 +56,14 @@ def check_pairs(
     fast: bool = False,
     on_train_example: Callable[[Example], None] | None = None,
     on_error: OnError = "skip",
+    extra_targets: bool = False,
 ) -> QualityReport:
     """Check the pairs of each split, and their overlap. Raises DataError only for a file that cannot be opened.
 
-    With a codec, tokens are counted and files of sources are read. The fast check reads the first
-    FAST_CHECK_PAIRS pairs of each file, without the codec. `on_train_example` receives every training
-    example, so that one pass serves two purposes; with on_error="stop" none after a bad line.
+    With `extra_targets`, columns of training files after the named ones are further targets. With a codec, tokens are
+    counted and files of sources are read. The fast check reads the first FAST_CHECK_PAIRS pairs of each file, without
+    the codec. `on_train_example` receives every training example, so that one pass serves two purposes; with
+    on_error="stop" none after a bad line.
     """
     specs_by_split = {"train": _as_list(train), "valid": _as_list(valid), "test": _as_list(test)}
     for path in (path for specs in specs_by_split.values() for spec in specs for path in spec_files(spec)):
@@ -72,7 +74,9 @@ def check_pairs(
     for name, specs in specs_by_split.items():
         if specs:
             on_example = on_train_example if name == "train" else None
-            splits.append(survey_split(name, specs, columns, normalization, codec, max_pairs, on_example, on_error))
+            splits.append(
+                survey_split(name, specs, columns, normalization, codec, max_pairs, on_example, on_error, extra_targets)
+            )
     findings = [finding for split in splits for finding in _split_findings(split, limits)]
     for other in splits[1:]:
         if splits[0].name == "train":
@@ -121,6 +125,7 @@ _ISSUE_SENTENCES: dict[str, tuple[Severity, str]] = {
     "blank-source": ("warning", "with a blank source; training leaves them out"),
     "blank-target": ("warning", "with a blank target; training leaves them out"),
     "blank-pair": ("notice", "with both sides blank; training leaves them out"),
+    "further-targets": ("notice", "with further columns, each read as one more right target"),
     "identical": ("notice", "whose source and target are the same text"),
     "not-nfc": ("notice", "not in Unicode form NFC; `normalization: nfc` composes them"),
     "not-nfd": ("notice", "not in Unicode form NFD; `normalization: nfd` decomposes them"),

@@ -97,6 +97,8 @@ class SplitSurvey:
             self.add_issue(f"blank-{side}", example)
             return
         self.pairs += 1
+        if len(example.references) > 1 and self.name == "train":
+            self.add_issue("further-targets", example)
         source, second, target = (
             normalize(text, self.form) for text in (example.source, example.second_source, example.target or "")
         )
@@ -191,14 +193,18 @@ def survey_split(
     max_pairs: int | None,
     on_example: Callable[[Example], None] | None = None,
     on_error: OnError = "skip",
+    extra_targets: bool = False,
 ) -> SplitSurvey:
     """Read the first `max_pairs` pairs of all files of a split, and collect statistics, issues and errors.
+
+    With `extra_targets`, columns after the named ones are further targets; in held-out splits they always are.
 
     `on_example` receives all examples, also those beyond; with on_error="stop" none after a line that cannot be read.
     """
     split = SplitSurvey(name, form, codec)
     for spec in specs:
-        pairs = read_pairs(spec, columns=columns, extra_targets=name != "train", on_error="skip", report=split.report)
+        extra = extra_targets or name != "train"
+        pairs = read_pairs(spec, columns=columns, extra_targets=extra, on_error="skip", report=split.report)
         before = split.pairs
         try:
             for number, example in enumerate(pairs):

@@ -35,7 +35,7 @@ class Characters(LookupTokenizer):
         self.features = features
 
     def split(self, text: str) -> list[str]:
-        if not self.features or ";" not in text and "=" not in text:
+        if not self.features or (";" not in text and "=" not in text):
             return list(text)
         tokens: list[str] = []
         for i, word in enumerate(text.split(" ")):
