@@ -146,6 +146,26 @@ def test_a_problem_set_on_the_command_line_says_so() -> None:
         load(None, "dates", ["data.train=a.tsv", "training.steps=0"])
 
 
+def test_a_later_layers_fewer_steps_shrink_an_earlier_layers_warm_up(tmp_path: Path) -> None:
+    model = TINY.partition("training:")[0]
+    path = written(tmp_path, model + "training: {schedule: {name: linear, warmup: 500}, steps: 2000}\n")
+    loaded = load(path, None, ["training.steps=300"])
+    assert loaded.config.training.schedule.options["warmup"] == 30
+    assert "500 would exceed" in loaded.origins["training.schedule.warmup"]
+    assert load(path, None, ["training.steps=600"]).config.training.schedule.options["warmup"] == 500
+    assert (
+        load(None, "transformer-base", ["data.train=a.tsv", "training.steps=40"]).config.training.schedule.options[
+            "warmup"
+        ]
+        == 4
+    )
+    default = written(tmp_path, model + "training: {steps: 300}\n")  # of a schedule that nobody named
+    assert load(default).config.training.schedule.options["warmup"] == 30
+    both = ["training.steps=300", "training.schedule.warmup=400"]
+    with pytest.raises(ConfigError, match="warmup is 400"):  # whoever names both is told
+        load(path, None, both)
+
+
 @pytest.mark.parametrize("preset", list_presets())
 def test_every_preset_is_right_once_it_has_data(preset: str) -> None:
     text = (resources.files("dragoman.presets") / f"{preset}.yaml").read_text(encoding="utf-8")

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from bench import planted_errors
 
 from dragoman.checkpoint import model_folder
 from dragoman.inference import pipeline
+from dragoman.inspection.training_index import build_index
 from dragoman.inspection.views import find_view, register_view, views
 from dragoman.serve import view_routes
 from dragoman.serve.app import source_tokenizer
@@ -99,7 +101,6 @@ def view_item(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_view_is_measured_or_reads_only_files() -> None:
-    # `blame` needs an index that a server never builds; its work is bounded by the lines that it compares.
     assert {*REQUESTS, "replay", "blame"} == set(views.names)
 
 
@@ -114,6 +115,20 @@ def test_the_cost_of_a_view_is_an_upper_bound_of_its_work(measured: Measured, un
     spent = measured.seconds("inspect", items, options) / unit
     print(f"{name}: {spent:.0f} of {cost:,}")
     assert spent < SLACK * cost
+
+
+def test_the_cost_of_blame_is_an_upper_bound_of_its_work(tmp_path: Path) -> None:
+    pairs = [(TEXT[i % 8 : 20 + i % 17], OTHER[i % 7 : 20 + i % 19]) for i in range(3_000)]
+    trained = planted_errors.train(tmp_path, "transformer", [(x, " ".join(y)) for x, y in pairs], seed=1, steps=60)
+    build_index(trained)
+    assert trained.path is not None
+    measured = Measured(trained.path)
+    predicted = [{"source": TEXT[:8]}], {"beam": 1}
+    unit = measured.seconds("predict", *predicted) / measured.cost("predict", *predicted)
+    items, options = [view_item("blame", {**PAIR, "target": " ".join(OTHER)})], {"view": "blame"}
+    spent = measured.seconds("inspect", items, options) / unit
+    print(f"blame: {spent:.0f} of {measured.cost('inspect', items, options):,}")
+    assert spent < SLACK * measured.cost("inspect", items, options)
 
 
 @pytest.mark.parametrize(

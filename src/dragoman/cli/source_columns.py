@@ -47,17 +47,18 @@ def choose_columns(pairs: str, columns: str, trained: ColumnsLike | None) -> Col
     """Return the columns of --columns, else those of a model if they fit the file, else those proposed for it."""
     from dragoman.data.columns import Columns, parse_columns_option
     from dragoman.data.readers import find_reader
-    from dragoman.data.readers.columns import fit_columns
+    from dragoman.data.readers.columns import fit_columns, propose_columns
 
     if columns:
         return parse_columns_option(columns)
     own = Columns.parse(trained or ("source", "target"))
     if "target" not in own or not all(path.is_file() for path in find_reader(pairs).files(pairs)):
         return own  # a pipe can be read only once
-    proposal = fit_columns(pairs, own)
+    proposal = fit_columns(pairs, own) if trained is not None else propose_columns(pairs)
     if proposal is None or "target" not in proposal.columns:
         return own
-    print_to_stderr(f"{pairs}: {proposal.sentence}")
+    if proposal.columns != ["source", "target"]:
+        print_to_stderr(f"{pairs}: {proposal.sentence}")
     return Columns.parse(proposal.columns)
 
 

@@ -5,6 +5,7 @@ Under torchrun every rank runs this command; rank 0 shows the progress.
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from dragoman.cli import options
 from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr, program_name
-from dragoman.core.errors import TrainingDiverged, TrainingStopped, UserError
+from dragoman.core.errors import DataError, TrainingDiverged, TrainingStopped, UserError
 
 if TYPE_CHECKING:
     from dragoman.config.loading import LoadedConfig
@@ -59,6 +60,12 @@ def train(
                 f"{config}: pairs have no --preset, --allow-change or --explain-engine; set data.train=FILE"
             )
         from dragoman.data.columns import parse_columns_option
+        from dragoman.data.lines import read_blocker
+        from dragoman.data.readers import spec_files
+
+        for path in chain.from_iterable(spec_files(spec) for spec in (config, valid, test) if spec):
+            if reason := read_blocker(path):  # before torch is imported, which takes a second or more
+                raise DataError(reason, path)
         from dragoman.training.autotrain import MINUTES, TrainingRequest, default_folder
 
         asked = parse_columns_option(columns) if columns else None

@@ -17,10 +17,11 @@ from typing import Any
 
 from dragoman.config.checks import validate
 from dragoman.config.rehearsal import rehearse
-from dragoman.config.schema import Config
+from dragoman.config.schema import Config, TrainingOptions
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, did_you_mean
 from dragoman.core.generation import fields_of, lift_search_options
+from dragoman.optim.schedules import schedules
 from dragoman.search import searches, uses_field
 
 
@@ -55,6 +56,7 @@ def load(path: str | Path | None = None, preset: str | None = None, overrides: S
     for layer, origin in layers:
         _drop_search_options(merged, layer, origins)
         merge_into(merged, layer, origin, origins)
+    _shrink_warmup(merged, origins, [origin for _, origin in layers])
     merged.setdefault("name", Path(path).name.split(".")[0] if path is not None else preset or "model")
     try:
         config = validate(merged, where)
@@ -64,6 +66,24 @@ def load(path: str | Path | None = None, preset: str | None = None, overrides: S
     if problems:
         raise ConfigError(where, problems)
     return LoadedConfig(config, origins)
+
+
+def _shrink_warmup(merged: dict[str, Any], origins: dict[str, str], layers: Sequence[str]) -> None:
+    """Make a warm-up a tenth of the steps if a later layer asks for fewer steps than the warm-up has, in place."""
+    training = _mapping_at(merged, "training")
+    schedule = training.get("schedule", TrainingOptions.model_fields["schedule"].default.name)
+    options = schedule if isinstance(schedule, dict) else {"name": schedule}
+    if options.get("name") not in schedules.names:
+        return
+    fields = schedules.schema(options["name"]).model_fields
+    warmup = options.get("warmup", fields["warmup"].default if "warmup" in fields else 0)
+    steps = training.get("steps")
+    by = [origins.get(f"training.{key}") for key in ("schedule.warmup", "steps")]
+    if not isinstance(steps, int) or not isinstance(warmup, int) or not 0 < steps < warmup:
+        return
+    if by[0] is None or layers.index(by[0]) < layers.index(by[1] or ""):
+        training["schedule"] = options | {"warmup": max(steps // 10, 1)}
+        origins["training.schedule.warmup"] = f"a tenth of training.steps, which {warmup} would exceed"
 
 
 def _with_origin(problem: str, origins: dict[str, str], where: str) -> str:

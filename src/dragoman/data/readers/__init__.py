@@ -269,7 +269,10 @@ def _locate(columns: Columns, header: Sequence[str], file: str, line: int | None
     try:
         return layout_by_name(columns, header)
     except UserError as error:
-        raise DataError(f"{error}. Name the columns with data.columns or --columns", file, line) from None
+        remedy = "Name the columns with data.columns or --columns"
+        if line is not None and not set(columns.names or ()) & {name.strip() for name in header}:
+            remedy += "; without a header row, say what each is, in their order, as in --columns target,source"
+        raise DataError(f"{error}. {remedy}", file, line) from None
 
 
 def _check_order(columns: Columns, header: Row, file: str) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("pairs", "lm")  # whose rows are the lines themselves
 SPOKEN_SHARE = 0.1  # of a line's score: it speaks for the tokens that have more
 LEAST_SHARE = 0.005  # of a line that the terminal shows
-LOOKUP_COST = 50  # for each token of the answer
+LOOKUP_COST = 100  # for each token of the answer
 COMPARED_TOKENS = 20_000  # attribution.MAX_LINE_TOKENS, which a server's front process cannot import: it loads torch
 
 
