@@ -99,6 +99,11 @@ def train(
 
         device = select_device(loaded.config.runtime.device)
         print_to_stderr("\n".join(report_config(loaded.config, device).lines()))
+    if loaded.config.data.valid is None:
+        print_to_stderr(
+            "no validation set (data.valid): nothing tells when to stop, and the last step counts as the best. "
+            "A file of pairs in place of a config is divided"
+        )
     last = progress.show_training(reports)
     if last is not None:
         folder = run or Path("runs") / loaded.config.name
