@@ -48,7 +48,7 @@ def test_labels(tmp_path: Path) -> None:
     classifier = save_and_load(tmp_path / "c", TRANSFORMER, None, head="classifier", objective="labels")
     report = report_on(classifier, [Example(text, label) for text in ("ab", "ba", "cd") for label in ("a", "d")])
     assert report.task.kind == "labels"
-    assert report.headline.split(" [")[0].endswith(" of 100 labels right")
+    assert report.headline.split(" [")[0].endswith(" of 6 labels right")
     assert report.unwritable.counts == {"d": 3}  # a label that the model does not have
 
 

@@ -57,10 +57,11 @@ def test_items_are_right_or_have_their_edits() -> None:
 
 def test_the_headline_is_in_the_tasks_own_words() -> None:
     report = report_of(made_assessment(ROWS), trained_sources=set())
-    assert report.headline.startswith("33 of 100 new words right [")
+    assert report.headline.startswith("2 of 6 new words right [")
     assert report.headline.endswith("; phoneme errors (PER) 41.7 %")  # 5 of 12
-    assert report_of(made_assessment(ROWS)).headline.startswith("33 of 100 words right [")  # unknown whether new
+    assert report_of(made_assessment(ROWS)).headline.startswith("2 of 6 words right [")  # unknown whether new
     assert report.scores["ser"].label == "words with an error"
+    assert report_of(planted({WORDS[0]: "X"})).headline.startswith("99")  # of a hundred and more, the share
 
 
 def test_the_worst_have_most_errors_and_the_most_confident_most_probability() -> None:

@@ -54,9 +54,14 @@ class ErrorShare:
 
 
 def write_headline(task: Task, scores: Mapping[str, MetricScore], exact: MetricScore, is_new: bool) -> str:
-    """Say the result in the task's own words: "91 of 100 new words right [88, 94]; phoneme errors (PER) 2.3 %"."""
+    """Say the result in the task's own words: "91 of 100 new words right [88, 94]; phoneme errors (PER) 2.3 %".
+
+    Of fewer than a hundred items it says how many: "14 of 16 new words right [12, 16]".
+    """
     items = "labels" if task.kind == "labels" else f"new {task.items}" if is_new else task.items
-    right = f"{_per_hundred(exact.value)} of 100 {items} right [{_per_hundred(exact.low)}, {_per_hundred(exact.high)}]"
+    whole = min(len(exact.stats), 100)
+    value, low, high = (_of_whole(share, whole) for share in (exact.value, exact.low, exact.high))
+    right = f"{value} of {whole} {items} right [{low}, {high}]"
     others = [score for name, score in scores.items() if name not in ("exact", "ser", "accuracy")]
     parts = [right] if task.is_exact else []
     if task.kind == "tags":
@@ -237,9 +242,10 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.0f} %"
 
 
-def _per_hundred(value: float) -> str:
-    """A share of 100, with a decimal only where rounding would make it all or nothing."""
-    return f"{value:.1f}" if 0 < value < 1 or 99 < value < 100 else f"{value:.0f}"
+def _of_whole(percent: float, whole: int) -> str:
+    """How many of `whole`; of 100 with a decimal only where rounding would make it all or nothing."""
+    value = percent * whole / 100
+    return f"{value:.1f}" if whole == 100 and (0 < value < 1 or 99 < value < 100) else f"{value:.0f}"
 
 
 def _count(count: int, one: str, many: str) -> str:
