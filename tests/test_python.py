@@ -96,7 +96,7 @@ def test_what_a_user_meets_has_a_repr_of_one_short_line(model: dragoman.Pipeline
     [prediction] = model.predict(["ab"], beam=2, nbest=2, attention=True)
     rows = len(prediction.tokens) + (prediction.finish_reason == "eos")
     shown = repr(prediction)
-    assert shown.startswith(f"<Prediction {prediction.text!r}: log p {prediction.log_prob:.3f}, 1 alternatives")
+    assert shown.startswith(f"<Prediction {prediction.text!r}: log p {prediction.log_prob:.3f}, 1 alternative")
     assert f"attention ({rows}, 3)" in shown
     reports = [
         Report("validation", 3, 9, values={"kind": "valid", "step": 3, "loss": 0.123456, "metrics": None}),

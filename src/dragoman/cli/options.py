@@ -96,6 +96,11 @@ def program_name() -> str:
     return "python -m dragoman" if sys.argv[0].endswith("__main__.py") else os.path.relpath(sys.argv[0])
 
 
+def predict_command(model: object, plugins: Sequence[str]) -> str:
+    """Return the command that tries a model."""
+    return f"{program_name()} predict {model}" + "".join(f" --plugin {plugin}" for plugin in plugins)
+
+
 def load_plugins(plugins: Sequence[str]) -> None:
     """Import the modules and files of --plugin; for them alone the working directory is put first on sys.path.
 

@@ -5,6 +5,7 @@ Under torchrun every rank runs this command; rank 0 shows the progress.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr, program_name
+from dragoman.cli.options import console, load_plugins, plain_table, print_text, print_to_stderr
 from dragoman.core.errors import DataError, TrainingDiverged, TrainingStopped, UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def train(
     columns: Annotated[
         str, typer.Option(help="With PAIRS: the columns, as source,target,- or word,ipa. Default: by their looks.")
     ] = "",
+    on_error: options.OnError = "stop",
     explain: Annotated[
         bool,
         typer.Option(
@@ -54,6 +56,7 @@ def train(
         raise UserError("train needs pairs, a config file or --preset NAME (see `dragoman list presets`)")
     load_plugins(plugins)
     own = {"--minutes": minutes, "--search": search, "--valid": valid, "--test": test, "--columns": columns}
+    own |= {"--on-error": on_error == "skip"}
     if config is not None and not config.lower().endswith(CONFIG_SUFFIXES):
         if preset is not None or allow_change or explain_engine:
             raise UserError(
@@ -70,8 +73,8 @@ def train(
 
         asked = parse_columns_option(columns) if columns else None
         minutes = MINUTES if minutes is None else minutes
-        request = TrainingRequest(config, valid, test, asked, minutes, search, tuple(set))
-        _train_on_pairs(request, run or default_folder(config), explain)
+        request = TrainingRequest(config, valid, test, asked, minutes, search, tuple(set), on_error)
+        _train_on_pairs(request, run or default_folder(config), explain, plugins)
         return
     if wrong := [name for name, value in own.items() if value]:
         raise UserError(f"{' and '.join(wrong)}: only with a file of pairs; a config says it in data: and training:")
@@ -110,10 +113,10 @@ def train(
         model = loaded.config.model
         takes_text = model.frontend.name == "tokens" and model.second_source is None
         start, end = ('echo "some source" | ', "") if takes_text else ("", " FILE")
-        print_to_stderr(f"try it: {start}{program_name()} predict {folder}{end}")
+        print_to_stderr(f"try it: {start}{options.predict_command(folder, plugins)}{end}")
 
 
-def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool) -> None:
+def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool, plugins: Sequence[str]) -> None:
     from dragoman.training import autotrain
 
     if explain:
@@ -127,7 +130,7 @@ def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool) -> No
     if test is not None:
         for line in write_run_report(folder, test).lines:
             print_text(line)
-    print_to_stderr(f"try it: {program_name()} predict {folder}")
+    print_to_stderr(f"try it: {options.predict_command(folder, plugins)}")
 
 
 def _explain_choice(request: TrainingRequest) -> None:
@@ -135,9 +138,9 @@ def _explain_choice(request: TrainingRequest) -> None:
     from dragoman.config import autoconfig
     from dragoman.data.quality.profile import profile_pairs
 
-    examples, _, sentence = request.read()
+    examples, _, sentences = request.read()
     profile = profile_pairs(examples)
-    print_text(f"{sentence}\n{profile}\n".lstrip())
+    print_text("\n".join([*sentences, str(profile), ""]))
     chosen = autoconfig.find_rule(profile)
     table = plain_table("", "looks like", "pairs", "systems, the first that the time suffices for", "measured")
     for rule in autoconfig.RULES:

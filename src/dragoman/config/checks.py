@@ -57,7 +57,9 @@ def _error_message(error: Any, value: dict[str, Any]) -> str:
     if kind == "missing":
         return f"{key} is missing" + ("; name the pairs, as in data.train=pairs.tsv" if location[0] == "data" else "")
     if kind == "part":
-        return f"{key}: {error['msg']}"
+        text = str(error["msg"])
+        is_unknown = text.startswith("no ") and "did you mean" not in text
+        return f"{key}: {text}" + ("; a part of your own needs --plugin FILE.py" if is_unknown else "")
     if kind == "literal_error":
         allowed = error["ctx"]["expected"]
         near = did_you_mean(str(error["input"]), re.findall("'(.+?)'", allowed))

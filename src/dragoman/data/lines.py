@@ -310,8 +310,11 @@ def read_lines(
     name: str | None = None,
     on_error: OnError = "stop",
     report: ReadReport | None = None,
+    has_crlf: bool = False,
 ) -> Iterator[Line]:
     """The lines of a file, of the standard input ("-"), or of a binary stream that messages call `name`.
+
+    In a format that `has_crlf`, CRLF line ends are not reported.
 
     With on_error="skip" a bad line is yielded, too, empty and with its `error`: parallel files must stay aligned.
     """
@@ -328,17 +331,19 @@ def read_lines(
                     report.add("bom", name, 1)
                 if offset == len(raw):
                     return  # a file with only the mark is an empty file
-            yield _parse_line(raw, offset, name, number, on_error, report)
+            yield _parse_line(raw, offset, name, number, on_error, report, has_crlf)
 
 
-def _parse_line(raw: bytes, offset: int, name: str, number: int, on_error: OnError, report: ReadReport) -> Line:
+def _parse_line(
+    raw: bytes, offset: int, name: str, number: int, on_error: OnError, report: ReadReport, has_crlf: bool
+) -> Line:
     body = raw[offset:].removesuffix(b"\n")
     stripped = body.removesuffix(b"\r")
     is_truncated = len(stripped) > LINE_LIMIT
     if is_truncated:
         stripped = _truncate_utf8(stripped, LINE_LIMIT)
         report.add("truncated", name, number)
-    elif len(stripped) < len(body):
+    elif len(stripped) < len(body) and not has_crlf:
         report.add("crlf", name, number)
     try:
         text = decode_utf8(stripped, offset)

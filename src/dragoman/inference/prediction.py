@@ -29,7 +29,8 @@ class Prediction:
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens' ids
 
     def __repr__(self) -> str:
-        more = f", {len(self.alternatives)} alternatives" if self.alternatives else ""
+        count = len(self.alternatives)
+        more = f", {count} alternative{'' if count == 1 else 's'}" if count else ""
         more += f", attention {self.attention.shape}" if self.attention is not None else ""
         more += f", finish_reason '{self.finish_reason}'" if self.finish_reason != "eos" else ""
         return f"<Prediction {self.text!r}: log p {self.log_prob:.3f}{more}>"

@@ -16,6 +16,7 @@ from typing import Any
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
+from dragoman.data.lines import format_count
 from dragoman.data.readers import read_pairs
 from dragoman.evaluation.metrics import parse_metrics
 from dragoman.inference.pipeline import Pipeline
@@ -62,7 +63,7 @@ class Evaluation:
         return self.assessment.as_json() | {"report": self.report.as_json()}
 
     def __repr__(self) -> str:
-        return f"<evaluation on {len(self.examples):,} pairs: {'; '.join(map(str, self.scores.values()))}>"
+        return f"<evaluation on {self._count()}: {'; '.join(map(str, self.scores.values()))}>"
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -71,7 +72,7 @@ class Evaluation:
             f"{label:<{widths[0]}}  {value:>{widths[1]}}  {interval:<{widths[2]}}  {better}"
             for label, value, interval, better, _ in rows
         ]
-        return "\n".join([f"{len(self.examples):,} pairs", *lines])
+        return "\n".join([self._count(), *lines])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the table in an IPython terminal."""
@@ -83,7 +84,10 @@ class Evaluation:
             f"<tr title='{escape(name, quote=True)}'>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
             for *cells, name in self._rows()
         )
-        return f"<table><caption>{len(self.examples):,} pairs</caption>{rows}</table>"
+        return f"<table><caption>{self._count()}</caption>{rows}</table>"
+
+    def _count(self) -> str:
+        return format_count(len(self.examples), "pair")
 
     def _rows(self) -> list[tuple[str, str, str, str, str]]:
         rows = []

@@ -27,7 +27,8 @@ from dragoman.core import files, yaml
 from dragoman.core.errors import DataError, RunError, UserError
 from dragoman.core.types import Example
 from dragoman.data.columns import ColumnsLike
-from dragoman.data.lines import format_count
+from dragoman.data.lines import OnError, ReadReport, format_count
+from dragoman.data.quality.initials import WordBeginnings, describe_missing
 from dragoman.data.quality.profile import DataProfile, profile_pairs
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.data.readers.columns import propose_columns
@@ -59,21 +60,25 @@ class TrainingRequest:
     minutes: float = MINUTES
     search: bool = False
     overrides: tuple[str, ...] = ()  # KEY=VALUE, over the config that is chosen
+    on_error: OnError = "stop"  # or "skip": lines that cannot be read are left out
 
-    def read(self) -> tuple[list[Example], dict[str, list[Example]], str]:
-        """The pairs, those that are held out already by part, and what was said of the columns."""
-        columns, sentences = self.columns, list[str]()
+    def read(self) -> tuple[list[Example], dict[str, list[Example]], list[str]]:
+        """The pairs, those that are held out already by part, and sentences about the columns and lines."""
+        columns, sentences, report = self.columns, list[str](), ReadReport()
+        how: dict[str, Any] = {"on_error": self.on_error, "report": report}
         if columns is None:
             proposal = propose_columns(self.pairs)
             columns, sentences = proposal.columns, [proposal.sentence]
         given = {"valid": self.valid, "test": self.test}
         held_out = {
-            name: list(read_pairs(spec, columns=columns, extra_targets=True)) for name, spec in given.items() if spec
+            name: list(read_pairs(spec, columns=columns, extra_targets=True, **how))
+            for name, spec in given.items()
+            if spec
         }
-        rows = list(read_pairs(self.pairs, columns=columns, extra_targets=self.columns is None))
+        rows = list(read_pairs(self.pairs, columns=columns, extra_targets=self.columns is None, **how))
         if several := sum(len(row.references) > 1 for row in rows):
             sentences.append(f"{format_count(several, 'line')} with more than one target: each target makes a pair")
-        return list(chain.from_iterable(map(split_references, rows))), held_out, ". ".join(filter(None, sentences))
+        return list(chain.from_iterable(map(split_references, rows))), held_out, [*sentences, *report.notices()]
 
     def fingerprint(self, cache: Path) -> dict[str, Any]:
         """What must be the same for a run to be resumed."""
@@ -83,6 +88,7 @@ class TrainingRequest:
             "sha256": hash_files(list(chain.from_iterable(map(spec_files, specs))), cache),
             "minutes": self.minutes,
             "search": self.search,
+            "on_error": self.on_error,
             "set": list(self.overrides),
         }
 
@@ -131,7 +137,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 def _check_request(plan: Mapping[str, Any], asked: Mapping[str, Any], folder: Path) -> None:
     """Raise RunError if the run was begun with other pairs or options."""
-    names = {"pairs": "the file", "sha256": "its pairs", "minutes": "--minutes", "search": "--search", "set": "--set"}
+    options = {key: f"--{key.replace('_', '-')}" for key in ("minutes", "search", "on_error", "set")}
+    names = {"pairs": "the file", "sha256": "its pairs", **options}
     changed = [name for key, name in names.items() if plan["asked"].get(key) != asked[key]]
     if changed:
         raise RunError(
@@ -142,9 +149,10 @@ def _check_request(plan: Mapping[str, Any], asked: Mapping[str, Any], folder: Pa
 
 def _make_plan(request: TrainingRequest, folder: Path) -> Iterator[Report]:
     """Divide the pairs, choose a system and write its config; plan.json is written last. Yields a race's reports."""
-    examples, held_out, columns_sentence = request.read()
+    examples, held_out, sentences = request.read()
     if len(examples) < MIN_PAIRS:
-        few = f"there are {len(examples)} pairs; {MIN_PAIRS} can be divided, and some hundred are a beginning"
+        found = format_count(len(examples), "pair")
+        few = f"found {found}; at least {MIN_PAIRS} are needed to hold some out, and a few hundred to learn from"
         raise DataError(few, request.pairs)
     profile = profile_pairs(examples)
     parts = write_parts(examples, held_out, folder / "data")
@@ -154,9 +162,14 @@ def _make_plan(request: TrainingRequest, folder: Path) -> Iterator[Report]:
     else:
         choice = _first_with_time(every)
     files.write_file(folder / "train.yaml", _config_text(choice, request, profile).encode())
-    lines = [columns_sentence, f"{profile}. {parts.sentence}", choice.sentence(), f"config: {folder / 'train.yaml'}"]
+    beginnings = WordBeginnings()
+    for example in examples:
+        beginnings.add(example.source)
+    if beginnings.missing:
+        sentences.append(describe_missing(beginnings.missing))
+    lines = [*sentences, f"{profile}. {parts.sentence}", choice.sentence(), f"config: {folder / 'train.yaml'}"]
     asked = request.fingerprint(cache_folder(folder))
-    said = {"lines": [line for line in lines if line], "division": parts.sentence}
+    said = {"lines": lines, "division": parts.sentence}
     plan = {"asked": asked, "test": parts.files.get("test"), **said}
     files.write_file(folder / "plan.json", (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode())
 

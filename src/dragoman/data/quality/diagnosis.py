@@ -19,6 +19,7 @@ from dragoman.core.errors import DataError
 from dragoman.core.types import Example
 from dragoman.data.columns import ColumnsLike
 from dragoman.data.lines import MAX_LOCATIONS, OnError, format_count, read_blocker
+from dragoman.data.quality.initials import describe_missing
 from dragoman.data.quality.report import SEVERITIES, Finding, QualityReport, Severity, SideStatistics, SplitStatistics
 from dragoman.data.quality.survey import SplitSurvey, TextStatistics, survey_split
 from dragoman.data.readers import spec_files
@@ -109,6 +110,8 @@ def _split_findings(split: SplitSurvey, limits: Sequence[int]) -> Iterator[Findi
         first = f"; the first: {issue.detail}" if issue.detail else ""
         message = f"{name}: {format_count(issue.count, 'pair', split.pairs_read)} {sentence}{first}"
         yield Finding(severity, code, message, issue.count, tuple(issue.locations))
+    if split.name == "train" and not split.has_file_sources and (missing := split.beginnings.missing):
+        yield Finding("warning", "sorted-part", f"{name}: {describe_missing(missing)}")
     yield from _duplicate_findings(split)
     yield from _length_ratio_findings(split)
     yield from _unknown_token_findings(split)

@@ -23,6 +23,7 @@ from dragoman.core.errors import DataError
 from dragoman.core.types import UNK, Example
 from dragoman.data.columns import ColumnsLike
 from dragoman.data.lines import Issue, OnError, ReadReport, count_lines
+from dragoman.data.quality.initials import WordBeginnings
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.text.normalization import Form, normalize
 
@@ -70,6 +71,7 @@ class SplitSurvey:
         self.empty_files: list[str] = []  # without one usable pair
         self.partly_read: list[str] = []  # files of which only the beginning was read
         self.source, self.target = TextStatistics(), TextStatistics()
+        self.beginnings = WordBeginnings()  # of sources
         self.lengths: Counter[int] = Counter()  # of the longer side, in tokens or characters
         self.issues: dict[str, Issue] = {}
         # One entry for each pair without a blank side:
@@ -103,6 +105,7 @@ class SplitSurvey:
             normalize(text, self.form) for text in (example.source, example.second_source, example.target or "")
         )
         self.source.add(source)
+        self.beginnings.add(source)
         if example.target is not None:
             self.target.add(target)
             if source == target:

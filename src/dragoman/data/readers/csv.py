@@ -39,7 +39,7 @@ class CSV(TableReader):
     def read_rows(self, spec: str | IO[bytes], name: str | None, options: ReadOptions) -> Iterator[Row]:
         """Every row of a file as cells; a quoted field may go on in the next lines."""
         file = name or (spec if isinstance(spec, str) and spec != "-" else "<stdin>")
-        lines = read_lines(spec, name=name, on_error=options.on_error, report=options.report)
+        lines = read_lines(spec, name=name, on_error=options.on_error, report=options.report, has_crlf=True)
         ahead = deque(islice(lines, SNIFFED_LINES))  # lines that are read, but not yet part of a row
         delimiter = sniff_delimiter(line.text for line in ahead)
         if ahead and is_delimiter_line(ahead[0].text):
