@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -25,6 +26,9 @@ from dragoman.checkpoint import model_folder, packing
 from dragoman.core.errors import DragomanError
 from dragoman.core.registry import Part
 from dragoman.core.types import Example, Modality
+from dragoman.data.documents import open_document
+from dragoman.data.documents.languages import Languages
+from dragoman.data.documents.segments import Translation
 from dragoman.data.readers import read_pairs, read_sources
 from dragoman.data.readers.columns import propose_columns
 from dragoman.data.store.builder import build_store
@@ -215,6 +219,19 @@ def table_parser(name: str) -> Callable[[bytes], None]:
     return parse
 
 
+def document_parser(name: str) -> Callable[[bytes], None]:
+    """A translators' file: translated, it is written whole, and can be read again."""
+
+    def parse(data: bytes) -> None:
+        path = file_with(name, data)
+        document, output = open_document(path, Languages("en", "de")), BytesIO()
+        document.write([Translation(f"x {segment.text} y") for segment in document.segments], output)
+        path.write_bytes(output.getvalue())
+        open_document(path, Languages("en", "de"))
+
+    return parse
+
+
 def media_parser(modality: Modality) -> Callable[[bytes], None]:
     """A file of a request: the server's check of its header, then the reader."""
 
@@ -265,6 +282,15 @@ PARSERS: dict[str, Parser] = {
     "csv": Parser(table_parser("pairs.csv"), ('"', '""', ",", ";", "\n", "sep=;", "word", "ipa")),
     "xlsx": Parser(table_parser("pairs.xlsx"), SHEET_WORDS),
     "parquet": Parser(table_parser("pairs.parquet"), ("PAR1", "word", "ipa", "ARROW:schema", "\x15", "\x2c")),
+    "srt": Parser(document_parser("a.srt"), ("-->", "00:00:01,000 --> 00:00:02,000", "<i>", "</i>", "{\\an8}", "\r\n")),
+    "po": Parser(document_parser("a.po"), ("msgid", "msgstr[0]", "msgid_plural", "#~", "\\", '"', "%s", "charset=")),
+    "xliff": Parser(
+        document_parser("a.xlf"), ("<g>", "<bpt rid='1'>", "<ept rid='1'/>", "<!ENTITY", "&a;", "<target>")
+    ),
+    "tmx": Parser(
+        document_parser("a.tmx"), ("<bpt i='1'>", "<ept i='1'/>", "<hi>", "<tuv xml:lang='de'>", "<!DOCTYPE")
+    ),
+    "docx": Parser(document_parser("a.docx"), ("PK\x01\x02", "<w:t>", "<w:r>", "fldChar", "<!ENTITY", "../")),
     "image": Parser(media_parser(ImageModality(size=16)), ("IHDR", "IDAT", "Exif", "II*\x00", "acTL")),
     "audio": Parser(media_parser(AudioModality(rate=8000, bins=24)), ("RIFF", "fmt ", "data", "fLaC", "OggS")),
     "features": Parser(media_parser(FeatureModality(numbers=5)), ("descr", "shape", "|O", "<f4", ">c16", "<U9")),

@@ -134,9 +134,9 @@ def test_auto_selects_a_route_to_the_target_with_confidence_0():
     web = client({"en-de": PLAIN, "g2p": PLAIN, "many": TAGGED})
     answer = web.post("/translate", json={"q": "a", "source": "auto", "target": "g2p"}).json()
     assert answer == {"translatedText": "A", "detectedLanguage": {"language": "g2p", "confidence": 0.0}}
-    refused = web.post("/translate", json={"q": "a", "source": "auto", "target": "fr"})
+    refused = web.post("/translate", json={"q": "1 2 3", "source": "auto", "target": "fr"})
     assert refused.status_code == 400
-    assert "not detected" in refused.json()["error"]
+    assert "not recognized" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_file_of_pairs_becomes_a_trained_model_and_a_config_to_edit(tmp_path: 
 
 def test_too_few_pairs_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "few.tsv").write_text("colour\tK AH L ER\n" * 2)
-    with pytest.raises(DataError, match="there are 2 pairs"):
+    with pytest.raises(DataError, match="found 2 pairs; at least 20"):
         list(autotrain.run(TrainingRequest(str(tmp_path / "few.tsv")), tmp_path / "runs" / "few"))
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match="either a config file or data="):

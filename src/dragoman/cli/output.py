@@ -18,6 +18,8 @@ from dragoman.core.errors import DataError, RunError, Stopped
 from dragoman.core.json import replace_nonfinite
 
 if TYPE_CHECKING:
+    from dragoman.data.documents import Document
+    from dragoman.data.documents.segments import Translation
     from dragoman.data.readers import Row
     from dragoman.data.writers import FileFormat, LineFormat, Results
     from dragoman.inference.prediction import Prediction
@@ -149,6 +151,32 @@ def write_table(
             shutil.copyfileobj(scratch, file)
 
 
+def write_document(
+    translations: Iterable[Translation], document: Document, output: Path, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Write a translators' file when all its segments are translated.
+
+    A signal keeps it with those that are as OUTPUT.partial-N, and raises Stopped, which says so.
+    """
+    from dragoman.core import files
+
+    done: list[Translation] = []
+    with _stop_by_signal() as received, files.open_output(output, inputs) as file:
+        try:
+            for translation in translations:
+                done.append(translation)
+                _raise_pending(received)
+        except KeyboardInterrupt:
+            if not done or isinstance(file.name, int):
+                raise _stopped(received, 0, "") from None
+            document.write([*done, *[None] * (len(document.segments) - len(done))], file)
+            kept = files.set_aside(Path(file.name), "partial", Path(os.path.realpath(output)))
+            stopped = f"stopped by {_signal_name(received)}: the document with its first {len(done):,} segments"
+            code = 128 + signal.Signals[_signal_name(received)]
+            raise Stopped(f"{stopped} translated is kept in {kept}, and {output} is as before", code) from None
+        document.write(done, file)
+
+
 @contextmanager
 def _stop_by_signal() -> Iterator[list[int]]:
     """Let SIGTERM raise KeyboardInterrupt inside the block, as Ctrl-C does; yields a list with its number if it did."""
@@ -171,11 +199,15 @@ def _raise_pending(received: Sequence[int]) -> None:
 
 
 def _stopped(received: Sequence[int], done: int, outcome: str) -> Stopped:
-    name = signal.Signals(received[0] if received else signal.SIGINT).name
+    name = _signal_name(received)
     if done == 0:
         return Stopped(f"stopped by {name} before the first result", 128 + signal.Signals[name])
     text = f"stopped by {name}: the first {done:,} results {outcome}; to go on, give the inputs from {done + 1:,} on"
     return Stopped(text, 128 + signal.Signals[name])
+
+
+def _signal_name(received: Sequence[int]) -> str:
+    return signal.Signals(received[0] if received else signal.SIGINT).name
 
 
 def write_page(path: Path, views: Sequence[ViewData], title: str) -> None:

@@ -1,4 +1,4 @@
-"""dragoman predict: N lines in, N lines out, in order; tables with their columns; or a line for each media file."""
+"""dragoman predict: N lines in, N lines out, in order; tables with their columns; media files; documents."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dragoman.cli import inputs, options, source_columns
+from dragoman.cli import documents, inputs, options, source_columns
 from dragoman.cli.output import render, write_results, write_table
 from dragoman.cli.prediction_table import PredictionTable, ResultColumns
 from dragoman.cli.progress import with_progress_bar, with_progress_lines
@@ -31,7 +33,8 @@ def predict(
         typer.Argument(
             metavar="FILE|-",
             help="One source on each line, or a table (.tsv, .csv, .xlsx, .parquet, .jsonl); - is the standard input. "
-            "To a model of images or sounds, such files themselves, or a list with their names.",
+            "To a model of images or sounds, such files themselves, or a list with their names. Or a document to "
+            "translate (.srt, .po, .xlf, .tmx, .docx), with --output for the same kind of file.",
         ),
     ] = ["-"],
     format: Annotated[
@@ -66,6 +69,8 @@ def predict(
     generation: GenerationOptions,
 ) -> None:
     """Predict the best output for every source. A blank or skipped line gives an empty line."""
+    from dragoman.data.documents import is_document
+    from dragoman.data.documents.languages import Languages
     from dragoman.data.lines import ReadReport
     from dragoman.data.readers import spec_files
 
@@ -81,6 +86,15 @@ def predict(
     if explain_engine:
         options.print_to_stderr("\n".join(loaded.report_engines(request).lines()))
     report, out = ReadReport(), options.console(error=True)
+    if is_document(files[0]):
+        unused = {"--format": format, "--column": column, "--second-source": second_source}
+        documents.refuse_options(files, unused | {"--probability": probability, "--check": check}, request)
+        predictions_of = partial(
+            _predictions, loaded, generation=generation, trace=False, workers=count_workers(loaded, workers)
+        )
+        languages = Languages(source_lang, target_lang)
+        documents.predict_document(loaded, Path(files[0]), output, languages, predictions_of)
+        return
     media = inputs.media_examples(loaded, files, second_source)
     chosen = source_columns.choose_source_columns(files[0], column, loaded) if media is None else None
     columns, proposal, sentence = chosen or (None, None, "")

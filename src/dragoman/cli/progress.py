@@ -13,6 +13,7 @@ from dragoman.cli.options import console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dragoman.cli.documents import DocumentInputs
     from dragoman.cli.inputs import LineInputs, MediaInputs
     from dragoman.inference.prediction import Prediction
     from dragoman.training import Report
@@ -98,7 +99,7 @@ def format_duration(seconds: float) -> str:
 
 
 def with_progress_bar(
-    results: Iterable[Prediction], inputs: LineInputs | MediaInputs, out: Console
+    results: Iterable[Prediction], inputs: LineInputs | MediaInputs | DocumentInputs, out: Console
 ) -> Generator[Prediction, None, None]:
     """Yield results unchanged, and show their number, their rate and the time left in a bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -131,7 +132,7 @@ def with_progress_bar(
 
 
 def with_progress_lines(
-    results: Iterable[Prediction], inputs: LineInputs | MediaInputs, out: Console
+    results: Iterable[Prediction], inputs: LineInputs | MediaInputs | DocumentInputs, out: Console
 ) -> Generator[Prediction, None, None]:
     """Yield results unchanged, and print how many there are, their rate and the time left once a minute."""
     start = printed_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""LibreTranslate's API, so that its clients work here: POST /translate and GET /languages.
+"""LibreTranslate's API, so that its clients work here: /translate, /detect, /languages; translate_file.py has files.
 
     {"q": "One. Two.", "source": "en", "target": "de"} → {"translatedText": "Eins. Zwei."}
     errors                                             → {"error": "one sentence"}
@@ -10,7 +10,7 @@ says which model translates between which languages:
     a model called en-de, or en_de    that pair
     any other model                   from its name to its name, for want of language codes
 
-The source "auto" selects the first route to the target; the language of a text is not detected.
+The source "auto" selects the only route to the target or, of several, the one whose language is detected in the text.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from dragoman.core.errors import did_you_mean
 from dragoman.core.registry import Options
-from dragoman.serve import background, schema
+from dragoman.data.documents.languages import Languages
+from dragoman.serve import background, schema, translate_file
+from dragoman.serve.language_detection import READ_CHARS, DetectedLanguage, choose_language, detect_language
 from dragoman.serve.middleware import APIKeys, request_keys
-from dragoman.serve.schema import MAX_COUNT, APIError, JSONObject, Language, ModelInfo, Text
-from dragoman.serve.sentence_splitter import MAX_PIECE_CHARS, Piece, join_pieces, split_sentences
+from dragoman.serve.schema import MAX_COUNT, APIError, Body, JSONObject, Language, ModelInfo, Text
 from dragoman.serve.settings import ServerSettings
+from dragoman.text.sentence_splitter import MAX_PIECE_CHARS, Piece, join_pieces, split_sentences
 
 PredictFunction = Callable[[str, list[JSONObject], JSONObject], Awaitable[list[JSONObject]]]  # Batcher.predict
 
@@ -63,11 +65,13 @@ class TranslateRequest(Options):
     api_key: Annotated[str, Field(max_length=1000)] = ""
 
 
-class DetectedLanguage(Options):
-    """The source language of the selected model; nothing is detected, so the confidence is 0."""
+class DetectRequest(Options):
+    """The body of POST /detect."""
 
-    language: str
-    confidence: float
+    model_config = ConfigDict(extra="ignore")
+
+    q: Text
+    api_key: Annotated[str, Field(max_length=1000)] = ""
 
 
 class TranslateResponse(Options):
@@ -124,19 +128,28 @@ def language_routes(models: Mapping[str, ModelInfo]) -> list[LanguageRoute]:
 
 
 def select_route(routes: Sequence[LanguageRoute], source: str, target: str) -> LanguageRoute:
-    """Return the first route between two languages; `source` may be "auto". Raise APIError if there is none."""
+    """Return the first route between two languages, or with "auto" to the target. Raise APIError if there is none."""
     to_target = [route for route in routes if route.target == target]
     if not to_target:
         raise unsupported_language("target", target, {route.target for route in routes})
     if source == "auto":
-        if len({route.source for route in to_target if route.source_lang}) > 1:
-            text = "source is 'auto', and languages are not detected here; name one that GET /languages lists"
-            raise APIError(400, "no_language", text, "source")
         return to_target[0]
     matches = [route for route in to_target if route.source == source]
     if not matches:
         raise unsupported_language("source", source, {route.source for route in to_target} | {"auto"})
     return matches[0]
+
+
+async def detect_route(
+    routes: Sequence[LanguageRoute], source: str, target: str, text: str
+) -> tuple[LanguageRoute, DetectedLanguage]:
+    """Select a route, by the language of a text if `source` is "auto" and several languages lead to the target."""
+    sources = list(dict.fromkeys(route.source for route in routes if route.target == target))
+    if source == "auto" and len(sources) > 1:
+        detected = await background.run(background.SMALL + 1, choose_language, text, sources)
+        return select_route(routes, detected.language, target), detected
+    route = select_route(routes, source, target)
+    return route, DetectedLanguage(language=route.source, confidence=0.0)
 
 
 def unsupported_language(field: str, code: str, supported: set[str]) -> APIError:
@@ -156,13 +169,18 @@ def list_languages(routes: Sequence[LanguageRoute]) -> list[JSONObject]:
 
 
 def parse_request(content_type: str, data: bytes, settings: ServerSettings) -> TranslateRequest:
-    """Parse and validate the body of POST /translate, JSON or a form; raise APIError if it is invalid."""
+    """Parse and validate the body of POST /translate, as `parse_body` does."""
+    return parse_body(content_type, data, settings, TranslateRequest)
+
+
+def parse_body(content_type: str, data: bytes, settings: ServerSettings, body_class: type[Body]) -> Body:
+    """Parse and validate the body of a request, JSON or a form; raise APIError if it is invalid."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, FORM):
         raise APIError(415, "wrong_type", f"the body is '{kind[:100]}'; send {JSON} or {FORM}")
     values = schema.parse_json(data, settings) if kind == JSON else parse_form(data)
     try:
-        return TranslateRequest.model_validate(values, strict=kind == JSON)  # the values of a form are all text
+        return body_class.model_validate(values, strict=kind == JSON)  # the values of a form are all text
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         path = schema.field_path(first["loc"]) or "the body"
@@ -236,7 +254,7 @@ def join_results(pieces: Sequence[Piece], results: Sequence[Sequence[str]]) -> l
     return list(dict.fromkeys(texts))
 
 
-def build_response(body: TranslateRequest, route: LanguageRoute, results: list[list[str]]) -> JSONObject:
+def build_response(body: TranslateRequest, source: DetectedLanguage, results: list[list[str]]) -> JSONObject:
     """Build the JSON response of POST /translate from the n-best translations of each text."""
     is_list = isinstance(body.q, list)
     best, others = [nbest[0] for nbest in results], [nbest[1:] for nbest in results]
@@ -244,19 +262,25 @@ def build_response(body: TranslateRequest, route: LanguageRoute, results: list[l
     if body.alternatives:
         response["alternatives"] = others if is_list else others[0]
     if body.source == "auto":
-        detected = {"language": route.source, "confidence": 0.0}
+        detected = source.model_dump()
         response["detectedLanguage"] = [detected] * len(best) if is_list else detected
     return response
 
 
 def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], settings: ServerSettings) -> APIRouter:
-    """Build the routes /translate and /languages."""
+    """Build LibreTranslate's routes."""
     routes, keys, router = language_routes(models), APIKeys(settings.keys), APIRouter(tags=["LibreTranslate"])
     error_responses: dict[int | str, JSONObject] = {
-        code: {"model": LibreTranslateError} for code in (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+        code: {"model": LibreTranslateError} for code in (400, 401, 403, 408, 413, 415, 422, 429, 500, 501, 503, 504)
     }
     body_schema = TranslateRequest.model_json_schema()
     request_body = {"required": True, "content": {JSON: {"schema": body_schema}, FORM: {"schema": body_schema}}}
+    detect_schema = DetectRequest.model_json_schema()
+    detect_body = {"required": True, "content": {JSON: {"schema": detect_schema}, FORM: {"schema": detect_schema}}}
+
+    def check_key(request: Request, body_key: str) -> None:
+        body_keys = [body_key.encode(errors="replace")] if body_key else []
+        keys.check(request_keys(request.headers) or body_keys)  # middleware.py has checked those in headers
 
     @router.post(
         "/translate",
@@ -271,17 +295,57 @@ def build_router(predict: PredictFunction, models: Mapping[str, ModelInfo], sett
             body = await background.run(
                 len(data), parse_request, request.headers.get("content-type", ""), data, settings
             )
-            body_keys = [body.api_key.encode(errors="replace")] if body.api_key else []
-            keys.check(request_keys(request.headers) or body_keys)  # middleware.py has checked those in headers
+            check_key(request, body.api_key)
             check_limits(body, settings)
-            route = select_route(routes, body.source, body.target)
             texts = [body.q] if isinstance(body.q, str) else body.q
+            sample = "\n".join(texts)[:READ_CHARS]
+            route, detected = await detect_route(routes, body.source, body.target, sample)
             nbest, beam = body.alternatives + 1, models[route.model]["search"]["beam"]
             options = {"nbest": nbest, "beam": max(nbest, beam)} if body.alternatives else {}
             results = await translate_texts(predict, route, options, texts, MAX_PIECE_CHARS)
-            return JSONResponse(build_response(body, route, results))
+            return JSONResponse(build_response(body, detected, results))
         except APIError as error:
             return JSONResponse({"error": error.message}, error.status, error.headers())
+
+    @router.post(
+        "/detect",
+        summary="Detect a language",
+        responses=error_responses | {200: {"model": list[DetectedLanguage]}},
+        openapi_extra={"requestBody": detect_body},
+    )
+    async def detect(request: Request) -> Response:
+        """The source languages, the most likely first, with percentages; a text in another language gets low ones."""
+        try:
+            data = await request.body()
+            content_type = request.headers.get("content-type", "")
+            body = await background.run(len(data), parse_body, content_type, data, settings, DetectRequest)
+            check_key(request, body.api_key)
+            sources = [route.source for route in routes]
+            found = await background.run(background.SMALL + 1, detect_language, body.q, sources)
+            return JSONResponse([one.model_dump() for one in found])
+        except APIError as error:
+            return JSONResponse({"error": error.message}, error.status, error.headers())
+
+    @router.get("/frontend/settings", summary="Settings of a page")
+    async def frontend() -> Response:
+        """What a page for translating needs to know, such as the endings of files."""
+        return JSONResponse(translate_file.frontend_settings(settings, routes[0].target if routes else "en"))
+
+    async def open_route(source: str, target: str, text: str) -> translate_file.FileRoute:
+        """Find the model for a file, and how it translates sentences without and with attention."""
+        route, _ = await detect_route(routes, source, target, text)
+
+        async def translate_all(sentences: Sequence[str]) -> list[str]:
+            results = await translate_texts(predict, route, {}, sentences, MAX_PIECE_CHARS)
+            return [nbest[0] for nbest in results]
+
+        async def attend(sentences: Sequence[str]) -> list[JSONObject]:
+            langs = {"source_lang": route.source_lang, "target_lang": route.target_lang}
+            return await predict(route.model, [{"source": one, **langs} for one in sentences], {"attention": True})
+
+        return translate_file.FileRoute(Languages(route.source, target), translate_all, attend)
+
+    translate_file.add_file_routes(router, open_route, settings, error_responses)
 
     @router.get(
         "/languages",

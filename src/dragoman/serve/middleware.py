@@ -1,6 +1,7 @@
 """ASGI middleware: checks on requests before the app runs, headers on every response, cancellation on disconnect.
 
     request → framing → host → site → API key → encoding → body (complete, small, in time) → app → response + headers
+                               └ preflight of a listed origin (origins.py) → response
 
 A request that is refused for its head costs no read of its body. The body is read here completely, so the app never
 waits for one: a client that sends too much, too slowly or compressed data costs a bounded number of bytes and seconds.
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from dragoman.serve import origins
 from dragoman.serve.schema import APIError
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-LIBRETRANSLATE_PATHS = ("/translate", "/languages")  # their errors have LibreTranslate's format
+KEY_IN_BODY_PATHS = ("/translate", "/detect", "/translate_file")  # LibreTranslate's clients may send theirs there
+LIBRETRANSLATE_PATHS = (*KEY_IN_BODY_PATHS, "/languages", "/frontend/settings")  # errors in LibreTranslate's format
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")  # client ids that are accepted: they go into log lines
 
@@ -91,8 +94,8 @@ def request_keys(headers: Headers) -> list[bytes]:
 
 
 def is_public(path: str) -> bool:
-    """Whether no key is needed: health checks and the playground's page, which asks its user for the key."""
-    return path == "/" or path.startswith(("/health/", "/static/"))
+    """Whether no key is needed: health checks, files under secret names, the pages, which ask for the key."""
+    return path in ("/", "/simple") or path.startswith(("/health/", "/static/", "/download_file/"))
 
 
 class BodyReader:
@@ -159,14 +162,20 @@ class RequestLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope["path"]
         scope.setdefault("state", {})["request_id"] = id = request_id(headers)
-        send = self._with_response_headers(send, path, id)
+        origin = origins.allowed_origin(headers, self.settings.allow_origins)
+        send = self._with_response_headers(send, path, id, origin)
         offered_keys = request_keys(headers)
         body = BodyReader(receive, self._body_limit(path, bool(offered_keys)))
         with ExitStack() as reservation:
             try:
                 check_framing(scope, headers)
-                self._check_origin(scope, headers)
-                if not is_public(path) and (offered_keys or path != "/translate"):  # its body may have the key
+                self._check_host(headers)
+                if origin is not None and origins.is_preflight(scope, headers):
+                    await send_preflight(send)
+                    return
+                if scope["method"] == "POST" and origin is None:
+                    check_site(headers)
+                if not is_public(path) and (offered_keys or path not in KEY_IN_BODY_PATHS):  # its body may have the key
                     self.keys.check(offered_keys)
                 check_body_headers(headers, body.limit)
                 self._reserve(headers, body.limit, reservation)
@@ -181,8 +190,10 @@ class RequestLimitMiddleware:
 
     def _body_limit(self, path: str, has_key: bool) -> int:
         """Return the most bytes that a body for a path may have: a bare file, JSON with base64 files, or texts."""
-        if path == "/translate" and self.settings.keys and not has_key:
+        if path in KEY_IN_BODY_PATHS and self.settings.keys and not has_key:
             return min(self.settings.max_body, MAX_BODY_WITHOUT_KEY)
+        if path == "/translate_file":
+            return max(self.settings.media_bytes, self.settings.max_body)
         if not self.reads_media or not path.startswith("/v1/"):
             return self.settings.max_body
         is_bare_file = path.startswith("/v1/models/")
@@ -204,18 +215,18 @@ class RequestLimitMiddleware:
     def _release(self, size: int) -> None:
         self.reserved_bytes -= size
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Raise a 403 for a host name that is not this server's, and for a POST that a page of another site sends."""
+    def _check_host(self, headers: Headers) -> None:
+        """Raise a 403 for a host name that is not this server's."""
         host = headers.get("host", "")
         if self.hosts and host and re.sub(r":\d*$", "", host).lower() not in self.hosts:
             allowed = ", ".join(self.hosts)
             raise APIError(403, "wrong_host", f"this server answers only to the host names {allowed}; use one of them")
-        if scope["method"] == "POST" and is_cross_site(headers):
-            text = "this request comes from a page of another site; send it from a program, or from this server's page"
-            raise APIError(403, "cross_site", text)
 
-    def _with_response_headers(self, send: Send, path: str, id: str) -> Send:
-        """Wrap `send`: responses get security headers, the request id, no-store outside /static/, close at the end."""
+    def _with_response_headers(self, send: Send, path: str, id: str, origin: str | None) -> Send:
+        """Wrap `send`: responses get security headers, the request id, no-store outside /static/, close at the end.
+
+        `origin` is that of a page of another site that may read them.
+        """
 
         async def wrapped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -223,6 +234,8 @@ class RequestLimitMiddleware:
                 headers.update(SECURITY_HEADERS | {"X-Request-Id": id})
                 if not path.startswith("/static/"):
                     headers["Cache-Control"] = "no-store"
+                if self.settings.allow_origins:
+                    origins.add_origin_headers(headers, origin)
                 if self.is_draining:
                     headers["Connection"] = "close"
                 message = {**message, "headers": headers.raw}
@@ -250,6 +263,13 @@ def check_body_headers(headers: Headers, limit: int) -> None:
         raise APIError(400, "bad_length", "Content-Length is not a number; leave it out or send the body's length")
     if int(length) > limit:
         raise body_too_large(limit)
+
+
+def check_site(headers: Headers) -> None:
+    """Raise a 403 for a request that a page of another site sends."""
+    if is_cross_site(headers):
+        text = "this request comes from a page of another site, which --allow-origin does not list; send it from a "
+        raise APIError(403, "cross_site", f"{text}program, or from this server's page")
 
 
 def is_cross_site(headers: Headers) -> bool:
@@ -298,6 +318,12 @@ async def send_error(error: APIError, path: str, body: BodyReader, send: Send) -
     if error.status != 408:  # a client that was too slow would not finish now
         await body.drain()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_preflight(send: Send) -> None:
+    """Answer what a page of a listed origin may send."""
+    await send({"type": "http.response.start", "status": 204, "headers": Headers(origins.PREFLIGHT_HEADERS).raw})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class CancelOnDisconnect:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dragoman.core.registry import Options, PositiveInt
+from dragoman.serve.origins import origin_problem
 
 Seconds = Annotated[float, Field(gt=0.0, le=3600.0)]
 
@@ -19,6 +20,7 @@ class ServerSettings(Options):
     # address
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000  # 0: any free port
+    allow_origins: list[str] = []  # of pages of other sites that may use the API, as in https://shop.example.org
     hosts: list[str] = []  # names in the Host header that a loopback server answers to, besides this machine's own
 
     # authentication
@@ -54,7 +56,7 @@ class ServerSettings(Options):
     max_head: PositiveInt = 16_384  # bytes of the request line and headers
     max_inputs: PositiveInt = 256  # in one request
     max_text: PositiveInt = 50_000  # characters of one text
-    media_bytes: PositiveInt = 8_388_608  # of the images and sounds of one request
+    media_bytes: PositiveInt = 8_388_608  # of the images and sounds of one request, and of a file to translate
     media_pixels: PositiveInt = 24_000_000  # of an image, or of each frame of a video; decoding takes 16 bytes each
     media_seconds: Seconds = 300.0  # of a sound
     max_beam: PositiveInt = 32
@@ -69,7 +71,9 @@ class ServerSettings(Options):
     drain_s: Annotated[float, Field(gt=0.0, le=28.0)] = 25.0  # for requests in flight to finish after SIGTERM
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each wrong combination of settings."""
+        """Yield a sentence for each wrong origin and each wrong combination of settings."""
+        for problem in filter(None, map(origin_problem, self.allow_origins)):
+            yield f"allow_origins: {problem}"
         if self.hang_s <= self.silence_s:
             yield f"hang_s is {self.hang_s}; it must be longer than silence_s, {self.silence_s}"
         if self.max_nbest > self.max_beam:

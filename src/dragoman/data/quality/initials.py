@@ -50,7 +50,7 @@ class WordBeginnings:
 
 
 def _base(letter: str) -> str:
-    """A letter without its accents; nothing for what is no letter of an alphabet with capitals, whose order is known."""
+    """A letter without its accents; nothing for what is no letter of an alphabet with capitals."""
     base = unicodedata.normalize("NFD", letter)[:1]
     return base if base.upper() != base else ""
 

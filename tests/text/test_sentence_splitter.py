@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dragoman.serve.sentence_splitter import Piece, join_pieces, split_sentences
+from dragoman.text.sentence_splitter import Piece, join_pieces, split_sentences
 
 # Texts from what splitting looks at, which plain random text would seldom hold.
 BITS = st.sampled_from(
