@@ -56,6 +56,12 @@ Open = Callable[..., Any]
 Data = dict[str, Any]
 Printed = tuple[dict[str, Any], str]
 
+
+def percent(log_prob: float) -> str:
+    share = 100 * math.exp(log_prob)
+    return "<\u00a00.1\u00a0%" if share < 0.05 else f"{share:.1f}\u00a0%"
+
+
 # -- what a page must print of each view -------------------------------------------------------------------------------
 
 
@@ -71,6 +77,7 @@ def of_alignment(data: Data) -> Iterator[Printed]:
     yield from matrix("weight", data["soft"], 2)
     for i, x in enumerate(data["log_probs"]):
         yield {"field": "token_log_prob", "index": i}, f"{x:.3f}"
+        yield {"field": "token_probability", "index": i}, percent(x)
     for head in (head for one in data["maps"] for head in one["heads"]):
         yield {"field": "head_entropy", "head": head["name"]}, f"{head['entropy']:.2f}"
 
@@ -80,6 +87,8 @@ def of_beam(data: Data) -> Iterator[Printed]:
         of = {"node": node["id"]}
         for name in ("log_prob", "total", "score"):
             yield {"field": name, **of}, f"{node[name]:.3f}"
+        for name in ("log_prob", "total"):
+            yield {"field": f"{name}_percent", **of}, percent(node[name])
         for name in ("step", "fate", "reason"):
             yield {"field": name, **of}, str(node[name])
         yield {"field": "token", **of}, visible(node["token"])
@@ -87,6 +96,7 @@ def of_beam(data: Data) -> Iterator[Printed]:
         yield {"field": "text", "index": i}, result["text"] or "(empty)"
         for name in ("score", "log_prob"):
             yield {"field": name, "index": i}, f"{result[name]:.3f}"
+        yield {"field": "probability", "index": i}, percent(result["log_prob"])
     yield {"field": "verdict", "kind": data["verdict"]["kind"]}, data["verdict"]["sentence"]
 
 
@@ -96,6 +106,7 @@ def of_steps(data: Data) -> Iterator[Printed]:
         for i, step in enumerate(data[run]["steps"]):
             of = {"run": run, "index": i}
             yield {"field": "log_prob", **of}, f"{step['log_prob']:.3f}"
+            yield {"field": "probability", **of}, percent(step["log_prob"])
             yield {"field": "entropy", **of}, f"{step['entropy']:.2f}"
             yield {"field": "rank", **of}, str(step["rank"])
             for k, option in enumerate(step["top"], 1):
@@ -211,7 +222,8 @@ def read(tab: Any, inside: str = "main") -> list[tuple[frozenset[tuple[str, str]
     )
     found = tab.evaluate(
         """(inside) => [...document.querySelectorAll(`${inside} [data-field]`)]
-        .map((one) => [{ ...one.dataset }, one.textContent])""",
+        .map((one) => [{ ...one.dataset }, one.textContent])
+        .map(([{ heading, ...names }, text]) => [names, text])""",
         inside,
     )
     return [(frozenset(names.items()), text) for names, text in found]
@@ -621,9 +633,8 @@ def test_a_click_on_another_token_forces_it_after_what_was_said_before(served: O
         for i in (0, 4, len(steps) - 1):
             other = steps[i]["top"][3]
             section = tab.locator(f"[data-run={run}].step").nth(i)
-            assert (
-                section.locator(f"[data-id='{other['id']}'] [data-field=p]").text_content()
-                == f"{math.exp(other['log_prob']):.2f}"
+            assert section.locator(f"[data-id='{other['id']}'] [data-field=p]").text_content() == percent(
+                other["log_prob"]
             )
             section.locator(f"[data-id='{other['id']}']").click()
             assert tab.evaluate("calls.at(-1)") == ["force", [*(step["id"] for step in steps[:i]), other["id"]]]

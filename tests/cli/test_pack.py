@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.checkpoint.kept_examples import read_examples
 from dragoman.cli.serve import parse_model_arguments
 from dragoman.inference import pipeline
 from dragoman.reports.card import read_card, render_card
@@ -56,6 +57,17 @@ def test_the_card_says_what_was_trained_and_measured(packed: Path, work: Path, h
     sources = "\n".join(example.source for example in card.examples)
     outputs = here("predict", RUN, input=sources.encode()).out.split("\n")
     assert [example.output for example in card.examples] == outputs[:5]
+
+
+def test_validation_pairs_come_along_for_the_playground_or_stay_private(
+    packed: Path, work: Path, here: Callable[..., Done]
+) -> None:
+    pairs = {tuple(line.split("\t")) for line in (work / "valid.tsv").read_text().splitlines()}
+    kept = read_examples(packed)
+    assert len(kept) == 5
+    assert {(one.source, one.target) for one in kept} <= pairs
+    assert here("pack", RUN, "-o", "private.zip", "--examples", "0").code == 0
+    assert read_examples(work / "private.zip") == []
 
 
 def test_the_commands_on_the_card_work(

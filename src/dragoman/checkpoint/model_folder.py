@@ -4,6 +4,7 @@
     model.safetensors    the weights, tied ones once
     *.tokenizer.*        the vocabularies of the tokenizers
     manifest.json        kind and format; size and SHA-256 of every other file, and of itself
+    examples.json        a few validation pairs, if there were any (kept_examples.py)
     training.*           only in a run's checkpoints: optimizer, schedule, data cursor; may be deleted to share a model
     MODEL.md, card.json  only in a packed model (packing.py), which is the same files in one zip
 

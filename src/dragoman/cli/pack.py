@@ -41,22 +41,22 @@ def pack(
             raise UserError(f"--{option} must be one line of 1 to {MAX_LINE} characters, found {text[:60]!r}")
     more = None if notes is None else read_notes(notes)
     options.load_plugins(plugins)
-    from dragoman.checkpoint import model_folder, packing
+    from dragoman.checkpoint import kept_examples, model_folder, packing
     from dragoman.inference import pipeline
     from dragoman.reports.card import CARD, DOCUMENT, render_card
     from dragoman.reports.card_building import build_card
 
-    model_folder.resolve(Path(model))  # one model, no ensemble
+    folder = model_folder.resolve(Path(model))  # one model, no ensemble
     loaded = pipeline.load(model, device).with_media_roots(files)
     card = build_card(loaded, Path(model), name=name, license=license, notes=more, examples=examples)
     documents = {CARD: card.to_json(), DOCUMENT: render_card(card, output.name).encode()}
-    packing.pack(model, output, documents)
+    packing.pack(model, output, documents | kept_examples.keep_first(folder, examples))
     for score in card.scores:
         options.print_text(str(score))
     size = f" ({output.stat().st_size / 1e6:,.1f} MB)" if output.is_file() else ""
     missing = "" if card.license else "; its card states no license: say --license"
     options.print_to_stderr(f"wrote {output}{size}{missing}")
-    options.print_to_stderr(f"try it: {options.program_name()} predict {output}")
+    options.print_to_stderr(f"try it: {options.predict_command(output, plugins)}")
 
 
 def read_notes(path: Path) -> str:

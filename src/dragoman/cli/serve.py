@@ -35,6 +35,15 @@ def serve(
     key_file: Annotated[
         Path | None, typer.Option(help=f"API keys, one per line; or set {KEYS_VARIABLE}. Default: no keys.")
     ] = None,
+    allow_origins: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-origin",
+            help="A page of another site that may use the API, as in https://shop.example.org; may be given several "
+            "times.",
+            metavar="URL",
+        ),
+    ] = [],
     device: Device = "auto",
     precision: Precision = None,
     reference: Reference = False,
@@ -48,8 +57,8 @@ def serve(
     check_extras()
     load_plugins(plugins)
     options = {
-        "host": host, "port": port, "workers": workers, "keys": read_keys(key_file), "device": device,
-        "precision": precision, "reference": reference, "plugins": plugins,
+        "host": host, "port": port, "workers": workers, "keys": read_keys(key_file), "allow_origins": allow_origins,
+        "device": device, "precision": precision, "reference": reference, "plugins": plugins,
     }  # fmt: skip
     settings = validate_settings(options | parse_assignments(set))
     paths = parse_model_arguments(models)

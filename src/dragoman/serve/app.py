@@ -307,7 +307,7 @@ def add_health_routes(app: FastAPI, pool: WorkerPool) -> None:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Add the playground page at /, /docs, /openapi.json and the static files of pages and views."""
+    """Add the pages at /, /simple and /docs, /openapi.json, and the static files of pages and views."""
 
     @cache
     def description() -> bytes:
@@ -320,6 +320,10 @@ def add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:
         return FileResponse(PAGE_FOLDER / "index.html", media_type="text/html; charset=utf-8")
+
+    @app.get("/simple", include_in_schema=False)
+    async def simple() -> Response:
+        return FileResponse(PAGE_FOLDER / "simple.html", media_type="text/html; charset=utf-8")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dragoman.core.errors import DragomanError
+from collections.abc import Sequence
+
 from dragoman.core.types import Example
-from dragoman.data.readers import read_pairs
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inference.prediction import Prediction
 from dragoman.inspection.attention_maps import count_heads
 from dragoman.inspection.views import find_view, views
+from dragoman.inspection.views.examples import kept_examples
 from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.reports.metric_choice import choose_metrics
 from dragoman.search import searches
 from dragoman.serve import uploads
 from dragoman.serve.schema import JSONObject, ModelInfo, Result
@@ -28,6 +30,7 @@ def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
     config, model, codec = pipeline.config, pipeline.model, pipeline.codec
     generation, search = config.generation, searches.build(config.generation.search)
     shape, kinds = config.model.model_dump(), uploads.source_kinds(codec)
+    examples = kept_examples(pipeline)
     return {
         "name": name,
         "source": kinds["source"] or "text",
@@ -44,6 +47,7 @@ def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
             "width": shape["width"],
             "parameters": sum(p.numel() for p in model.parameters()),
             "source_vocabulary": len(codec.source),
+            "source_tokenizer": codec.source.kind,
             "target_vocabulary": len(codec.target),
             "attention_heads": count_heads(model) if isinstance(model, Seq2Seq) else 0,
         },
@@ -58,31 +62,28 @@ def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
         "max_source_positions": pipeline.input_processor.max_source_length,
         "precision": pipeline.precision,
         "device": str(pipeline.device),
-        "example": example_input(pipeline),
-        "prepared_views": [view.name for view in map(find_view, views.names) if view.is_prepared_for(pipeline)],
+        "example": example_input(pipeline, examples),
+        "metrics": [part.to_mapping() for part in choose_metrics(config, examples)] if examples else [],
+        "views": shown_views(name, pipeline),
     }
 
 
-def example_input(pipeline: Pipeline) -> JSONObject:
-    """Build an input that can be sent: of the first validation pair, else of the vocabulary; files are generated."""
-    codec, pair = pipeline.codec, first_validation_pair(pipeline) or vocabulary_pair(pipeline)
+def shown_views(name: str, pipeline: Pipeline) -> list[str]:
+    """Return the names of the views that can be computed of a model."""
+    every = map(find_view, views.names)
+    return [view.name for view in every if view.blocker({name: pipeline} if view.compares_models else pipeline) is None]
+
+
+def example_input(pipeline: Pipeline, examples: Sequence[Example]) -> JSONObject:
+    """Build an input that can be sent: of a kept validation pair, else of the vocabulary; files are generated."""
+    codec, pair = pipeline.codec, examples[0] if examples else vocabulary_pair(pipeline)
     example: JSONObject = {"source": pair.source, "source_lang": pair.source_lang, "target_lang": pair.target_lang}
     for side, modality in (("source", codec.modality or "text"), ("second_source", codec.second_source)):
         if isinstance(modality, str):
             example[side] = getattr(pair, side)
-        elif modality is not None:  # never the files of the validation data, which may be private
+        elif modality is not None:
             example[side] = uploads.sample_file(modality.kind, modality)
     return example
-
-
-def first_validation_pair(pipeline: Pipeline) -> Example | None:
-    """Return the first pair with a source of the config's validation file; None if it cannot be read."""
-    config = pipeline.config
-    try:
-        pairs = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
-        return next((pair for pair in pairs if pair.source.strip()), None)
-    except (DragomanError, OSError):
-        return None
 
 
 def vocabulary_pair(pipeline: Pipeline) -> Example:

@@ -298,7 +298,8 @@ class ModelInfo(TypedDict):
     precision: str
     device: str
     example: JSONObject  # an input that can be sent
-    prepared_views: list[str]  # that need something prepared beside the model, and have it
+    metrics: list[JSONObject]  # that fit its task, the most important first; none if no examples are kept with it
+    views: list[str]  # that can be computed of it
 
 
 class Result(Options):

@@ -94,14 +94,15 @@ def max_output_length(source_tokens: int, options: JSONObject) -> int:
 
 def compute_view(pipelines: Mapping[str, Pipeline], model: str, name: str, item: JSONObject) -> ViewData:
     """Compute the view `name` of a model, or of the request's `models`, from a request's JSON."""
-    view, options = find_view(name), dict(item)
-    models = options.pop("models", None) or [model]
+    view, fields = find_view(name), dict(item)
+    models = fields.pop("models", None) or [model]
     inputs: tuple[Any, ...] = ()
     if view.inputs == "pair":
-        inputs = uploads.to_example(options.pop("source")), options.pop("target")
+        inputs = uploads.to_example(fields.pop("source")), fields.pop("target")
     elif view.inputs != "none":
-        rows = options.pop("sources" if view.inputs == "sources" else "inputs")
+        rows = fields.pop("sources" if view.inputs == "sources" else "inputs")
         inputs = (None if rows is None else [uploads.to_example(row) for row in rows],)
+    options = dict(views.schema(name).model_validate(fields))  # a part is a mapping in JSON
     if view.compares_models:
         return view({name: pipelines[name] for name in models}, *inputs, **options)
     return view(pipelines[model], *inputs, **options)

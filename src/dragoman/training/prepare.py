@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dragoman.checkpoint import kept_examples
 from dragoman.config import Config, compatibility, source_readers
 from dragoman.core.errors import DataError
 from dragoman.core.types import Example
@@ -35,6 +36,7 @@ class TrainingData:
     corpora: list[tuple[TokenStore, float]]  # with their weights
     valid: TokenStore | None = None
     examples: list[Example] = field(default_factory=list)  # a sample of the validation set, as text, to decode
+    kept_examples: list[Example] = field(default_factory=list)  # a few of it, which every checkpoint holds
 
     @property
     def fingerprints(self) -> list[str]:
@@ -116,6 +118,10 @@ def prepare_data(config: Config, codec: Codec, cache: Path) -> TrainingData:
                 config.training.validate_examples,
                 lambda example: is_readable(example, codec),
             )
+        few = sample_examples(
+            read_examples(config, config.data.valid), kept_examples.MAX_EXAMPLES, kept_examples.is_worth_keeping
+        )
+        data.kept_examples = kept_examples.without_files(few, codec, continues_text=objective.continues_text)
     return data
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dragoman.checkpoint import model_folder
+from dragoman.checkpoint import kept_examples, model_folder
 from dragoman.config import Config, build_model
 from dragoman.core import files
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped
@@ -345,8 +345,9 @@ class Trainer:
         self.run_folder.flush_records()
         if folder.exists():
             files.remove_folder(folder)
-        state = serialize_state(self.progress, self.model, self.optimizer, self.average)
-        model_folder.save(folder, self.config, self.weights(), self.data.codec, state)
+        extra = serialize_state(self.progress, self.model, self.optimizer, self.average)
+        extra |= kept_examples.to_files(self.data.kept_examples)
+        model_folder.save(folder, self.config, self.weights(), self.data.codec, extra)
         self.run_folder.write_pointer("last", folder.name)
         if is_best:
             self.run_folder.write_pointer("best", folder.name)
@@ -407,7 +408,8 @@ class Trainer:
         folder = self.run_folder.checkpoints / f"average-{progress.step}"
         if folder.exists():
             files.remove_folder(folder)
-        model_folder.save(folder, self.config, mean, self.data.codec, {})
+        extra = kept_examples.to_files(self.data.kept_examples)
+        model_folder.save(folder, self.config, mean, self.data.codec, extra)
         self.run_folder.write_pointer("best", folder.name)
         return values, True
 

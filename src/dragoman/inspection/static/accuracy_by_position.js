@@ -1,6 +1,6 @@
 /* The share of correct next tokens by the position in the source. */
 
-import { VIEWS, behind, cell, figure, fixed, refill, table } from "./dom.js";
+import { VIEWS, behind, cell, counted, figure, fixed, refill, table } from "./dom.js";
 import { lineChart, pointText } from "./chart.js";
 
 VIEWS.accuracy_by_position = ["By position", drawAccuracy];
@@ -8,7 +8,7 @@ VIEWS.accuracy_by_position = ["By position", drawAccuracy];
 function drawAccuracy(root, data) {
   const points = data.points.map(({ position, correct, count }) => ({ x: position, y: correct, count }));
   const chart = lineChart({
-    label: `Share of right outputs by source position, ${points.length} points`,
+    label: `Share of right outputs by source position, ${counted(points.length, "point")}`,
     across: "source position",
     up: "share right",
     series: [{ name: "right", points }],

@@ -4,7 +4,7 @@
 
    A click on a small map enlarges it. Where the page can ask the model again (actions.head), each head has a switch. */
 
-import { VIEWS, behind, cell, choice, fixed, make, passage, refill, table, texts, tick, value, visible } from "./dom.js";
+import { VIEWS, behind, cell, choice, fixed, make, passage, percent, refill, table, texts, tick, value, visible } from "./dom.js";
 import { heat, matrixTable, scaleBar, scaleOf } from "./heat.js";
 import { sourceMap } from "./media_preview.js";
 
@@ -39,7 +39,7 @@ function alignmentTexts(data) {
   return texts(
     ["source", passage(data.source_text, "source_text")],
     [written, passage(data.target_text, "target_text")],
-    ["log p", [value("log_prob", fixed(data.log_prob, 3)), ablatedText(data)]],
+    ["log p", [value("log_prob", fixed(data.log_prob, 3)), ` · ${percent(data.log_prob)}`, ablatedText(data)]],
   );
 }
 
@@ -51,7 +51,7 @@ function ablatedText(data) {
     { class: "off" },
     " → ",
     value("log_prob_ablated", fixed(data.log_prob_ablated, 3)),
-    " without ",
+    ` · ${percent(data.log_prob_ablated)} without `,
     data.ablated.join(", "),
     ": a change of ",
     value("change", (change < 0 ? "" : "+") + fixed(change, 3)),
@@ -88,9 +88,12 @@ function headTitle({ kind, layer }, index) {
 function largeMap(data, shown, chosen, choose, maxWidth) {
   const { title, rows, columns, weights, entropy } = shown;
   const scale = scaleOf([weights]);
-  const column = (name, numbers) => ({ title: name, texts: numbers.map((x) => fixed(x, 3)) });
-  const beside = shown.log_probs ? [column("log p", data.log_probs)] : [];
-  if (shown.log_probs && data.log_probs_ablated) beside.push(column("heads off", data.log_probs_ablated));
+  const columnsOf = (name, numbers) => [
+    { title: name, texts: numbers.map((x) => fixed(x, 3)) },
+    { title: "", texts: numbers.map(percent) },
+  ];
+  const beside = shown.log_probs ? columnsOf("log p", data.log_probs) : [];
+  if (shown.log_probs && data.log_probs_ablated) beside.push(...columnsOf("heads off", data.log_probs_ablated));
   const mean = entropy != null && ["mean entropy of a row ", value("entropy", fixed(entropy, 2)), " nats"];
   const preview = shown.across && data.media_preview;
   const map = sourceMap(preview, {
@@ -127,9 +130,10 @@ function tokensTable(data) {
   const rows = data.target.map((piece, i) => [
     visible(piece),
     cell("token_log_prob", fixed(data.log_probs[i], 3), { index: i }),
+    cell("token_probability", percent(data.log_probs[i]), { index: i }),
     ablated && cell("token_log_prob_ablated", fixed(ablated[i], 3), { index: i }),
   ]);
-  return table("Log-probability of each target token", ["token", "log p", ablated && "heads off"], rows);
+  return table("Log-probability of each target token", ["token", "log p", "p", ablated && "heads off"], rows);
 }
 
 // -- layer × head -----------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@
 
    The pointer or the arrow keys choose a node: ← parent, → best child, ↑ ↓ the others of its step. */
 
-import { VIEWS, behind, cell, cut, drawing, figure, fixed, hideTip, lettering, make, passage, picture } from "./dom.js";
-import { refill, reveal, scrolling, shape, showTip, table, texts, tick, token, visible } from "./dom.js";
+import { VIEWS, behind, cell, counted, cut, drawing, figure, fixed, hideTip, lettering, make, passage, percent } from "./dom.js";
+import { picture, refill, reveal, shape, showTip, stacked, table, texts, tick, token, visible } from "./dom.js";
 
-const NODE = { wide: 108, high: 24, across: 142, down: 32, top: 30, left: 74 };
+const NODE = { wide: 166, high: 24, across: 200, down: 32, top: 30, left: 74 };
 const beamChoices = new WeakMap();
 
 VIEWS.beam = ["Beam", drawBeam];
@@ -27,7 +27,7 @@ function drawBeam(root, data, actions = {}) {
       reference && ["reference", passage(reference.text, "reference_text")],
     ),
     verdict && make("p", { class: "verdict", "data-kind": verdict.kind, "data-field": "verdict" }, verdict.sentence),
-    scrolling("Results", resultsTable(data)),
+    stacked("Results", resultsTable(data)),
     figure(
       `What a beam of ${data.beam} kept and dropped`,
       "",
@@ -44,11 +44,12 @@ function resultsTable({ results, reference, rule }) {
     cell("text", passage(one.text), { index }),
     cell("score", fixed(one.score, 3), { index }),
     cell("log_prob", fixed(one.log_prob, 3), { index }),
+    cell("probability", percent(one.log_prob), { index }),
     remark,
   ];
   const rows = results.map((result, i) => line(`${i + 1}`, result, i, result.finish_reason === "eos" ? "" : "cut off before </s>"));
-  if (reference) rows.push(line("reference", reference, "reference", `in the beam for ${reference.kept_until} steps`));
-  return table(`Results, scored by the length rule '${rule}'`, ["", "text", "score", "log p", ""], rows);
+  if (reference) rows.push(line("reference", reference, "reference", `in the beam for ${counted(reference.kept_until, "step")}`));
+  return table(`Results, scored by the length rule '${rule}'`, ["", "text", "score", "log p", "p", ""], rows);
 }
 
 function nodesTable(data) {
@@ -61,12 +62,13 @@ function nodesTable(data) {
       cell("parent", `${node.parent ?? ""}`, of),
       cell("token", visible(node.token), of),
       ...["log_prob", "total", "score"].map((name) => cell(name, fixed(node[name], 3), of)),
+      ...["log_prob", "total"].map((name) => cell(`${name}_percent`, percent(node[name]), of)),
       cell("fate", node.fate, of),
       cell("reason", node.reason, of),
       cell("path", paths.join(", "), of),
     ];
   });
-  const headings = ["node", "step (from 0)", "parent", "token", "log p", "total", "score", "fate", "reason", "path of"];
+  const headings = ["node", "step (from 0)", "parent", "token", "log p", "total", "score", "p", "p of all", "fate", "reason", "path of"];
   return table("Every hypothesis", headings, rows);
 }
 
@@ -113,7 +115,7 @@ function treePicture(data, hidden) {
     lettering("at-end", NODE.left - 42, NODE.top + NODE.high / 2, "<s>"),
     entries.map(nodeOf),
   );
-  const box = picture(`Search tree of ${steps.length} steps with ${data.nodes.length} hypotheses`, svg);
+  const box = picture(`Search tree of ${counted(steps.length, "step")} with ${counted(data.nodes.length, "hypothesis", "hypotheses")}`, svg);
   followNodes(box, svg, layout);
   return box;
 }
@@ -135,8 +137,9 @@ function nodeOf({ node, x, y }) {
     "g",
     { class: looks.join(" "), "data-node": node.id, transform: `translate(${x} ${y})` },
     nodeBox(node, NODE.wide, NODE.high),
-    lettering("", 9, NODE.high / 2, cut(visible(node.token), NODE.wide - 60)),
-    lettering("faint at-end", NODE.wide - 9, NODE.high / 2, fixed(node.log_prob, 3)),
+    lettering("", 9, NODE.high / 2, cut(visible(node.token), NODE.wide - 118)),
+    lettering("faint at-end", NODE.wide - 66, NODE.high / 2, fixed(node.log_prob, 3)),
+    lettering("faint at-end", NODE.wide - 9, NODE.high / 2, percent(node.log_prob)),
   );
 }
 
@@ -194,5 +197,6 @@ function nodePairs(node) {
   const pairs = Object.entries(names).map(([key, name]) => [name, fixed(node[key], 3)]);
   pairs.push([node.fate, node.reason || (node.best ? "on the way to the output" : "")]);
   if (node.reference) pairs.push(["reference", "begins this way"]);
+  pairs.push(["p", `${percent(node.log_prob)}, of all so far ${percent(node.total)}`]);
   return pairs;
 }

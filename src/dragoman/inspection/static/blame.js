@@ -31,7 +31,7 @@ function scopeOf({ compared, indexed, total }) {
 function answerTokens(tokens) {
   const some = tokens.some(({ explained }) => !explained);
   const pieces = tokens.map(({ token: piece, p, explained }) =>
-    make("span", { class: some && explained ? "piece departs" : "piece", title: `probability ${fixed(p, 3)}` }, token(piece)),
+    make("span", { class: some && explained ? "piece departs" : "piece", title: `probability ${fixed(100 * p, 1)} %` }, token(piece)),
   );
   return make("span", { class: "pieces" }, pieces);
 }

@@ -67,6 +67,13 @@ export function fixed(x, digits) {
   return sign + (tie && "02468".includes(below.at(-1)) ? below : size.toFixed(digits));
 }
 
+/** The probability of a log-probability, as people say it. */
+export function percent(logP) {
+  if (logP == null) return "–";
+  const share = 100 * Math.exp(logP);
+  return share < 0.05 ? "<\u00A00.1\u00A0%" : `${fixed(share, 1)}\u00A0%`;
+}
+
 /** A token with everything that does not print as itself spelled out: ␣, <001B>, <202E>, ◌ under a lone mark. */
 export function visible(token) {
   const shown = Array.from(token, (sign) => {
@@ -147,6 +154,15 @@ function inRow(content, index) {
 /** A box that scrolls by itself where its content is wider than the page. */
 export function scrolling(label, ...children) {
   return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, ...children);
+}
+
+/** A table whose rows become blocks, each cell after its heading, where it would be wider than its place. */
+export function stacked(label, content) {
+  const headings = [...content.tHead.rows[0].cells].map(({ textContent }) => textContent);
+  for (const { cells } of content.tBodies[0].rows) {
+    Array.from(cells).forEach((one, i) => one.setAttribute("data-heading", headings[i]));
+  }
+  return make("div", { class: "stacked", tabindex: "0", role: "group", "aria-label": label }, content);
 }
 
 /** A picture whose parts the arrow keys select. */

@@ -4,7 +4,7 @@
 
    One pixel for each cell, so that the 172,800 cells of 6 × 8 heads at 60 × 60 are 48 small images. */
 
-import { cell, cut, drawing, fixed, hideTip, lettering, make, picture, reveal } from "./dom.js";
+import { cell, counted, cut, drawing, fixed, hideTip, lettering, make, picture, reveal } from "./dom.js";
 import { shape, showTip, table, textWidth, token, visible } from "./dom.js";
 
 // Equal steps of perceived lightness in one hue, those of the terminal's heat map; weight 0 is the ground.
@@ -69,7 +69,7 @@ export function heatMap({ label, rows, columns, values, scale, maxWidth, side, b
     showTip(box, cursorOf(labels), title, [[name, fixed(values[i][j], digits)]]);
   };
   const inner = make("div", { class: "map" }, image, labels);
-  const box = picture(`${label}: ${rows.length} rows, ${columns.length} columns`, inner);
+  const box = picture(`${label}: ${counted(rows.length, "row")}, ${counted(columns.length, "column")}`, inner);
   for (const [name, size] of [["left", plan.left], ["top", plan.top], ["width", plan.wide], ["height", plan.high]])
     image.style.setProperty(name, `${size}px`);
   followCursor(box, inner, labels, plan, describe);

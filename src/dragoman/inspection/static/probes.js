@@ -1,6 +1,6 @@
 /* Failure probes: what was checked, how often it went wrong, whether that is more than the limit, and examples. */
 
-import { VIEWS, cell, counted, fixed, make, passage, refill, scrolling, table } from "./dom.js";
+import { VIEWS, cell, counted, fixed, make, passage, refill, stacked, table } from "./dom.js";
 
 VIEWS.probes = ["Probes", drawProbes];
 
@@ -11,7 +11,7 @@ function drawProbes(root, { checks }) {
   refill(
     root,
     make("p", { class: "verdict", "data-kind": failed ? "failed" : "passed", "data-field": "verdict" }, verdict),
-    scrolling("Checks", checksTable(checks)),
+    stacked("Checks", checksTable(checks)),
     checks.map((check) => [check.table && countsTable(check), check.examples.length > 0 && examplesOf(check)]),
   );
 }
@@ -35,7 +35,7 @@ function checksTable(checks) {
 /** What a check counts besides: pronouns by item, say. */
 function countsTable({ name, table: { columns, rows } }) {
   const lines = rows.map((row, i) => row.map((x, j) => (j ? cell("counts", `${x}`, { row: i, column: j }) : `${x}`)));
-  return scrolling(name, table(`${name}, counted`, columns, lines));
+  return stacked(name, table(`${name}, counted`, columns, lines));
 }
 
 function examplesOf({ name, failed, examples }) {
@@ -46,6 +46,6 @@ function examplesOf({ name, failed, examples }) {
   });
   const title = `Examples of ${name}`;
   const summary = make("summary", {}, `${name}: ${counted(examples.length, "example")}`);
-  const lines = scrolling(title, table(title, ["", "source", "output", "detail"], rows));
+  const lines = stacked(title, table(title, ["", "source", "output", "detail"], rows));
   return make("details", { class: "behind", "data-key": title, open: failed }, summary, lines);
 }

@@ -2,7 +2,7 @@
 
    A point is the metric of the pairs in a range of lengths (or counts); the band is its 95 % interval. */
 
-import { VIEWS, behind, cell, counted, figure, fixed, make, passage, refill, scrolling, table, texts, value } from "./dom.js";
+import { VIEWS, behind, cell, counted, choice, figure, fixed, make, passage, refill, stacked, table, texts, value } from "./dom.js";
 import { legend, lineChart, pointText } from "./chart.js";
 
 const RARITY_OF = {
@@ -16,7 +16,8 @@ function drawQuality(root, data, actions = {}) {
   const width = Math.min(540, root.clientWidth || 540);
   refill(
     root,
-    scrolling("Scores", scoresTable(data)),
+    stacked("Scores", scoresTable(data)),
+    metricChoice(data, actions),
     data.models.length > 1 && legend(data.models.map(({ name }) => name)),
     make(
       "div",
@@ -40,7 +41,20 @@ function scoresTable(data) {
     const [pairs, perplexity] = [cell("n", `${model.n}`, of), cell("perplexity", fixed(model.perplexity, 2), of)];
     return [make("bdi", {}, model.name), pairs, ...scores, perplexity];
   });
-  return table("Scores with their 95 % intervals", ["model", "pairs", ...data.metrics, "perplexity"], rows);
+  return table("Scores with their 95 % intervals", ["model", "pairs", ...data.metrics.map((name) => labelOf(data, name)), "perplexity"], rows);
+}
+
+/** What a metric is called. */
+function labelOf({ labels }, name) {
+  return labels?.[name] ?? name;
+}
+
+/** Which metric the figures and the worst examples are of, where the page can ask again. */
+function metricChoice(data, actions) {
+  if (!actions.metric || data.metrics.length < 2) return null;
+  const labels = data.metrics.map((name) => labelOf(data, name));
+  const change = (label) => actions.metric(data.metrics[labels.indexOf(label)]);
+  return make("div", { class: "controls" }, choice("Metric", labels, labelOf(data, data.metric), change));
 }
 
 function rangeText({ low, high }) {
@@ -61,7 +75,7 @@ function qualityFigure(data, lines, field, across, width) {
   const chart = lineChart({
     label: `${data.metric} by ${field}: ${counted(series.length, "line")} over ${counted(order.length, "range")}`,
     across,
-    up: `${data.metric}, ${data.higher_is_better ? "higher" : "lower"} is better`,
+    up: `${labelOf(data, data.metric)}, ${data.higher_is_better ? "higher" : "lower"} is better`,
     series,
     ticks: order.map((label, x) => ({ x, label })),
     counts: true,
@@ -92,12 +106,12 @@ function worstList(data, actions) {
     return make(
       "li",
       {},
-      make("p", { class: "faint" }, `pair ${example.index + 1} · ${data.metric} `, score, model),
+      make("p", { class: "faint" }, `pair ${example.index + 1} · ${labelOf(data, data.metric)} `, score, model),
       texts(line("source"), line("reference"), line("output")),
       actions.open && openButtons(example, actions),
     );
   });
-  return make("section", {}, make("h3", {}, `The worst ${items.length}`), make("ol", { class: "worst" }, items));
+  return make("section", {}, make("h3", {}, items.length > 1 ? `The worst ${items.length}` : "The worst one"), make("ol", { class: "worst" }, items));
 }
 
 function openButtons({ model, source, reference }, actions) {

@@ -2,7 +2,7 @@
 
    It may be drawn again while the run trains: a reader on the last frame stays on the last, others where they are. */
 
-import { VIEWS, behind, cell, counted, figure, fixed, make, passage, refill, table, texts, value } from "./dom.js";
+import { VIEWS, behind, cell, counted, figure, fixed, make, passage, percent, refill, table, texts, value } from "./dom.js";
 import { heatMap, matrixTable, scaleOf } from "./heat.js";
 import { legend, lineChart } from "./chart.js";
 
@@ -48,7 +48,7 @@ function probeOf({ source, output, log_prob, source_tokens, tokens, attention },
     texts(
       ["source", passage(source)],
       ["output", passage(output, "output", { index })],
-      ["log p", value("log_prob", fixed(log_prob, 3), { index })],
+      ["log p", [value("log_prob", fixed(log_prob, 3), { index }), ` · ${percent(log_prob)}`]],
     ),
     attention && heatMap({ label: `Alignment of probe ${index + 1}`, scale: scaleOf([attention]), ...options }),
     attention && behind(build, `probe ${index + 1} as a table`),

@@ -1,6 +1,6 @@
 /* Gradient saliency: ‖∂ log p(y_t) / ∂ x_j‖ as a map, and its mean by distance, the tokens from x_j to y_t. */
 
-import { VIEWS, behind, cell, figure, fixed, make, refill, table } from "./dom.js";
+import { VIEWS, behind, cell, counted, figure, fixed, make, refill, table } from "./dom.js";
 import { matrixTable, scaleBar, scaleOf } from "./heat.js";
 import { lineChart } from "./chart.js";
 import { sourceMap } from "./media_preview.js";
@@ -26,7 +26,7 @@ function drawSaliency(root, data) {
 function byDistance(data, width) {
   const points = data.by_distance.map(([x, y]) => ({ x, y }));
   const chart = lineChart({
-    label: `Mean gradient norm by distance, ${points.length} points`,
+    label: `Mean gradient norm by distance, ${counted(points.length, "point")}`,
     across: "tokens between reading and writing",
     up: "mean gradient norm",
     series: [{ name: "mean norm", points }],

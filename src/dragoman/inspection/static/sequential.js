@@ -1,6 +1,6 @@
 /* How many steps must wait for each other, for each part of a model. */
 
-import { VIEWS, cell, refill, scrolling, table } from "./dom.js";
+import { VIEWS, cell, counted, refill, stacked, table } from "./dom.js";
 
 VIEWS.sequential = ["Sequential steps", drawSequential];
 
@@ -10,6 +10,6 @@ function drawSequential(root, { lengths, rows }) {
     ...steps.map((count, k) => cell("steps", `${count}`, { index, length: lengths[k] })),
     cell("sentence", sentence, { index }),
   ]);
-  const headings = ["part", ...lengths.map((length) => `steps for ${length} tokens`), "what was counted"];
-  refill(root, scrolling("Steps", table("Steps that wait for each other", headings, lines)));
+  const headings = ["part", ...lengths.map((length) => `steps for ${counted(length, "token")}`), "what was counted"];
+  refill(root, stacked("Steps", table("Steps that wait for each other", headings, lines)));
 }

@@ -4,7 +4,7 @@
 
    A click on another token asks for the continuation from there: actions.force([ids before it, its id]). */
 
-import { VIEWS, behind, cell, counted, fixed, make, passage, refill, table, texts, token, value, visible } from "./dom.js";
+import { VIEWS, behind, cell, counted, fixed, make, passage, percent, refill, table, texts, token, value, visible } from "./dom.js";
 
 VIEWS.steps = ["Steps", drawSteps];
 
@@ -26,7 +26,7 @@ function drawSteps(root, data, actions = {}) {
 function stepsTexts(data) {
   const run = (name, key) => {
     const log_prob = value(`${key}_log_prob`, fixed(data[key].log_prob, 3));
-    return [name, [passage(data[key].text, `${key}_text`), make("span", { class: "faint after" }, "log p ", log_prob)]];
+    return [name, [passage(data[key].text, `${key}_text`), make("span", { class: "faint after" }, "log p ", log_prob, ` · ${percent(data[key].log_prob)}`)]];
   };
   const source = passage(data.source_text, "source_text");
   return texts(["source", source], run("output", "free"), data.forced && run("target", "forced"));
@@ -58,7 +58,7 @@ function stepOf(data, run, index, actions) {
   const before = steps.slice(0, index).map(({ id }) => id);
   const of = { run, index };
   const numbers = [
-    ["log p ", value("log_prob", fixed(step.log_prob, 3), of)],
+    ["log p ", value("log_prob", fixed(step.log_prob, 3), of), ` · ${percent(step.log_prob)}`],
     [" · entropy ", value("entropy", fixed(step.entropy, 2), of)],
     step.rank > 1 && ` · rank ${step.rank}`,
     step.forced && run === "free" && " · given",
@@ -81,12 +81,12 @@ function optionOf(step, option, before, actions) {
   const isChosen = option.id === step.id;
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("width", `${100 * p}%`);
-  const content = [token(option.token), make("span", { class: "faint", "data-field": "p" }, fixed(p, 2)), bar];
+  const content = [token(option.token), make("span", { class: "faint", "data-field": "p" }, percent(option.log_prob)), bar];
   const attrs = { class: isChosen ? "option chosen" : "option", "data-id": option.id };
   if (!actions.force) return make("span", attrs, content);
   const press = {
     type: "button",
-    "aria-label": `${visible(option.token)}, probability ${fixed(p, 2)}${isChosen ? ", chosen" : ""}: go on from here`,
+    "aria-label": `${visible(option.token)}, probability ${percent(option.log_prob)}${isChosen ? ", chosen" : ""}: go on from here`,
     "data-key": `${before.length}/${option.id}`,
     click: () => actions.force([...before, option.id]),
   };
@@ -103,6 +103,7 @@ function stepsTable(data) {
       `${run} ${index + 1}`,
       cell("token", visible(step.token), of),
       cell("log_prob", fixed(step.log_prob, 3), of),
+      cell("probability", percent(step.log_prob), of),
       cell("rank", `${step.rank}`, of),
       cell("entropy", fixed(step.entropy, 2), of),
       ...step.top.map((one, k) => cell("option", option(one), { ...of, rank: k + 1 })),
@@ -110,6 +111,6 @@ function stepsTable(data) {
   });
   const most = Math.max(0, ...all.map(({ step }) => step.top.length));
   const ranks = Array.from({ length: most }, (_, k) => `${k + 1}.`);
-  const headings = ["step", "token", "log p", "rank", "entropy", ...ranks];
+  const headings = ["step", "token", "log p", "p", "rank", "entropy", ...ranks];
   return table("Each step with its likeliest tokens and their log-probabilities", headings, rows);
 }

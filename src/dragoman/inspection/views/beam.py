@@ -23,6 +23,7 @@ from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Batch, Example
+from dragoman.data.lines import format_count
 from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.render.terminal_tree import render_beam
 from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
@@ -193,7 +194,7 @@ def judge(reference: ViewData, results: Sequence[ViewData], max_new_tokens: int)
         reason = "the model prefers its output to the reference, so a wider beam would not help"
         return {"kind": "model error", "sentence": f"Model error: {scores}; {reason}."}
     if tokens - 1 > max_new_tokens:
-        reason = f"it has {tokens - 1} tokens, and results of this source may have {max_new_tokens}"
+        reason = f"it has {format_count(tokens - 1, 'token')}, and results of this source may have {max_new_tokens}"
     elif reference["kept_until"] == tokens:
         reason = "it was finished, and other hypotheses replaced it"
     else:

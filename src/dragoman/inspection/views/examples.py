@@ -1,30 +1,32 @@
-"""Sources to start with: the first pairs of the validation file, or texts sampled from the vocabulary."""
+"""Sources to start with: the validation pairs that are kept with a model."""
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from rich.console import Console
 
-from dragoman.core.errors import DragomanError
-from dragoman.core.types import Example
-from dragoman.data.readers import read_pairs
-from dragoman.inspection.probe_inputs import sample_sources
 from dragoman.inspection.views import RequestSize, ViewData, register_view
 
 if TYPE_CHECKING:
+    from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
 
-FIELDS = ("source", "target", "source_lang", "target_lang")
+FIELDS = ("source", "second_source", "target", "source_lang", "target_lang")
 
 
-def _text_source_blocker(pipeline: Pipeline) -> str | None:
-    codec = pipeline.codec
-    if codec.modality is not None or codec.second_source not in (None, "text"):
-        return "this model reads files; examples are sampled for models of texts"
-    return None
+def kept_examples(pipeline: Pipeline) -> list[Example]:
+    """The pairs that are kept with a model, or with the first of an ensemble."""
+    from dragoman.checkpoint.kept_examples import read_examples
+
+    return [] if pipeline.path is None else read_examples(pipeline.path)
+
+
+def _kept_blocker(pipeline: Pipeline) -> str | None:
+    if kept_examples(pipeline):
+        return None
+    return "no validation pairs are kept with this model; a training with data.valid keeps some"
 
 
 def _print_examples(out: Console, data: ViewData) -> None:
@@ -34,7 +36,7 @@ def _print_examples(out: Console, data: ViewData) -> None:
 
 
 def _examples_cost(size: RequestSize) -> int:
-    return int(size.options["count"]) + size.vocabulary // 100  # every token of the vocabulary is tried
+    return int(size.options["count"])
 
 
 @register_view(
@@ -42,17 +44,9 @@ def _examples_cost(size: RequestSize) -> int:
     inputs="none",
     cost=_examples_cost,
     print_view=_print_examples,
-    blocker=_text_source_blocker,
+    blocker=_kept_blocker,
     has_module=False,
 )
 def collect_examples(pipeline: Pipeline, *, count: Annotated[int, Field(ge=1, le=200)] = 20) -> ViewData:
-    """Sources to start with, and their targets where the validation file is available."""
-    config = pipeline.config
-    pairs: list[Example] = []
-    try:
-        valid = read_pairs(config.data.valid or "", columns=config.columns, on_error="skip")
-        pairs = list(islice((pair for pair in valid if pair.source.strip()), count))
-    except (DragomanError, OSError):
-        pass
-    examples = pairs or map(Example, sample_sources(pipeline.codec, count))
-    return {"pairs": [{field: getattr(example, field) for field in FIELDS} for example in examples]}
+    """Sources to start with, and their targets: validation pairs that are kept with the model."""
+    return {"pairs": [{field: getattr(one, field) for field in FIELDS} for one in kept_examples(pipeline)[:count]]}

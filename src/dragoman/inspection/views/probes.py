@@ -34,6 +34,7 @@ from rich.console import Console
 
 from dragoman.core.errors import UserError, did_you_mean
 from dragoman.core.types import EOS, SPECIALS, Example
+from dragoman.data.lines import format_count
 from dragoman.inspection import probe_inputs
 from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.probe_inputs import PRONOUNS, MinimalPair, NeutralSource, Pronoun, parse_pronouns
@@ -234,7 +235,7 @@ def describe_repetition(_: Example, output: Prediction) -> str:
 
 def describe_length(_: Example, output: Prediction) -> str:
     """Describe an output that was stopped by the length limit."""
-    return f"stopped after {len(output.tokens)} tokens" if output.finish_reason == "length" else ""
+    return f"stopped after {format_count(len(output.tokens), 'token')}" if output.finish_reason == "length" else ""
 
 
 def describe_empty(source: Example, output: Prediction) -> str:
@@ -313,7 +314,7 @@ def describe_excess(usual: float, source: Example, output: Prediction) -> str:
 
 
 def _unusual_length(output: Prediction, expected: float) -> str:
-    return f"{len(output.tokens)} tokens, about {expected - 1:.0f} are usual"
+    return f"{format_count(len(output.tokens), 'token')}, about {expected - 1:.0f} are usual"
 
 
 def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | None:

@@ -20,10 +20,11 @@ from rich.console import Console
 
 from dragoman.core.errors import DataError, UserError, did_you_mean
 from dragoman.core.json import replace_nonfinite
+from dragoman.core.registry import Part
 from dragoman.core.types import SPECIALS, UNK, Example
 from dragoman.data.readers import read_pairs, spec_files
 from dragoman.evaluation.by_length import LengthBucket, score_by_length
-from dragoman.evaluation.metrics import metrics
+from dragoman.evaluation.metrics import metrics as metric_parts
 from dragoman.inspection.views import BeamSize, RequestSize, ViewData, pass_cost, register_view
 
 if TYPE_CHECKING:
@@ -48,22 +49,39 @@ def _quality_cost(size: RequestSize) -> int:
     return size.beam * sum(size.sources) + pass_cost(2 * size.positions) + metrics_cost
 
 
-@register_view("quality", inputs="pairs", cost=_quality_cost, print_view=_print_quality, compares_models=True)
+def _references_blocker(pipelines: Mapping[str, Pipeline]) -> str | None:
+    if any(pipeline.continues_text for pipeline in pipelines.values()):
+        return "a language model continues a text; quality compares outputs with references"
+    return None
+
+
+@register_view(
+    "quality",
+    inputs="pairs",
+    cost=_quality_cost,
+    print_view=_print_quality,
+    blocker=_references_blocker,
+    compares_models=True,
+)
 def measure_quality(
     pipelines: Mapping[str, Pipeline],
     pairs: Sequence[Example],
     *,
+    metrics: Annotated[list[Annotated[Part, metric_parts]], Field(max_length=len(metric_parts.names))] = [],
     metric: Annotated[str, Field(min_length=1, max_length=1000)] | None = None,
     beam: BeamSize | None = None,
     worst: Annotated[int, Field(ge=0, le=100)] = 20,
 ) -> ViewData:
-    """Scores with intervals of one model or several on some pairs, by length and by rarity, and the worst examples."""
+    """Scores with intervals of one model or several on some pairs, by length and by rarity, and the worst examples.
+
+    `metric` is the one of the groups and the worst examples: by default the first of `metrics`, which are all.
+    """
     from dragoman.inspection.assessment import assess
 
-    if metric is not None and metric not in metrics.names:
-        raise UserError(f"there is no metric '{metric}'{did_you_mean(metric, metrics.names)}")
-    names = [metric] if metric else []
-    assessments = {name: assess(pipeline, pairs, names, beam=beam) for name, pipeline in pipelines.items()}
+    if metric is not None and metric not in metric_parts.names:
+        raise UserError(f"there is no metric '{metric}'{did_you_mean(metric, metric_parts.names)}")
+    wanted = [*metrics, *([Part(metric)] if metric and metric not in {part.name for part in metrics} else [])]
+    assessments = {name: assess(pipeline, pairs, wanted, beam=beam) for name, pipeline in pipelines.items()}
     return quality_report(assessments, metric, worst=worst)
 
 
@@ -81,6 +99,7 @@ def quality_report(
         "view": "quality",
         "metric": metric,
         "metrics": list(first.scores),
+        "labels": {name: score.label for name, score in first.scores.items()},
         "higher_is_better": first.scores[metric].metric.higher_is_better,
         "models": [_model_scores(name, one) for name, one in assessments.items()],
         "length_unit": first.length_unit,

@@ -42,10 +42,11 @@ export function sourcesOf(state, model) {
   return found;
 }
 
-/** What a model still waits for, as a sentence; "" where all is there. */
-export function missing(model) {
+/** What a model still waits for, as a sentence; "" where all is there. Texts that nobody wrote are null. */
+export function missing(state, model) {
   const side = SIDES.find((one) => isFile(model[one]) && !givenFor(model, one));
-  return side ? `Drop ${named(model[side])} above, paste it, or choose a file to begin.` : "";
+  if (side) return `Drop ${named(model[side])} above, paste it, or choose a file to begin.`;
+  return SIDES.some((one) => model[one] === "text" && state[one] === null) ? "Write a source above to begin." : "";
 }
 
 /** For JSON.stringify: a number in place of megabytes. */

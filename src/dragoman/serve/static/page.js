@@ -8,10 +8,12 @@
 import { choice, make, refill } from "../views/dom.js";
 import "../views/modules.js"; // the modules of all views
 import { draw } from "../views/views.js";
+import { askForKey, listenForKey } from "./key.js";
 import { SIDES, fillSources, listenForFiles, missing, readsFiles, shortened } from "./media.js";
+import { exampleOf, isOneLine, sendOnEnter } from "./model.js";
 import { EXAMPLES, PANELS } from "./panels.js";
 import { drawReference, drawResult } from "./result.js";
-import { ask, hasKey, keepKey } from "./server.js";
+import { ask, hasKey } from "./server.js";
 import { BEGINNING, fromFragment, fromTrail, toFragment, trail, whole } from "./state.js";
 
 const POLL_MS = 3000; // between two looks at a run that still trains
@@ -66,7 +68,7 @@ async function show({ again = false, quiet = false } = {}) {
   try {
     const text = await filledText(panel.about, every[0], signal);
     if (signal.aborted) return;
-    refill(panel.tools, panel.about.tools?.(state, go, text));
+    refill(panel.tools, panel.about.tools?.(state, go, text, every[0]));
     await Promise.all(every.map((column, i) => fillColumn(panel, column, i, text, { again, quiet, signal })));
   } catch (error) {
     if (!signal.aborted) trouble(error);
@@ -77,13 +79,14 @@ async function show({ again = false, quiet = false } = {}) {
 /** The example's texts, where there are none yet. */
 function examplesFor(model) {
   const texts = SIDES.filter((side) => model[side] === "text");
-  return Object.fromEntries(texts.map((side) => [side, state[side] ?? model.example[side]]));
+  return Object.fromEntries(texts.map((side) => [side, state[side] ?? exampleOf(model)[side] ?? null]));
 }
 
 /** The text of a tab's own text area. */
 async function filledText({ fills }, { model }, signal) {
   if (!fills) return "";
   if (state[fills.field] !== null) return state[fills.field];
+  if (!model.views.includes("examples")) return "";
   if (!examples.has(model.name)) {
     const { pairs } = await ask("v1/inspect/examples", { model: model.name, count: EXAMPLES }, signal);
     examples.set(model.name, pairs);
@@ -95,7 +98,7 @@ async function fillColumn(panel, column, index, text, how) {
   const shown = panel.columns[index];
   shown.box.hidden = panel.about.together && index > 0;
   if (shown.box.hidden) return;
-  const lacking = panel.about.whole ? "" : missing(column.model);
+  const lacking = lackingIn(panel, column.model);
   const head = panel.about.together ? null : headOf(column.model);
   refill(shown.head, head, lacking && make("p", { class: "note lacking" }, lacking));
   const asked = lacking ? [] : panel.about.asks(state, column, text);
@@ -104,6 +107,12 @@ async function fillColumn(panel, column, index, text, how) {
     shown.slots.push({ element: shown.box.appendChild(make("div", { class: "slot" })) });
   }
   await Promise.all(asked.map((one, i) => fillSlot(shown.slots[i], one, column, how)));
+}
+
+/** Why there is nothing to ask a model for, as a sentence; "" where there is. */
+function lackingIn({ name, about }, model) {
+  if (cannotShow(name, model)) return `This is nothing that ${model.name} can show.`;
+  return about.whole || about.fills ? "" : missing(state, model);
 }
 
 function headOf({ name, shape, device }) {
@@ -169,6 +178,7 @@ function actionsOf({ end, model }) {
       const others = namesOf(state[off]).filter((other) => other !== name);
       go({ [off]: (isOff ? [...others, name] : others).join(",") });
     },
+    metric: (metric) => go({ metric }),
     open: (view, { model: name = model.name, source, target }) => {
       go({ source, reference: target ?? "", view, model: name, model2: "", prefix: "", off: "" });
       window.scrollTo({ top: 0 });
@@ -196,12 +206,6 @@ function trouble(error) {
   at("trouble").hidden = false;
 }
 
-function askForKey(why) {
-  at("key").hidden = false;
-  at("key-why").textContent = at("key-text").value && why; // the first time, the heading says it all
-  at("key-text").focus();
-}
-
 // -- from the page to the state ---------------------------------------------------------------------------------------
 
 /** Another state, which the back button leaves again; the same state is asked for anew if `again`. */
@@ -226,6 +230,9 @@ function fillForm(every) {
   if (first.model.kind === "language model") at("source-label").textContent = "Beginning of a text";
   at("reference-box").hidden = every.every(({ model }) => model.kind !== "pairs");
   for (const box of document.querySelectorAll(".search-box")) box.hidden = first.model.kind === "labels";
+  const keys = isOneLine(first.model) ? ["Enter", "Enter"] : ["Ctrl or ⌘ with Enter", "Control+Enter Meta+Enter"];
+  at("predict").title = keys[0];
+  at("predict").setAttribute("aria-keyshortcuts", keys[1]);
   for (const name of [...SIDES, "reference", "beam", "nbest"]) {
     if (filled[name] !== state[name]) at(name).value = filled[name] = state[name];
   }
@@ -251,9 +258,9 @@ function fromForm() {
 /** Another model: its own example, if the last one's is still there, and nothing forced or switched off. */
 function chooseModel(name) {
   const [before, next] = [columns()[0].model, modelOf(name)];
-  const change = { ...fromForm(), model: name, prefix: "", off: "", texts: null, pairs: null };
+  const change = { ...fromForm(), model: name, prefix: "", off: "", texts: null, pairs: null, metric: "" };
   for (const side of SIDES) {
-    if (before[side] === "text" && change[side] === before.example[side]) change[side] = null;
+    if (before[side] === "text" && change[side] === (exampleOf(before)[side] ?? "")) change[side] = null;
   }
   if (state.model2 === name || SIDES.some((side) => before[side] !== next[side])) Object.assign(change, { model2: "", prefix2: "", off2: "" });
   go(change);
@@ -280,17 +287,13 @@ function buildPanel(name, about) {
   const grid = make("div", { class: "columns" }, both.map(({ box }) => box));
   const look = { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, tabindex: "0", hidden: true };
   at("panels").append(make("section", look, make("p", { class: "about" }, about.about), tools, grid));
-  return { about, tools, grid, columns: both };
+  return { name, about, tools, grid, columns: both };
 }
 
 /** Mark the tab of the view; leave out those that a model has nothing to show in, and say why. */
 function chooseTab(every) {
   const kinds = every.map(({ model }) => model.kind);
-  const no = (name, { kind, ...model }) =>
-    PANELS[name].unfit?.includes(kind) ||
-    (PANELS[name].texts && readsFiles(model)) ||
-    (PANELS[name].prepared && !model.prepared_views.includes(name));
-  const unfit = (name) => every.every(({ model }) => no(name, model));
+  const unfit = (name) => every.every(({ model }) => cannotShow(name, model));
   if (!PANELS[state.view] || unfit(state.view)) state.view = "result";
   const both = every.length > 1;
   for (const [name, tab] of Object.entries(tabs)) {
@@ -304,6 +307,11 @@ function chooseTab(every) {
   const left = tabs[state.view].offsetLeft - at("tabs").offsetLeft;
   at("tabs").scrollTo({ left: left - at("tabs").clientWidth / 2 });
   refill(at("unfit"), kinds.length === 1 ? UNFIT[kinds[0]] : null);
+}
+
+function cannotShow(name, model) {
+  const { own, texts } = PANELS[name];
+  return (!own && !model.views.includes(name)) || (texts && (readsFiles(model) || model.second_source !== null));
 }
 
 function moveTab(event) {
@@ -338,21 +346,14 @@ function listen() {
     event.preventDefault();
     go(fromForm(), true);
   });
-  form.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-  });
+  sendOnEnter(form, () => columns()[0].model);
   at("model").addEventListener("change", () => chooseModel(at("model").value));
   at("beside").addEventListener("change", () => {
     go({ ...fromForm(), model2: at("beside").value, prefix2: "", off2: "" });
   });
   at("language").addEventListener("change", () => go(fromForm()));
   listenForFiles(() => models.length && go({ ...fromForm(), prefix: "", prefix2: "" }));
-  at("key").addEventListener("submit", (event) => {
-    event.preventDefault();
-    keepKey(at("key-text").value);
-    at("key").hidden = true;
-    start();
-  });
+  listenForKey(start);
   window.addEventListener("popstate", () => {
     state = fromFragment(location.hash);
     if (models.length) show();

@@ -3,28 +3,25 @@
      asks(state, column, filled) → [[what draws the answer, path, body], …]        one answer below the other
 
    `column` is {model, prefix, off}: a model as GET /v1/models describes it, and what was forced and switched off.
-   A view with `whole` is of the model itself, one with `texts` is of texts and of nothing else that a model may read,
-   one that is `prepared` is there for the models whose description lists it.
+   A panel with `whole` is of the model itself, one with `texts` is for models that read one text and nothing else, one
+   that is `own` is no view; views are there for the models whose description lists them.
    `filled` are the texts of a tab's own text area, which are examples of the model as long as nobody wrote others. */
 
 import { choice, make } from "../views/dom.js";
+import { batchTool } from "./batch.js";
 import { sourcesOf } from "./media.js";
+import { languagesFor } from "./model.js";
 import { linesOf, pairsOf, trail } from "./state.js";
+import { pairLines, tablePicker } from "./table_picker.js";
 
 export const EXAMPLES = 40; // to begin with: fewer are no cloud of sentences, more are no longer read
 const WORST = 5;
-const METRICS = ["chrf", "bleu", "exact", "cer", "wer"];
+const METRICS = ["chrf", "bleu", "exact", "cer"]; // of a model without kept examples, by which its own are chosen
+const MAX_PAIRS = 200; // of a file: some seconds for a small model on one core
 const PROBES = 100; // made sources: some seconds for a small model on one core
 
-/** The languages to name to a model that knows several. */
-function languages(state, { model: { languages: known, example } }) {
-  if (!known.length) return {};
-  const target_lang = known.includes(state.language) ? state.language : example.target_lang;
-  return { source_lang: example.source_lang, target_lang };
-}
-
 function input(state, column, source = null) {
-  return { ...(source === null ? sourcesOf(state, column.model) : { source }), ...languages(state, column) };
+  return { ...(source === null ? sourcesOf(state, column.model) : { source }), ...languagesFor(column.model, state.language) };
 }
 
 /** A view of one source. */
@@ -64,6 +61,7 @@ function asLine({ source, target }) {
 export const PANELS = {
   result: {
     title: "Result",
+    own: true,
     about: "What the model answers, token by token, and the next best answers of its search.",
     asks(state, column) {
       const { model } = column;
@@ -75,10 +73,23 @@ export const PANELS = {
       return [...asked, ["reference", "v1/score", { model: model.name, inputs: [pair] }]];
     },
   },
+  batch: {
+    title: "File",
+    about: "A file with many sources: its rows come back with a prediction and its probability.",
+    own: true,
+    texts: true,
+    whole: true,
+    together: true,
+    tools: (state, go, text, column) => {
+      const { model } = column;
+      const search = model.kind === "labels" ? {} : { beam: state.beam };
+      return batchTool((sources) => ({ model: model.name, inputs: sources.map((one) => input(state, column, one)), ...search }));
+    },
+    asks: () => [],
+  },
   alignment: {
     title: "Alignment",
     about: "Where the model looked in the source while it wrote each token. The stronger the color, the more.",
-    unfit: ["labels", "language model"],
     tools: (state, go) => ofWhich(state, go),
     asks: (state, column) => {
       const target = chosenTarget(state);
@@ -89,7 +100,6 @@ export const PANELS = {
   beam: {
     title: "Beam tree",
     about: "Every beginning that the search kept or dropped, step by step, with the reason.",
-    unfit: ["labels"],
     asks: (state, column) => {
       const told = column.model.kind === "pairs" ? { target: reference(state) } : {};
       return [inspect("beam", { model: column.model.name, source: input(state, column), beam: state.beam, ...told })];
@@ -98,7 +108,6 @@ export const PANELS = {
   steps: {
     title: "Steps",
     about: "The likeliest next tokens at every step of a greedy search.",
-    unfit: ["labels"],
     tools: (state, go) => undoButtons(state, go),
     asks: (state, column) => {
       const told = column.model.kind === "pairs" ? { target: reference(state) } : {};
@@ -109,7 +118,6 @@ export const PANELS = {
   saliency: {
     title: "Saliency",
     about: "How much each source token moves each token of the answer, and how many steps must wait for each other.",
-    unfit: ["labels", "language model"],
     tools: (state, go) => ofWhich(state, go),
     asks: (state, column) => [
       inspect("saliency", { model: column.model.name, source: input(state, column), target: chosenTarget(state) }),
@@ -119,7 +127,6 @@ export const PANELS = {
   blame: {
     title: "Training lines",
     about: "The training lines behind the answer. Of the reference, where there is one: those behind what departs from it.",
-    prepared: true,
     asks: (state, column) => {
       const told = column.model.kind === "pairs" ? { target: reference(state) } : {};
       return [inspect("blame", { model: column.model.name, source: input(state, column), ...told })];
@@ -135,39 +142,42 @@ export const PANELS = {
   embedding_space: {
     title: "Sentence space",
     about: "Sources as points: those that the encoder sums up alike lie close to each other.",
-    unfit: ["language model"],
     texts: true,
     fills: { field: "texts", line: ({ source }) => source },
     tools: (state, go, text) => area("texts", "Sources, one on each line", text, "Draw the map", go),
     asks: (state, column, text) => {
       const sources = linesOf(text).map((line) => input(state, column, line));
+      if (!sources.length) return [];
       return [inspect("embedding_space", { model: column.model.name, sources })];
     },
   },
   quality: {
     title: "Quality",
     about: "Scores on pairs of yours, by length and by rarity, and the worst answers to look into.",
-    unfit: ["language model"],
     texts: true,
     together: true,
     fills: { field: "pairs", line: asLine },
     tools: (state, go, text) => [
       area("pairs", "Pairs, one on each line: source ||| reference", text, "Measure", go),
-      choice("Metric", METRICS, state.metric, (metric) => go({ metric })),
+      tablePicker("pairs", { source: "Sources in", target: "References in" }, (table, columns) => {
+        const { lines, note } = pairLines(table, columns, MAX_PAIRS);
+        go({ pairs: lines.join("\n") }, true);
+        return note;
+      }),
     ],
     asks: (state, column, text) => {
       const inputs = pairsOf(text).map(({ source, target }) => ({ ...input(state, column, source), target }));
-      if (state.pairs === null && inputs.every(({ target }) => target === null)) return []; // nothing to compare with
+      if (!inputs.length || (state.pairs === null && inputs.every(({ target }) => target === null))) return []; // nothing to compare with
       const models = [column.model.name, state.model2].filter(Boolean);
-      const { metric, beam } = state;
-      return [inspect("quality", { model: column.model.name, models, inputs, metric, beam, worst: WORST })];
+      const metrics = column.model.metrics.length ? column.model.metrics : METRICS;
+      const body = { model: column.model.name, models, inputs, metrics, metric: state.metric || null, beam: state.beam };
+      return [inspect("quality", { ...body, worst: WORST })];
     },
   },
   probes: {
     title: "Probes",
     about: "Known ways to fail, counted: loops, copies, words left out, answers to nonsense.",
     texts: true,
-    unfit: ["labels", "language model"],
     tools: (state, go) => {
       const label = "Sources, one on each line; none: made of the model's own vocabulary";
       return area("sources", label, state.sources ?? "", "Probe", go, 2);
@@ -175,7 +185,7 @@ export const PANELS = {
     asks: (state, column) => {
       const texts = linesOf(state.sources ?? "");
       const sources = texts.length ? texts : null;
-      return [inspect("probes", { model: column.model.name, sources, count: PROBES, ...languages(state, column) })];
+      return [inspect("probes", { model: column.model.name, sources, count: PROBES, ...languagesFor(column.model, state.language) })];
     },
   },
   replay: {

@@ -4,9 +4,9 @@ const SILENT = "the server does not answer; is it still running?";
 const KEY = "dragoman-key"; // in this tab's storage
 
 export class Refusal extends Error {
-  constructor(message, status) {
+  constructor(message, status, { field = null, seconds = null } = {}) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, field, seconds }); // what it is about, and after how long to try again
   }
 }
 
@@ -49,5 +49,7 @@ export async function ask(path, body, signal) {
     throw new Refusal(response ? `the server answered with ${response.status} and no JSON` : SILENT, response?.status);
   }
   if (response.ok) return answer;
-  throw new Refusal(answer.error?.message ?? `the server answered with ${response.status}`, response.status);
+  const { message, field } = answer.error ?? {};
+  const seconds = Number(response.headers.get("Retry-After")) || null;
+  throw new Refusal(message ?? `the server answered with ${response.status}`, response.status, { field, seconds });
 }

@@ -4,6 +4,8 @@
 
    What is as it was at the beginning is left out. `model2`, `prefix2` and `off2` are those of the second column. */
 
+const LONGEST = 8000; // characters of a value: an address that holds a whole file is no longer one to share
+
 export const BEGINNING = {
   view: "result",
   model: "", // the first
@@ -18,7 +20,7 @@ export const BEGINNING = {
   side: "encoder", // whose positions
   texts: null, // of the sentence space; null: examples of the model
   pairs: null, // of quality
-  metric: "chrf",
+  metric: "", // the first of those that fit the model
   sources: null, // of the probes; null: made of the vocabulary
   prefix: "", // every beginning that was forced, the last of them holds: ids with dots, beginnings with ~
   prefix2: "",
@@ -38,7 +40,7 @@ export function fromFragment(fragment) {
 }
 
 export function toFragment(state) {
-  const changed = Object.entries(state).filter(([name, x]) => x !== BEGINNING[name]);
+  const changed = Object.entries(state).filter(([name, x]) => x !== BEGINNING[name] && String(x).length <= LONGEST);
   return `#${new URLSearchParams(changed)}`;
 }
 
