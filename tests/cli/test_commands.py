@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -78,6 +79,10 @@ def test_score_prints_a_log_probability_for_each_pair_and_the_perplexity_over_al
     for line, score, (_, target) in zip(each, scores, test, strict=True):
         assert len(line.split()) == len(target) + 1
         assert abs(sum(map(float, line.split())) - score) < 1e-4
+    means = sorted((statistics.fmean(map(float, line.split())), -i) for i, line in enumerate(each))
+    worst = succeeded(here("score", RUN, "test.tsv", "--worst", "3")).out.rstrip("\n").split("\n")
+    for line, (mean, number) in zip(worst, means[:3], strict=True):
+        assert line.split("\t") == [f"{mean:.3f}", f"test.tsv:{1 - number}", *test[-number]]
 
 
 def test_evaluate_prints_one_json_object_with_every_metric(work: Path, here: Callable[..., Done]) -> None:
@@ -228,7 +233,7 @@ def test_the_command_to_try_next_is_one_line_however_narrow_the_terminal_is(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     last = succeeded(here("train", "copy.yaml")).err.splitlines()[-1]
-    assert re.fullmatch(rf'try it: echo "some source" \| .+ predict {RUN}', last), last
+    assert re.fullmatch(rf"try it: echo '[a-h ]+' \| .+ predict {RUN}", last), last
 
 
 def test_commands_of_a_recipe_are_one_line_however_narrow_the_terminal_is(

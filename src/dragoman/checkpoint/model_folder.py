@@ -151,7 +151,11 @@ def resolve(path: Path) -> Path:
         return path
     if not os.path.isdir(path):
         raise ModelError(f"{path}: is no model: neither a folder nor a zip that dragoman pack wrote")
-    if (path / "manifest.json").is_file():
+    try:
+        is_model = (path / "manifest.json").is_file()
+    except PermissionError:
+        raise ModelError(f"{path}: may not be read: permission denied; change its permissions, or copy it") from None
+    if is_model:
         return path
     for pointer in ("best", "last"):
         name = read_pointer(path, pointer)
@@ -163,7 +167,9 @@ def resolve(path: Path) -> Path:
             return folder
     if (path / "config.yaml").exists():
         raise ModelError(f"{path}: this run has no checkpoint yet; let it train until the first one is saved")
-    raise ModelError(f"{path}: neither a model folder (no manifest.json) nor a run folder (no config.yaml)")
+    runs = sorted(entry.name for entry in path.iterdir() if (entry / "config.yaml").is_file())
+    hint = f"; it holds {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}: name one" if runs else ""
+    raise ModelError(f"{path}: neither a model folder (no manifest.json) nor a run folder (no config.yaml){hint}")
 
 
 def read_pointer(run: Path, pointer: str) -> str | None:

@@ -49,6 +49,10 @@ def blame(
     if (reason := training_lines_blocker(loaded)) is not None:
         raise UserError(reason)
     example = Example(source, source_lang=source_lang, target_lang=target_lang)
+    if target is not None and (unknown := loaded.codec.target.unknown_words(target)):
+        options.print_to_stderr(
+            f"the model has no '{unknown[0]}', so that it can never write this target; are symbols separated by spaces?"
+        )
     progress = _Progress()
     found = attribute(loaded, example, output=output, reference=target, top=top, on_progress=progress)
     data = {"view": "blame", **view_data(found)}
@@ -59,6 +63,8 @@ def blame(
         options.print_text(json.dumps(data, ensure_ascii=False, indent=1))
     elif html is None:
         blame_lines.print_view(options.console(), data)
+        if folders := sorted({str(Path(line.file).parent) for line in found.lines}):
+            options.print_text(f"the files are in {', '.join(folders)}")
 
 
 class _Progress:

@@ -125,6 +125,8 @@ def _print_tables(assessments: dict[str, Assessment], counts: Counts) -> None:
             interval = f"[{test.low:+.2f}, {test.high:+.2f}]"
             result = f"{metric} {test.difference:+.2f} {interval}, p = {test.p:.3f}: {verdict}"
             print_text(f"{name} against {first_name}: {result}")
+    if others:
+        print_text("(by the test pairs; another seed of the same training may differ by as much)")
     metric = next(iter(first.scores))
     title = f"{metric} by source length in {first.length_unit}"
     _print_ranges(title, first.length_unit, group_by_length(assessments, metric))

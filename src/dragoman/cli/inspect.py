@@ -89,6 +89,8 @@ def inspect(
         for one in compute_views(pipelines, examples, shown, view_options, keep_blank=True):
             print_data(console(), one)
     paths = [path for path in (png, svg, pdf) if path is not None]
+    if paths and chosen and all(one.name != "alignment" for one in chosen):
+        raise UserError(f"{paths[0]}: a picture shows the alignment; --html FILE writes the view {chosen[0].name}")
     if paths:
         named: list[tuple[str, ViewData]] = []  # with two models, each with the model's name
         for one in compute_views(pipelines, examples, [find_view("alignment")], view_options, skip=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -96,9 +97,16 @@ def program_name() -> str:
     return "python -m dragoman" if sys.argv[0].endswith("__main__.py") else os.path.relpath(sys.argv[0])
 
 
-def predict_command(model: object, plugins: Sequence[str]) -> str:
-    """Return the command that tries a model."""
-    return f"{program_name()} predict {model}" + "".join(f" --plugin {plugin}" for plugin in plugins)
+def predict_command(model: Path, plugins: Sequence[str], *, takes_text: bool = True) -> str:
+    """Return the command that tries a model, a run or a zip, on an example that it keeps."""
+    from dragoman.checkpoint import kept_examples, model_folder
+
+    command = f"{program_name()} predict {model}" + "".join(f" --plugin {plugin}" for plugin in plugins)
+    if not takes_text:
+        return f"{command} FILE"
+    kept = kept_examples.read_examples(model_folder.resolve(model))
+    source = next((one.source for one in kept if not one.second_source and len(one.source) < 60), "some source")
+    return f"echo {shlex.quote(source)} | {command}"
 
 
 def load_plugins(plugins: Sequence[str]) -> None:

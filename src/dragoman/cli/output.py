@@ -102,7 +102,11 @@ def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[
                     raise _stopped(received, done, f"were written to {output}") from None
                 file.truncate(size)  # whole results alone
                 kept = files.set_aside(Path(file.name), "partial", Path(os.path.realpath(output)))
-                raise _stopped(received, done, f"are kept in {kept}, and {output} is as before") from None
+                raise _stopped(received, done, f"are kept in {kept}, and {_as_before(output)}") from None
+
+
+def _as_before(output: Path) -> str:
+    return f"{output} is as before" if output.exists() else f"there is no {output}"
 
 
 def write_table(
@@ -142,7 +146,7 @@ def write_table(
             except KeyboardInterrupt:
                 if done == 0:
                     raise _stopped(received, done, "") from None
-                raise _stopped(received, done, f"are kept in {keep()}, and {output} is as before") from None
+                raise _stopped(received, done, f"are kept in {keep()}, and {_as_before(output)}") from None
             finally:
                 if not is_complete:
                     with suppress(Exception):  # it was cut anywhere, and goes with the scratch file
@@ -173,7 +177,7 @@ def write_document(
             kept = files.set_aside(Path(file.name), "partial", Path(os.path.realpath(output)))
             stopped = f"stopped by {_signal_name(received)}: the document with its first {len(done):,} segments"
             code = 128 + signal.Signals[_signal_name(received)]
-            raise Stopped(f"{stopped} translated is kept in {kept}, and {output} is as before", code) from None
+            raise Stopped(f"{stopped} translated is kept in {kept}, and {_as_before(output)}", code) from None
         document.write(done, file)
 
 

@@ -56,7 +56,7 @@ def pack(
     size = f" ({output.stat().st_size / 1e6:,.1f} MB)" if output.is_file() else ""
     missing = "" if card.license else "; its card states no license: say --license"
     options.print_to_stderr(f"wrote {output}{size}{missing}")
-    options.print_to_stderr(f"try it: {options.predict_command(output, plugins)}")
+    options.print_to_stderr(f"try it: {options.predict_command(output, plugins, takes_text=not loaded.reads_media)}")
 
 
 def read_notes(path: Path) -> str:

@@ -136,6 +136,8 @@ def predict(
             write_table(table.rows(answered), table.open_format, table.journal_format, output, inputs_read)
     for notice in (*report.notices(), *results.notices(read.file, table.kind if table else "")):
         options.print_to_stderr(notice)
+    if table is not None and output is not None:
+        options.print_to_stderr(results.summary(output))
 
 
 def _split_rows(read: Iterable[tuple[Row, Example]], rows: deque[Row]) -> Iterator[Example]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from dragoman.core.errors import UserError
+from dragoman.data.lines import format_count
 
 if TYPE_CHECKING:
     from dragoman.core.types import Example
@@ -37,6 +38,7 @@ class ResultColumns:
         self._unseen, self._of_source = (UnseenCounter(pipeline.codec, side=side) for _ in range(2))
         self._waiting: deque[Sequence[str]] = deque()
         self._formulas = 0
+        self.count, self.doubtful = 0, 0  # predictions, and those that deserve a look
 
     @property
     def types(self) -> list[tuple[str, type]]:
@@ -70,11 +72,13 @@ class ResultColumns:
         from dragoman.inference.output_checks import find_doubts, output_probability
 
         unseen = self._waiting.popleft()
+        self.count += 1
         further: dict[str, str | float] = {}
         if self.probability:
             further["probability"] = self._round(output_probability(prediction))
         if self.check:
             further["check"] = "; ".join(find_doubts(prediction, self.target_tokenizer, unseen))
+            self.doubtful += bool(further["check"])
         return further
 
     def results(self, prediction: Prediction) -> Results:
@@ -95,6 +99,11 @@ class ResultColumns:
 
     def _round(self, probability: float) -> float:
         return float(f"{probability:.6g}")
+
+    def summary(self, output: Path) -> str:
+        """How many predictions are in the output, and how many of them deserve a look."""
+        doubtful = f", {self.doubtful:,} to check," if self.check else ""
+        return f"{format_count(self.count, 'prediction')}{doubtful} in {output}"
 
     def notices(self, file: str, kind: str = "") -> Iterator[str]:
         """Yield what is to be said at the end about the sources, and about cells that look like formulas."""

@@ -82,11 +82,22 @@ def _describe(report: Report) -> str:
             f"{report.tokens_per_second:,.0f} tokens/s, {format_duration(report.seconds_left)} left"
         )
     if report.kind == "validation":
-        shown = ", ".join(f"{k} {v:.3f}" for k, v in values.items() if isinstance(v, float))
+        shown = ", ".join(_describe_score(k, v) for k, v in values.items() if isinstance(v, float))
         return (
             f"step {report.step:,}: {'validation' if values['kind'] == 'valid' else 'average of checkpoints'}: {shown}"
         )
     return report.message
+
+
+def _describe_score(name: str, value: float) -> str:
+    """A validation score with the label and the unit of its metric: PER 12.3 %."""
+    from dragoman.core.registry import Part
+    from dragoman.evaluation.metrics import metrics
+
+    if name not in metrics.names:
+        return f"{name} {value:.3f}"
+    metric = metrics.build(Part(name))
+    return f"{metric.label} {value:.1f}{' %' if metric.unit == '%' else ''}"
 
 
 def format_duration(seconds: float) -> str:

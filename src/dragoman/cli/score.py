@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli import options
 from dragoman.cli.output import write_results
 from dragoman.cli.source_columns import read_pairs_for
+from dragoman.core.errors import UserError
+
+if TYPE_CHECKING:
+    from dragoman.core.types import Example
 
 
 def score(
@@ -25,10 +31,18 @@ def score(
     precision: options.Precision = None,
     reference: options.Reference = False,
     tokens: Annotated[bool, typer.Option(help="Print the log-probability of every token, not only their sum.")] = False,
+    worst: Annotated[
+        int, typer.Option(min=0, help="Print only so many pairs: those with the lowest log-probability per token.")
+    ] = 0,
     plugins: options.Plugins = [],
     files: options.MediaFolders = [],
 ) -> None:
-    """Print one log-probability for each pair; the perplexity goes to the standard error."""
+    """Print one log-probability for each pair; the perplexity goes to the standard error.
+
+    Wrong pairs of the training data are among its --worst: log p per token, file:line, source and target.
+    """
+    if worst and tokens:
+        raise UserError("--worst and --tokens go apart: of the worst pairs the mean over their tokens is printed")
     options.load_plugins(plugins)
     from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
@@ -36,15 +50,25 @@ def score(
     loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
     examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
     examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
-    token_scores = parallel.score_stream(loaded, examples, workers=workers, skip=on_error == "skip")
+    waiting: deque[Example] = deque()  # for their scores
+    token_scores = parallel.score_stream(loaded, _watch(examples, waiting), workers=workers, skip=on_error == "skip")
     total, count, scored, skipped = 0.0, 0, 0, 0
 
     def lines() -> Iterator[str]:
         nonlocal total, count, scored, skipped
-        for row in token_scores:
+        least: list[tuple[float, int, Example]] = []  # a heap: the best of them first
+        for i, row in enumerate(token_scores):
+            example = waiting.popleft()
             total, count, scored, skipped = total + sum(row), count + len(row), scored + bool(row), skipped + (not row)
-            if row:
+            if row and worst:
+                heapq.heappush(least, (-sum(row) / len(row), -i, example))
+                if len(least) > worst:
+                    heapq.heappop(least)
+            elif row:
                 yield " ".join(f"{p:.6f}" for p in (row if tokens else [sum(row)]))
+        for improbability, _, example in sorted(least, key=lambda each: each[:2], reverse=True):
+            cells = f"{-improbability:.3f}", f"{example.file}:{example.line}", example.source, example.target or ""
+            yield "\t".join(cells)
 
     with closing(token_scores):
         write_results(lines(), output, spec_files(pairs))
@@ -53,3 +77,10 @@ def score(
     if skipped:
         text += f"; {skipped:,} longer than the model's maximum length were left out"
     options.print_to_stderr(text)
+
+
+def _watch(examples: Iterable[Example], waiting: deque[Example]) -> Iterator[Example]:
+    """Yield examples, and keep each until its score comes."""
+    for example in examples:
+        waiting.append(example)
+        yield example

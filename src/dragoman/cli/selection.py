@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ Output = Annotated[
     str, typer.Option("--output", "-o", help="The file to write, of the same kind; two with a comma for two files.")
 ]
 Dropped = Annotated[
-    Path | None, typer.Option(help="A TSV file for what is left out, with the reason and the line of each pair.")
+    Path | None,
+    typer.Option(help="A file (.tsv or .jsonl) for what is left out, with the reason and the line of each pair."),
 ]
 DEFAULT_NAMES = {2: ("train", "test"), 3: ("train", "valid", "test")}
 
@@ -204,10 +206,18 @@ def _write_rest(
     if dropped is not None:
         make_folder(dropped.parent)
         with open_output(dropped, [*spec_files(pairs), *split_spec(output)]) as file:
-            file.write(b"reason\tline\tsource\ttarget\n")
+            names = ("reason", "line", "source", "target")
+            is_json = dropped.suffix.lower() == ".jsonl"
+            if not is_json:
+                file.write(("\t".join(names) + "\n").encode())
             for row, reason in reasons.items():
                 cells = (reason, str(examples[row].line), examples[row].source, examples[row].target or "")
-                file.write(("\t".join(cell.replace("\t", " ") for cell in cells) + "\n").encode())
+                line = (
+                    json.dumps(dict(zip(names, cells, strict=True)), ensure_ascii=False)
+                    if is_json
+                    else "\t".join(cell.replace("\t", " ") for cell in cells)
+                )
+                file.write(f"{line}\n".encode())
     counts = ", ".join(f"{reason}: {n:,}" for reason, n in Counter(reasons.values()).most_common())
     which = f" ({counts})" if counts else ""
     print_text(f"{format_count(len(reasons), 'pair')} left out{which}; the other {len(kept):,} are in {output}")

@@ -17,6 +17,7 @@ from dragoman.cli.options import console, load_plugins, plain_table, print_text,
 from dragoman.core.errors import DataError, TrainingDiverged, TrainingStopped, UserError
 
 if TYPE_CHECKING:
+    from dragoman.config import Config
     from dragoman.config.loading import LoadedConfig
     from dragoman.training.autotrain import TrainingRequest
 
@@ -109,14 +110,17 @@ def train(
         )
     last = progress.show_training(reports)
     if last is not None:
-        folder = run or Path("runs") / loaded.config.name
-        model = loaded.config.model
-        takes_text = model.frontend.name == "tokens" and model.second_source is None
-        start, end = ('echo "some source" | ', "") if takes_text else ("", " FILE")
-        print_to_stderr(f"try it: {start}{options.predict_command(folder, plugins)}{end}")
+        _print_command(run or Path("runs") / loaded.config.name, loaded.config, plugins)
+
+
+def _print_command(folder: Path, config: Config, plugins: Sequence[str]) -> None:
+    """Say how the trained model is tried."""
+    takes_text = config.model.frontend.name == "tokens" and config.model.second_source is None
+    print_to_stderr(f"try it: {options.predict_command(folder, plugins, takes_text=takes_text)}")
 
 
 def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool, plugins: Sequence[str]) -> None:
+    from dragoman import config as configs
     from dragoman.training import autotrain
 
     if explain:
@@ -130,7 +134,7 @@ def _train_on_pairs(request: TrainingRequest, folder: Path, explain: bool, plugi
     if test is not None:
         for line in write_run_report(folder, test).lines:
             print_text(line)
-    print_to_stderr(f"try it: {options.predict_command(folder, plugins)}")
+    _print_command(folder, configs.load(folder / "train.yaml", None, request.overrides).config, plugins)
 
 
 def _explain_choice(request: TrainingRequest) -> None:

@@ -42,6 +42,7 @@ MIN_PAIRS = 40  # of training: a quarter of fewer says nothing
 STILL_IMPROVING = 0.12  # of the validation loss, in the last fifth of the steps: more than a decaying rate explains
 SAMPLES = 1_000  # of the bootstrap
 LEVEL = 0.95
+ERROR_LABELS = {"exact match": "wrong outputs"}  # of metrics that count what is right; others: 100 − the score
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def fit_curve(pairs: Sequence[int], scores: Sequence[MetricScore], *, is_finishe
     resampled = np.stack([_to_error(metric.score(sample), metric.higher_is_better) for sample in samples])
     doubled, many = extrapolate(errors[:, None])[0], extrapolate(resampled)
     return LearningCurve(
-        f"100 − {scores[0].label}" if metric.higher_is_better else scores[0].label,
+        _error_label(scores[0]),
         metric.unit,
         tuple(pairs),
         tuple(_estimate(error, each) for error, each in zip(errors, resampled, strict=True)),
@@ -199,6 +200,13 @@ def fit_curve(pairs: Sequence[int], scores: Sequence[MetricScore], *, is_finishe
         items,
         is_finished,
     )
+
+
+def _error_label(score: MetricScore) -> str:
+    """What the curve shows: errors, also where the metric counts what is right."""
+    if not score.metric.higher_is_better:
+        return score.label
+    return ERROR_LABELS.get(score.label, f"100 − {score.label}")
 
 
 def _to_error(score: Any, higher_is_better: bool) -> Any:

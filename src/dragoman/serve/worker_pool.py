@@ -102,10 +102,17 @@ class WorkerHandle:
                     first_start.set_exception(error)
                     return
                 reason = f"cannot load its models: {error}"
+            except OSError as error:  # no process, no memory, no right to run Python
+                reason = f"could not be started: {error.strerror or error}"
             if self.is_stopping:
                 return
             if not first_start.done():
-                text = f"a worker {reason} while it loaded the models; see the messages above"
+                when = (
+                    ""
+                    if reason.startswith("could not be started")
+                    else " while it loaded the models; see the messages above"
+                )
+                text = f"a worker {reason}{when}"
                 first_start.set_exception(UserError(text))
                 return
             failures = 0 if self.models else failures + 1
@@ -261,7 +268,8 @@ class WorkerPool:
             await asyncio.sleep(SPARE_DELAY_S)
             is_missing = self.spare is None or self.spare.returncode is not None
             if is_missing and self.ready_count == len(self.workers):
-                self.spare = await start_process(self.settings)
+                with suppress(OSError):  # it is tried again; a worker that is needed says what is wrong
+                    self.spare = await start_process(self.settings)
 
     async def take_process(self) -> Process:
         """Return a process that waits for its load message: the spare one, or a new one."""

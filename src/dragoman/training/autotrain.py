@@ -110,13 +110,14 @@ def run(request: TrainingRequest, folder: Path) -> Iterator[Report]:
         raise UserError(f"--minutes must be above 0, found {request.minutes:g}")
     if distributed.rank_and_world_size()[1] > 1:
         raise UserError("one process chooses a config: run this without torchrun, then torchrun with its train.yaml")
-    if not (folder / "plan.json").exists():
+    is_new = not (folder / "plan.json").exists()
+    if is_new:
         if (folder / "config.yaml").exists():
             raise RunError(f"{folder}: there is another run; choose another folder with --run")
         yield from _make_plan(request, folder)
     plan = read_plan(folder)
     _check_request(plan, request.fingerprint(cache_folder(folder)), folder)
-    yield from map(_notice, plan["lines"])
+    yield from [] if is_new else map(_notice, plan["lines"])  # of a new one they came as they were found
     yield from train_config(configs.load(folder / "train.yaml", None, request.overrides).config, folder)
 
 
@@ -148,7 +149,10 @@ def _check_request(plan: Mapping[str, Any], asked: Mapping[str, Any], folder: Pa
 
 
 def _make_plan(request: TrainingRequest, folder: Path) -> Iterator[Report]:
-    """Divide the pairs, choose a system and write its config; plan.json is written last. Yields a race's reports."""
+    """Divide the pairs, choose a system and write its config; plan.json is written last.
+
+    Yields what is found, each as soon as it is, and a race's reports.
+    """
     examples, held_out, sentences = request.read()
     if len(examples) < MIN_PAIRS:
         found = format_count(len(examples), "pair")
@@ -156,20 +160,23 @@ def _make_plan(request: TrainingRequest, folder: Path) -> Iterator[Report]:
         raise DataError(few, request.pairs)
     profile = profile_pairs(examples)
     parts = write_parts(examples, held_out, folder / "data")
+    beginnings = WordBeginnings()
+    for example in examples:
+        beginnings.add(example.source)
+    if beginnings.missing:
+        sentences.append(describe_missing(beginnings.missing))
+    seen = [*sentences, f"{profile}. {parts.sentence}"]
+    yield from map(_notice, [*seen, "measuring how fast this machine trains …"])
     every = _measure_candidates(profile, parts, request, folder)
     if request.search:
         choice = yield from _race(list(every), request, folder)
     else:
         choice = _first_with_time(every)
     files.write_file(folder / "train.yaml", _config_text(choice, request, profile).encode())
-    beginnings = WordBeginnings()
-    for example in examples:
-        beginnings.add(example.source)
-    if beginnings.missing:
-        sentences.append(describe_missing(beginnings.missing))
-    lines = [*sentences, f"{profile}. {parts.sentence}", choice.sentence(), f"config: {folder / 'train.yaml'}"]
+    decision = [choice.sentence(), f"config: {folder / 'train.yaml'}"]
+    yield from map(_notice, decision)
     asked = request.fingerprint(cache_folder(folder))
-    said = {"lines": lines, "division": parts.sentence}
+    said = {"lines": [*seen, *decision], "division": parts.sentence}
     plan = {"asked": asked, "test": parts.files.get("test"), **said}
     files.write_file(folder / "plan.json", (json.dumps(plan, indent=1, ensure_ascii=False) + "\n").encode())
 
@@ -195,15 +202,20 @@ class Choice:
         """How often each pair is seen, if the training goes on to the end."""
         return self.steps / self.speed.steps_per_epoch
 
+    def _describe_epochs(self) -> str:
+        if self.epochs < 1:
+            return "less than one epoch (give it more minutes, or fewer pairs: dragoman data sample)"
+        return format_count(round(self.epochs), "epoch")
+
     def sentence(self) -> str:
         """What was chosen, in a line."""
         seconds = self.steps * self.speed.seconds_per_step * (1 + VALIDATION_SHARE)
         minutes = round(seconds / 60)
-        time = "about a minute" if minutes <= 1 else f"about {minutes} minutes"
+        time = "about a minute of training" if minutes <= 1 else f"about {minutes} minutes of training"
         size = f"{self.speed.parameters / 1e6:.1f} M parameters"
         return (
             f"model: {self.candidate.title} (preset {self.candidate.preset}, {size}); {time} on this machine, "
-            f"{self.epochs:.0f} epochs; stops when validation stops improving"
+            f"{self._describe_epochs()}; stops when validation stops improving"
         )
 
 
@@ -243,10 +255,10 @@ def _first_with_time(every: Iterable[Choice]) -> Choice:
 
 
 def choose_steps(candidate: Candidate, speed: TrainingSpeed, seconds: float) -> int:
-    """As many steps as the time allows, and no more than the candidate's epochs; in tens, at least 100."""
+    """As many steps as the time allows, and no more than the candidate's epochs; in tens, at least 10."""
     affordable = seconds * (1 - VALIDATION_SHARE) / speed.seconds_per_step
     wanted = max(candidate.epochs * speed.steps_per_epoch, MIN_UPDATES)
-    return max(math.floor(min(affordable, wanted) / 10) * 10, 100)
+    return max(math.floor(min(affordable, wanted) / 10) * 10, 10)
 
 
 def _race(every: Sequence[Choice], request: TrainingRequest, folder: Path) -> Generator[Report, None, Choice]:

@@ -22,6 +22,8 @@ MAX_BYTES = 256 << 20  # of all members, unpacked
 MAX_PART_BYTES = 32 << 20  # of a member that is parsed, unpacked
 MAX_RATIO, RATIO_FROM = 200, 1 << 20  # of a member's size to its packed size, from this size on
 
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
 UNSUPPORTED = "The file may be damaged or protected: open it in an office program, and save it again"
 
 
@@ -75,6 +77,8 @@ class OfficeZip:
                 problem = "the name of a member leads out of the archive"
             elif member.flag_bits & 1:
                 problem = "the archive is encrypted"
+            elif member.compress_type not in COMPRESSIONS:
+                problem = f"a member is compressed by method {member.compress_type}; allowed are 0 and 8 (deflate)"
             elif member.file_size > max(RATIO_FROM, MAX_RATIO * member.compress_size):
                 problem = f"a member unpacks to {member.file_size:,} bytes from {member.compress_size:,}: a zip bomb"
         if problem:
