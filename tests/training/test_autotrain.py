@@ -140,7 +140,7 @@ def test_steps_fit_the_time_the_epochs_and_a_least_number() -> None:
     assert choose_steps(candidate, TrainingSpeed(0.1, 500.0, 1), seconds=100) == 880  # 100 s less 12 %
     assert choose_steps(candidate, TrainingSpeed(0.1, 500.0, 1), seconds=10_000) == 5_000  # ten epochs
     assert choose_steps(candidate, TrainingSpeed(0.1, 5.0, 1), seconds=10_000) == autotrain.MIN_UPDATES
-    assert choose_steps(candidate, TrainingSpeed(60.0, 5.0, 1), seconds=1) == 100
+    assert choose_steps(candidate, TrainingSpeed(60.0, 5.0, 1), seconds=1) == 10
 
 
 def test_the_better_of_three_wins_a_race_and_ends_as_if_it_had_run_alone(

@@ -110,14 +110,9 @@ def predict_command(model: Path, plugins: Sequence[str], *, takes_text: bool = T
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
-    """Import the modules and files of --plugin; for them alone the working directory is put first on sys.path.
-
-    Without one, a file of somebody's folder must not run because it is called as a module that we import.
-    """
+    """Import the modules and files of --plugin."""
     from dragoman.core.plugins import load_plugin
 
-    if plugins:
-        sys.path.insert(0, "")
     for plugin in plugins:
         load_plugin(plugin)
 

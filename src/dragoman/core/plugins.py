@@ -16,11 +16,16 @@ from dragoman.core.errors import UserError
 
 
 def load_plugin(name: str) -> None:
-    """Import a module by its name, or a file by its path if that ends with .py; UserError if that fails."""
+    """Import a module by its name, or a file by its path if that ends with .py; UserError if that fails.
+
+    For a module the working directory is put first on sys.path. Without one it is not there: a file of somebody's
+    folder must not run because it is called as a module that we import.
+    """
     try:
         if name.endswith(".py"):
             _import_file(Path(name).resolve())
         else:
+            sys.path[:] = ["", *(path for path in sys.path if path)]
             importlib.import_module(name)
     except (ImportError, UserError) as error:
         raise UserError(f"--plugin {name}: {error}") from None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import IO
 
 from dragoman.core.errors import DataError
@@ -69,7 +70,7 @@ def parse(data: bytes, file: str, languages: Languages) -> Subtitles:
         raise DataError("there is no line of times such as 00:00:01,000 --> 00:00:02,500. Give an .srt file", file, 1)
     spans: list[tuple[int, int]] = []
     segments: list[Segment] = []
-    for start, following in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, following in pairwise([*starts, len(lines)]):
         has_number = following < len(lines) and lines[following - 1].strip().isdecimal() and following - 1 > start
         for first, end in _text_blocks(lines, start + 1, following - has_number):
             segment = _segment([line.strip("\r\n") for line in lines[first:end]], first + 1)
