@@ -6,6 +6,7 @@ import io
 import re
 import shutil
 import subprocess
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_two_lines_of_a_cue_are_one_sentence_and_broken_again_in_balance() -> No
     output = translate("a.srt", SRT, lambda text: "aaa " * 12).decode("utf-8-sig")
     assert "<i>" + " ".join(["aaa"] * 6) + "\r\n" in output
     assert translate("a.srt", SRT, lambda text: "short").decode("utf-8-sig").count("<i>short</i>\r\n\r\n") == 1
+
+
+def test_a_cue_of_many_lines_is_broken_again_in_linear_time() -> None:
+    lines = b"<i>ab</i> cd\n" * 20_000
+    start = time.process_time()
+    output = translate("a.srt", b"1\n00:00:01,000 --> 00:00:02,000\n" + lines, str.upper)
+    assert output.count(b"\n") == 20_002
+    assert time.process_time() - start < 5  # seconds; comparing each line with each break took minutes
 
 
 def test_a_catalog_is_filled_and_marked_and_valid_to_gettext(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ translated line stays as it was.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,23 +117,33 @@ def _cue_text(lines: Sequence[str], segment: Segment, translation: Translation) 
     end = lines[-1][len(lines[-1].rstrip("\r\n")) :]
     new_line = lines[0][len(lines[0].rstrip("\r\n")) :] or "\n"
     longest = max(len(_TAG.sub("", line).strip()) for line in lines)
-    breaks = _line_breaks(translation.text, len(lines), longest)
+    pieces = _line_pieces(translation.text, _line_breaks(translation.text, len(lines), longest))
     parts: list[str] = []
-    position = 0
+    position, number = 0, 0
     for item in place_marks(segment, translation):
         if not isinstance(item, str):
             parts.append(item.content)
             continue
-        done = 0
-        for first, last in breaks:
-            if position <= first < position + len(item):
-                parts += [item[done : first - position], new_line]
-                done = min(last - position, len(item))
-            elif first < position < last:  # a tag stands within the spaces
-                done = min(last - position, len(item))
-        parts.append(item[done:])
-        position += len(item)
+        stop = position + len(item)
+        while position < stop:  # a piece may go on behind a tag
+            first, last, is_break = pieces[number]
+            if not is_break:
+                parts.append(translation.text[position : min(last, stop)])
+            elif position == first:
+                parts.append(new_line)
+            position = min(last, stop)
+            number += position == last
     return "".join(parts) + end
+
+
+def _line_pieces(text: str, breaks: Sequence[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """Divide a text at its breaks: (start, end, whether it is a break) of all pieces, in order."""
+    pieces: list[tuple[int, int, bool]] = []
+    done = 0
+    for first, last in breaks:
+        pieces += [(done, first, False), (first, last, True)]
+        done = last
+    return [*pieces, (done, len(text), False)]
 
 
 def _line_breaks(text: str, lines: int, longest: int) -> list[tuple[int, int]]:
@@ -140,10 +151,18 @@ def _line_breaks(text: str, lines: int, longest: int) -> list[tuple[int, int]]:
     if lines < 2 or len(text) <= longest:
         return []
     candidates = [match.span() for match in _BREAK.finditer(text) if match.start() > 0 and match.end() < len(text)]
+    middles = [sum(span) / 2 for span in candidates]
     breaks: list[tuple[int, int]] = []
+    used = 0  # of the candidates
     for number in range(1, lines):
         wanted = len(text) * number / lines
-        later = [span for span in candidates if not breaks or span[0] > breaks[-1][1]]
-        if later:
-            breaks.append(min(later, key=lambda span: abs(sum(span) / 2 - wanted)))
+        after = bisect_left(middles, wanted, lo=used)
+        nearest = min(
+            range(max(used, after - 1), min(after + 1, len(middles))),
+            key=lambda i: abs(middles[i] - wanted),
+            default=None,
+        )
+        if nearest is not None:
+            breaks.append(candidates[nearest])
+            used = nearest + 1
     return breaks
