@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch
 from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
-from dragoman.checkpoint import model_folder
-from dragoman.core.types import BOS, EOS, PAD, UNK
+from dragoman.checkpoint import kept_examples, model_folder
+from dragoman.core.types import BOS, EOS, PAD, UNK, Example
 
 LETTERS = "abcdefgh"
 # What goes wrong in a worker when it is asked for it: --plugin brings it in.
@@ -54,7 +54,13 @@ Pipeline.stream = stream
 SMALL = {"name": "transformer", "layers": 1, "heads": 2}
 
 
-def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **generation: Any) -> Path:
+def save(
+    folder: Path,
+    part: dict[str, Any],
+    languages: tuple[str, ...] = (),
+    kept: Sequence[Example] = (),
+    **generation: Any,
+) -> Path:
     """A model folder with random weights, so large that the model says something definite."""
     endless = generation.pop("endless", False)
     value = {
@@ -73,7 +79,7 @@ def save(folder: Path, part: dict[str, Any], languages: tuple[str, ...] = (), **
         model.output.bias[[PAD, BOS, UNK]] = -1e4  # as a trained model, it never says these
         if endless:
             model.output.bias[EOS] = -1e4
-    model_folder.save(folder, config, model_folder.unique_weights(model), codec, {})
+    model_folder.save(folder, config, model_folder.unique_weights(model), codec, kept_examples.to_files(kept))
     return folder
 
 

@@ -17,6 +17,8 @@ import torch
 from bench import planted_errors
 
 from dragoman.checkpoint import model_folder
+from dragoman.checkpoint.kept_examples import MAX_EXAMPLES
+from dragoman.core.types import Example
 from dragoman.inference import pipeline
 from dragoman.inspection.training_index import build_index
 from dragoman.inspection.views import find_view, register_view, views
@@ -84,7 +86,8 @@ class Measured:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     torch.manual_seed(3)
     part = {"name": "transformer", "layers": 2, "heads": 4}
-    return Measured(save(tmp_path_factory.mktemp("costs") / "model", part, endless=True))
+    kept = [Example(TEXT, OTHER)] * MAX_EXAMPLES
+    return Measured(save(tmp_path_factory.mktemp("costs") / "model", part, kept=kept, endless=True))
 
 
 @pytest.fixture(scope="module")

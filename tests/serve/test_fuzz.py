@@ -43,12 +43,15 @@ def fuzzed(start: Callable[..., Any], media_models: Any, tmp_path_factory: pytes
     assert KEY not in server.stderr()
 
 
+LIBRETRANSLATE = ("/translate", "/translate_file", "/detect", "/languages")
+
+
 def is_a_sentence(status: int, body: Any, path: str) -> bool:
     """Whether a refusal has the shape that the clients of a path know."""
     if status == 200:
         return True
     error = body["error"]
-    if path in ("/translate", "/languages") and isinstance(error, str):
+    if path in LIBRETRANSLATE and isinstance(error, str):
         return len(error) > 10
     return set(error) == {"code", "message", "field"} and len(error["message"]) > 10
 
