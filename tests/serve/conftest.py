@@ -138,7 +138,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(7)
     rnn = {"name": "rnn", "cell": "gru"}
-    save(folder / "small", SMALL)
+    save(folder / "small", SMALL, kept=[Example("abcd", "dcba")])
     save(folder / "tagged", SMALL, ("de", "fr"))
     save(folder / "endless", SMALL, max_length_extra=900, endless=True)
     save(folder / "plodding", rnn, max_length_extra=200_000, endless=True)

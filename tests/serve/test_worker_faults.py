@@ -282,10 +282,11 @@ def test_freed_memory_below_a_block_in_use_is_returned_to_the_system() -> None:
     assert int(done.stdout) > 50  # of 95 MiB
 
 
-def test_a_view_whose_client_disconnects_is_cancelled(server: Any, until: Callable[..., float]) -> None:
+@pytest.mark.parametrize("view", ["saliency", "alignment"])
+def test_a_view_whose_client_disconnects_is_cancelled(server: Any, until: Callable[..., float], view: str) -> None:
     before = jobs(server, "cancelled")
     body = json.dumps({"source": "abcdefgh" * 18, "target": "hgfedcba" * 18, "model": "plodding"})
-    head = f"POST /v1/inspect/saliency HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/inspect/{view} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         until(lambda: server.metric("dragoman_jobs_running") > 0)
