@@ -27,6 +27,7 @@ from dragoman import training
 from dragoman.config import Config, autoconfig
 from dragoman.core.types import Example
 from dragoman.data.readers import read_pairs
+from dragoman.data.readers.columns import fit_columns
 from dragoman.evaluation.metrics import metrics
 from dragoman.inference import pipeline
 from dragoman.recipes import tables
@@ -56,6 +57,7 @@ TASKS = {
     "g2p-2021": Task("pronunciation-languages", "2021", "lstm"),
     "inflection-tur": Task("inflection", "tur", "transformer"),
     "inflection-swa": Task("inflection", "swa", "transformer"),
+    "inflection-jap": Task("inflection", "jap", "transformer"),  # besides the ten: half of its lemmas have a new kanji
     "hindi": Task("transliteration", "hindi", "transformer"),
     "multi30k": Task("multi30k", "cased", "tiny"),
     "tatoeba-de": Task("translation", "tatoeba-de", "medium"),
@@ -117,10 +119,14 @@ def measure(name: str, who: Who, seed: int, minutes: float, data: Path, out: Pat
             overrides=(f"seed={seed}",),
         )
         finish(autotrain.run(request, folder))
-        test, columns = parts / "test.tsv", configs.load(folder / "train.yaml", None, []).config.columns
+        test = parts / "test.tsv"
+        columns = configs.load(folder / "train.yaml", None, []).config.columns
+        if (proposal := fit_columns(str(test), columns)) is not None:
+            columns = proposal.columns
     trained = time.perf_counter() - began
     model = pipeline.load(folder)
-    examples = list(read_pairs(str(test), columns=columns, extra_targets=True))
+    read = read_pairs(str(test), columns=columns, extra_targets=True)
+    examples = [model.codec.normalize_targets(example) for example in read]
     beam = run.recipe.beam if who == "recipe" else None
     outputs = [prediction.text for prediction in model.predict(examples, beam=beam)]
     scores = {key: score(run, key, outputs, examples) for key in run.recipe.scores}

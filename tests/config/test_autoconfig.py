@@ -100,4 +100,26 @@ def test_grammatical_features_are_read_whole() -> None:
     for candidate in autoconfig.candidates(tagged, has_gpu=True):
         chosen = autoconfig.settings(tagged, candidate, 0, False)
         assert chosen["tokenizer.source"] == {"name": "characters", "features": True}
-        assert chosen["tokenizer.target"] == "characters"
+        if candidate.preset == "characters-transformer":  # letters are copied: both sides share one vocabulary
+            assert (chosen["tokenizer.joint"], chosen["model.tie"]) == (True, "all")
+        else:
+            assert chosen["tokenizer.target"] == "characters"
+
+
+def test_an_alphabet_of_thousands_numbers_its_rare_characters_where_they_are_copied() -> None:
+    looks = profile("strings", 5_000)
+    kanji = replace(looks, source=replace(looks.source, has_features=True, alphabet=2_000))
+    chosen = autoconfig.settings(kanji, autoconfig.candidates(kanji, has_gpu=True)[0], 0, False)
+    assert chosen["tokenizer.source"]["min_count"] > 1
+    assert chosen["tokenizer.copy_slots"] > 0
+    assert chosen["generation.allow_unk"] is False
+
+
+def test_korean_syllables_are_taken_apart_into_letters_where_the_target_has_few() -> None:
+    looks = profile("pronunciation", 5_000)
+    korean = replace(looks, source=replace(looks.source, alphabet=1_000, decomposed=67))
+    normalized = [
+        autoconfig.settings(each, autoconfig.candidates(each, has_gpu=False)[0], 0, False).get("data.normalization")
+        for each in (looks, korean)
+    ]
+    assert normalized == [None, "nfd"]

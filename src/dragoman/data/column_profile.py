@@ -16,6 +16,7 @@ MANY = 0.5
 MIN_CELLS = 3  # that a property needs; of fewer cells nothing can be said
 MAX_SYMBOL_LENGTH, MEAN_SYMBOL_LENGTH = 4, 2.2  # letters of the symbols between spaces: words are longer
 
+_REGION = re.compile("[-_]")  # pt-BR, eng_us
 _NUMBER = re.compile(r"[-+]?[\d.,\s]*\d%?")
 # UniMorph (V;PST;3;SG and N;ACC(PL)) and Universal Dependencies (Case=Nom|Number=Sing)
 _FEATURES = re.compile(r"[A-Z0-9][A-Z0-9.+/{}(),:_*-]*(;[A-Z0-9.+/{}(),:_*-]+)*|\w+=[\w,]+(\|\w+=[\w,]+)*")
@@ -72,7 +73,7 @@ def profile_column(cells: Sequence[str]) -> ColumnProfile:
         len(present),
         len(set(present)),
         share(sum(_NUMBER.fullmatch(cell[:100]) is not None for cell in present)),
-        share(sum(cell.lower() in LANGUAGE_CODES for cell in present)),
+        share(sum(_REGION.split(cell.lower())[0] in LANGUAGE_CODES for cell in present)),
         share(len(features)),
         share(sum(";" in cell or "=" in cell for cell in features)),
         share(sum(_PHONETIC.search(cell[:1000]) is not None for cell in present)),

@@ -18,6 +18,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.data.lines import format_count
 from dragoman.data.readers import read_pairs
+from dragoman.data.readers.columns import fit_columns
 from dragoman.evaluation.metrics import parse_metrics
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inference.prediction import Prediction
@@ -117,7 +118,9 @@ def evaluate(
 
 def _read_pairs(pipeline: Pipeline, pairs: Pairs) -> tuple[str, list[Example]]:
     if isinstance(pairs, str | Path):
-        read = read_pairs(str(pairs), columns=pipeline.config.columns, extra_targets=True)
+        proposal = fit_columns(str(pairs), pipeline.config.columns)  # None: the model's columns fit
+        columns = pipeline.config.columns if proposal is None else proposal.columns
+        read = read_pairs(str(pairs), columns=columns, extra_targets=True)
         return Path(str(pairs)).name, list(read)
     if not isinstance(pairs, Iterable):
         raise UserError(f"evaluate takes a file or a list of pairs, found {type(pairs).__name__}")

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class SideProfile:
     longest_words: int
     alphabet: int  # different characters
     vocabulary: int  # different words
+    decomposed: int = 0  # different characters after decomposition (NFD): a thousand Korean syllables are 67 letters
     has_features: bool = False  # most texts of letters have a word of grammatical features: walk V;PST
 
     @property
@@ -194,15 +196,16 @@ class TextSide:
 
     def profile(self, unit: Unit) -> SideProfile:
         """The numbers of this side, read in a unit."""
-        lengths = sorted(map(len, self.texts))
+        lengths, alphabet = sorted(map(len, self.texts)), set(chain.from_iterable(self.texts))
         return SideProfile(
             unit,
             statistics.fmean(lengths),
             self.mean_words,
             lengths[min(int(0.99 * len(lengths)), len(lengths) - 1)],
             self.lengths[min(int(0.99 * len(self.lengths)), len(self.lengths) - 1)],
-            len(set(chain.from_iterable(self.texts))),
+            len(alphabet),
             len(self.words),
+            len(set(unicodedata.normalize("NFD", "".join(alphabet)))),
             unit == "letters" and self.featured > MOST,
         )
 

@@ -1,13 +1,15 @@
 """One token for each Unicode character.
 
     "naïve té"        → n a ï v e ␣ t é
-    "walk V;PST;3SG"  → w a l k ␣ V ; PST ; 3SG        with features
+    "walk V;NOM(3)"   → w a l k [V] [NOM] [3]          with features, for sources
 
 Spaces are characters like any others, so decoding restores every text of known characters exactly.
 A character that was not learned is <unk>, or its UTF-8 bytes with byte_fallback.
 
 With `features`, a word that is a bundle of grammatical features, as UniMorph (N;ACC(PL)) or Universal Dependencies
-(Case=Nom|Number=Sing) write them, is split into whole features and the signs between them.
+(Case=Nom|Number=Sing) write them, becomes its features. They stand in brackets, since V is a letter, too; the signs
+between them are left out, so that a bundle that was never seen consists of features that were. Such a text does not
+come back exactly: the option is for sources.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dragoman.text.vocabulary import LookupTokenizer
 
 _FEATURE = r"[A-Z0-9][\w.+/{}(),:*-]*"
 FEATURE_BUNDLE = re.compile(rf"{_FEATURE}(?:;{_FEATURE})+|[A-Z]\w*=[\w,]+(?:\|[A-Z]\w*=[\w,]+)*")
-_PARTS = re.compile(r"[^;|=(),]+|[;|=(),]")
+_FEATURES = re.compile(r"[^;|(),]+")
 
 
 @tokenizers.register("characters")
@@ -39,8 +41,10 @@ class Characters(LookupTokenizer):
             return list(text)
         tokens: list[str] = []
         for i, word in enumerate(text.split(" ")):
-            tokens += [" "] if i else []
-            tokens += _PARTS.findall(word) if FEATURE_BUNDLE.fullmatch(word) else word
+            if FEATURE_BUNDLE.fullmatch(word):
+                tokens += [f"[{feature}]" for feature in _FEATURES.findall(word)]
+            else:
+                tokens += [*([" "] if i else []), *word]
         return tokens
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
