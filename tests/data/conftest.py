@@ -22,10 +22,10 @@ class Letters:
         self.fingerprint = f"letters {size} {shift}"
 
     def encode_source(self, example: Example) -> list[int]:
-        return self.encode_target(example.source)
+        return [*(ord(letter) + self.shift for letter in example.source), EOS]
 
-    def encode_target(self, text: str, source: str = "") -> list[int]:
-        return [*(ord(letter) + self.shift for letter in text), EOS]
+    def encode_target(self, example: Example) -> list[int]:
+        return [*(ord(letter) + self.shift for letter in example.target or ""), EOS]
 
 
 def pairs(count: int = 3) -> list[Example]:

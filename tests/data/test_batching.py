@@ -221,7 +221,7 @@ def test_the_stream_shows_every_line_weight_times_per_epoch_within_the_budget(pl
                 ids = batch.source[row, : batch.source_lengths[row]].tolist()
                 assert ids == PLAIN.encode_source(texts[line])
                 ids = batch.target[row, : batch.target_lengths[row]].tolist()
-                assert ids == [BOS, *PLAIN.encode_target(texts[line].target)]
+                assert ids == [BOS, *PLAIN.encode_target(texts[line])]
 
 
 @settings(deadline=None, max_examples=8)
@@ -296,7 +296,7 @@ def test_a_sampled_split_is_what_the_codec_draws_from_seed_epoch_corpus_and_row(
     drawn = rows_of(epoch_of(BatchStream([(sampling, 1)], SAMPLING, tokens=200, seed=5), 2))
     for row, example in enumerate(corpus(50)):
         rng = np.random.default_rng(np.random.SeedSequence((5, 2, 0, row)))
-        expected = tuple(SAMPLING.encode_source(example, rng)), tuple(SAMPLING.encode_target(example.target, rng))
+        expected = tuple(SAMPLING.encode_source(example, rng)), tuple(SAMPLING.encode_target(example, rng))
         assert drawn[example.line] == expected
         assert SAMPLING.decode(drawn[example.line][1]) == example.target
 
@@ -355,7 +355,7 @@ def test_validation_sees_every_row_once_unsampled_and_short_ones_first(sampling,
     rows = rows_of(batches)
     assert sorted(lines_of(batches)) == list(range(50))
     for row, example in enumerate(corpus(50)):
-        expected = tuple(SAMPLING.encode_source(example)), tuple(SAMPLING.encode_target(example.target))
+        expected = tuple(SAMPLING.encode_source(example)), tuple(SAMPLING.encode_target(example))
         assert rows[row] == expected
     assert all(batch.area <= tokens or len(batch) == 1 for batch in batches)
     sides = [

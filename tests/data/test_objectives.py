@@ -14,7 +14,7 @@ from tests.codec_learning import learn_codec
 
 from dragoman.core.errors import ModelError, PartError
 from dragoman.core.registry import Part
-from dragoman.core.types import EOS, PAD, UNK
+from dragoman.core.types import EOS, PAD, UNK, Example
 from dragoman.data.objectives import Objective, objectives, round_randomly, sample_segments
 from dragoman.text.codec import Codec
 
@@ -277,7 +277,7 @@ def test_permuting_and_rotating_lose_nothing(text: list[int], seed: int, permute
 
 
 def test_sentences_are_shuffled_whole() -> None:
-    text = CODEC.encode_target("w1 w2 end. w3 what? end. w4 w5 w6")
+    text = CODEC.encode_target(Example("", "w1 w2 end. w3 what? end. w4 w5 w6"))
     made = objective("denoising", infill=0.0, permute=True)
     found = {CODEC.decode(made([], text, rng(seed)).source) for seed in range(100)}
     a, b, c = "w1 w2 end.", "w3 what? end.", "w4 w5 w6"

@@ -9,6 +9,7 @@ from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
 from dragoman.core.generation import GenerationOptions
+from dragoman.core.types import Example
 from dragoman.inference.constraints import build_constraints
 from dragoman.inference.inputs import InputProcessor
 from dragoman.search import apply_overrides
@@ -35,7 +36,8 @@ def lengths(inputs: InputProcessor, sources: list[int], *requests: GenerationOpt
     """The maximum and minimum lengths of some sources of these lengths."""
     own = list(requests) or [GenerationOptions()] * len(sources)
     options = [apply_overrides(inputs.config.generation, one) for one in own]
-    built = build_constraints(inputs, torch.tensor(sources), list(range(len(sources))), options, ["a"] * len(sources))
+    examples = [Example("a")] * len(sources)
+    built = build_constraints(inputs, torch.tensor(sources), list(range(len(sources))), options, examples)
     assert isinstance(built.min_lengths, torch.Tensor)
     return built.max_lengths.tolist(), built.min_lengths.tolist()
 

@@ -68,7 +68,7 @@ def row_of(pipeline: Pipeline, source: str, target: list[int]) -> TrainingRow:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_view_shows_the_attention_of_a_pass_over_what_the_readers_give(kind: str, media: Media) -> None:
     model, source = media(kind)
-    target = model.codec.encode_target("a red square moves")
+    target = model.codec.encode_target(Example("", "a red square moves"))
     with torch.inference_mode(), record_attention() as seen:
         found = model.model.eval()(collate([row_of(model, source, target)], [0]))
     assert seen
@@ -187,7 +187,7 @@ def test_gradient_norms_are_those_of_finite_differences(kind: str, media: Media)
     model, source = media(kind)
     view = saliency.compute_saliency(model, source, "a red bar")
     exact = copy.deepcopy(model.model).double().eval()
-    batch = collate([row_of(model, source, model.codec.encode_target("a red bar"))], [0])
+    batch = collate([row_of(model, source, model.codec.encode_target(Example("", "a red bar")))], [0])
     sides = [exact] if exact.second_source is None else [exact, exact.second_source]
     moved: dict[Any, torch.Tensor] = {}
 

@@ -15,6 +15,7 @@ from tests.codec_learning import learn_codec
 from dragoman import config as configs
 from dragoman import recipes
 from dragoman.core.errors import DataError
+from dragoman.core.types import Example
 from dragoman.evaluation.metrics import corpus_score, metrics
 from dragoman.recipes.recipe import LoadedRecipe
 from dragoman.text import codec as codecs
@@ -167,7 +168,7 @@ def test_what_the_model_would_say_is_compared_in_its_own_spelling(tmp_path: Path
         *(config.tokenizer.source, config.tokenizer.target, False, config.data.normalization, [word], [phones], [])
     )
     [[_, reference, _]] = rows(folder / "test.tsv")
-    assert codec.decode(codec.encode_target(composed)) == reference
+    assert codec.decode(codec.encode_phrase(composed)) == reference
     assert unicodedata.normalize("NFC", reference) == composed
     assert {"ᄀ", "ᅩ", "ᆷ"} <= set(codec.source.vocabulary.tokens)  # the letters of 곰
 
@@ -204,7 +205,7 @@ def test_a_character_that_was_never_seen_comes_back_by_its_number(made: Made) ->
         codecs.copy_slot_symbols(options.copy_slots),
     )
     source = "[V] a 鰯 雲 b"
-    ids = tokens.encode_target("a 鰯 雲 c", source=source)
+    ids = tokens.encode_target(Example(source, "a 鰯 雲 c"))
     assert tokens.decode(ids, source) == "a 鰯 雲 c"
     assert tokens.decode(ids, "[V] a 犬 猫 b") == "a 犬 猫 c"
 

@@ -47,18 +47,18 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each text was tokenized."""
     counts: Counter[str] = Counter()
-    encode_source, encode_target = Codec.encode_source, Codec.encode_target
+    encode_source, encode_phrase = Codec.encode_source, Codec.encode_phrase
 
     def count_source(self: Codec, example: Example, *args: Any, **options: Any) -> Any:
         counts[example.source] += 1
         return encode_source(self, example, *args, **options)
 
-    def count_target(self: Codec, text: str, *args: Any, **options: Any) -> Any:
+    def count_phrase(self: Codec, text: str, *args: Any, **options: Any) -> Any:
         counts[text] += 1
-        return encode_target(self, text, *args, **options)
+        return encode_phrase(self, text, *args, **options)
 
     monkeypatch.setattr(Codec, "encode_source", count_source)
-    monkeypatch.setattr(Codec, "encode_target", count_target)
+    monkeypatch.setattr(Codec, "encode_phrase", count_phrase)
     return counts
 
 

@@ -17,17 +17,24 @@ from typing import Any
 
 from dragoman import config as configs
 from dragoman.checkpoint import archive, model_folder
-from dragoman.checkpoint.model_folder import WEIGHTS
+from dragoman.checkpoint.model_folder import ADAPTER, WEIGHTS
 from dragoman.config import Config
 from dragoman.core.errors import ModelError
 from dragoman.data.readers import split_spec
 
 
 def pack(model: str | Path, output: Path, documents: Mapping[str, bytes]) -> None:
-    """Write a model, the best of a run, as one zip with some documents; the same model gives the same bytes."""
+    """Write a model, the best of a run, as one zip with some documents; the same model gives the same bytes.
+
+    An adapter is merged with its base model.
+    """
     folder = model_folder.resolve(Path(model))
     config, codec = model_folder.verify(folder)
-    weights = model_folder.read_manifest(folder)[WEIGHTS]
+    merged: bytes | None = None
+    base, weights = model_folder.locate_weights(folder)
+    if model_folder.has_adapter(folder):
+        merged = model_folder.tensors_to_bytes(model_folder.merged_weights(folder, config))
+        weights = model_folder.describe_file(merged)
     contents = {"config.yaml": without_folders(config).to_yaml().encode(), **codec.to_files(), **documents}
     size, limit = sum(map(len, contents.values())), model_folder.max_small_bytes(weights["bytes"])
     if size > limit:
@@ -36,8 +43,11 @@ def pack(model: str | Path, output: Path, documents: Mapping[str, bytes]) -> Non
     contents["manifest.json"] = model_folder.sign_entries(entries)
     with ExitStack() as stack:
         streams: dict[str, tuple[Any, int]] = {name: (io.BytesIO(data), len(data)) for name, data in contents.items()}
-        streams[WEIGHTS] = stack.enter_context(model_folder.open_model_file(folder / WEIGHTS))
-        archive.write_archive(output, streams, inputs=[folder, folder / WEIGHTS])
+        if merged is None:
+            streams[WEIGHTS] = stack.enter_context(model_folder.open_model_file(folder / WEIGHTS))
+        else:
+            streams[WEIGHTS] = io.BytesIO(merged), len(merged)
+        archive.write_archive(output, streams, inputs=[folder, folder / ADAPTER, base, base / WEIGHTS])
 
 
 def without_folders(config: Config) -> Config:

@@ -22,6 +22,7 @@ KINDS = {  # the module of each kind's registry; presets have none
     "normalizers": "nn.normalizers",
     "positions": "nn.positions",
     "norms": "nn.layers",
+    "adapters": "nn.adapters",
     "initializers": "nn.initialization",
     "objectives": "data.objectives",
     "sampling_schedules": "optim.sampling_schedules",

@@ -46,12 +46,13 @@ def build_codec(config: Config) -> Codec:
     """Build the codec of a config, whose tokenizers have yet to be learned or restored."""
     options, form = config.tokenizer, config.data.normalization
     target = options.target or options.source
-    return codecs.build_codec(options.source, target, options.joint, form, *source_readers(config))
+    templates = options.source_template, options.target_template
+    return codecs.build_codec(options.source, target, options.joint, form, *source_readers(config), *templates)
 
 
 def build_model(config: Config, source_size: int, target_size: int, second_source_size: int = 0) -> Seq2Seq:
     """Build the model of a config, freshly initialized, for vocabularies (or input widths) of these sizes."""
-    options = {key: getattr(config.model, key) for key in type(config.model).model_fields}
+    options = {key: getattr(config.model, key) for key in type(config.model).model_fields if key != "extend"}
     return Seq2Seq(source_size, target_size, second_source_size, **options)
 
 

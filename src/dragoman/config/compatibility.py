@@ -25,6 +25,8 @@ from dragoman.core.registry import Part
 from dragoman.core.types import PAD, Batch, Modality
 from dragoman.data.objectives import Objective, objectives
 from dragoman.nn.frontends import frontend_class
+from dragoman.text.frozen_tokenizer import FrozenTokenizer
+from dragoman.text.tokenizers import tokenizers
 
 if TYPE_CHECKING:
     from dragoman.config.schema import Config, ModelOptions
@@ -48,6 +50,7 @@ def find_problems(config: Config) -> Iterator[str]:
     if not objective.is_paired and config.training.validate_metrics:
         yield f"training.validate_metrics needs pairs, but training.objective is {name}: leave it empty"
     yield from _vocabulary_problems(config, name, objective.needs_joint_vocabulary or not objective.is_paired)
+    yield from _extension_problems(config)
     yield from _head_problems(model, name, objective)
     if objective.continues_text and model.pointer is not None:
         yield f"model.pointer copies from the source, but training.objective is {name}: set model.pointer to null"
@@ -101,12 +104,33 @@ def _vocabulary_problems(config: Config, name: str, joint: bool) -> Iterator[str
     model = config.model
     if config.tokenizer.joint or config.tokenizer.load or config.training.start_from:
         return
-    if model.tie in ("all", "embeddings"):
+    if model.tie in ("all", "embeddings") and not _is_frozen(
+        config.tokenizer.source
+    ):  # two files may have one vocabulary, as Marian's do
         yield f"model.tie is '{model.tie}', but tokenizer.joint is false: for one table set tokenizer.joint to true"
     if joint:
         yield f"training.objective is {name}, so source and target are of one kind: set tokenizer.joint to true"
     if model.pointer is not None:
         yield "model.pointer needs one vocabulary for both sides: set tokenizer.joint to true"
+
+
+def _extension_problems(config: Config) -> Iterator[str]:
+    """Yield what hinders the vocabulary of the model to start from to grow."""
+    if config.model.extend is None:
+        return
+    if config.training.start_from is None:
+        yield "model.extend adds to the vocabulary of training.start_from, which is missing; name a trained model there"
+    if not config.model.output_bias:
+        yield "model.extend needs model.output_bias: true, which keeps new tokens from being generated until learned"
+    if config.training.adapter is not None:
+        yield "model.extend adds rows to tables, which training.adapter keeps frozen: leave out one of the two"
+    if config.tokenizer.target is not None and not config.tokenizer.joint and not _is_frozen(config.tokenizer.target):
+        yield "model.extend keeps the tokenizers of start_from, and tokenizer.target learns one: leave it out"
+
+
+def _is_frozen(part: Part) -> bool:
+    """Whether a tokenizer is that of an imported model, which cannot be learned."""
+    return issubclass(tokenizers[part.name], FrozenTokenizer)  # type: ignore[arg-type]
 
 
 def _head_problems(model: ModelOptions, name: str, objective: Objective) -> Iterator[str]:

@@ -38,6 +38,7 @@ from dragoman.core.errors import DragomanError, PartError
 from dragoman.core.registry import Part, Registry
 from dragoman.core.types import EOS, Capacity, Memory, Output
 from dragoman.evaluation.metrics import Metric, metrics
+from dragoman.nn.adapters import adapters
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
@@ -95,6 +96,13 @@ def _rehearse_model(config: Config) -> None:
                 log_p, _ = model.step(batch.target[:, :1], model.start(memory, Capacity(1, 2)))
                 expected, found = (len(batch), 1, model.decoder.d), (*log_p.shape[:-1], model.decoder.d)
                 _compare_shapes(model.decoder, "o of a step", expected, found)
+
+
+def _rehearse_adapter(config: Config) -> None:
+    """Check that the adapter fits the model, which takes no memory for it."""
+    if config.training.adapter is not None:
+        with suppress(*NEEDS_MEMORY):
+            adapters.build(config.training.adapter).check(build_meta_model(config))
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -210,6 +218,7 @@ REHEARSALS = {  # by the key of a config that a problem begins with
     "tokenizer": _rehearse_tokenizers,
     "training.validate_metrics": _rehearse_metrics,
     "model": _rehearse_model,
+    "training.adapter": _rehearse_adapter,
 }
 
 

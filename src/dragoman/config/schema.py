@@ -33,6 +33,7 @@ from dragoman.core.registry import NonNegativeInt, Options, Part, PositiveFloat,
 from dragoman.data.columns import Columns
 from dragoman.data.objectives import objectives
 from dragoman.evaluation.metrics import metrics
+from dragoman.nn.adapters import adapters
 from dragoman.nn.multi_source import SecondSourceConfig
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
@@ -40,6 +41,7 @@ from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
 from dragoman.search import apply_overrides, build_search
 from dragoman.text.normalization import Form
+from dragoman.text.templates import LANGUAGE_TAG, SOURCE_TEMPLATE, TARGET_TEMPLATE, SequenceTemplate
 from dragoman.text.tokenizers import tokenizers
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and .tmp-… is put before it
@@ -123,10 +125,17 @@ class TokenizerOptions(Options):
         None  # unknown words of a source told apart; null: 16 with model.pointer, else 0
     )
     load: str | None = None  # take the tokenizers of this model instead of learning them
+    source_template: str = SOURCE_TEMPLATE  # the symbols around a source's tokens; see text/templates.py
+    target_template: str = TARGET_TEMPLATE  # around a target's tokens; what stands before them is given to the search
 
     def problems(self) -> Iterator[str]:
         if self.joint and self.target is not None and self.target != self.source:
             yield "target must be left out (or equal source) when joint is true: there is one tokenizer for both sides"
+        for name in ("source_template", "target_template"):
+            try:
+                SequenceTemplate.parse(getattr(self, name))
+            except PartError as error:
+                yield f"{name}: {error}"
 
 
 class Backbone(Options):
@@ -172,6 +181,7 @@ class TrainingOptions(Options):
     start_from: str | None = None  # model to take the initial weights and the tokenizers from
     start_parts: list[str] = []  # take only weights below these names (encoder, frontend, …); empty: all
     backbone: Backbone | None = None  # pretrained weights of another library for a part of the model
+    adapter: Annotated[Part, adapters] | None = None  # train small matrices beside the frozen weights of start_from
     freeze: list[str] = []  # parameters below these names are not trained
     replay: NonNegativeInt = 3  # validation sources to predict at every checkpoint, for a replay of the run; 0: none
     log_every: PositiveInt = 20  # steps
@@ -190,8 +200,20 @@ class TrainingOptions(Options):
             yield "start_parts selects weights of start_from, but start_from is missing"
         if self.backbone is not None:
             yield from (f"backbone.{problem}" for problem in self.backbone.problems())
+        if self.adapter is not None:
+            yield from self._adapter_problems()
         if self.average > self.keep:
             yield f"average is {self.average}; it must not exceed keep, {self.keep}, the number of checkpoints kept"
+
+    def _adapter_problems(self) -> Iterator[str]:
+        if self.start_from is None:
+            yield "adapter adds to the weights of a trained model, but start_from is missing; name one"
+        if self.start_parts:
+            yield "adapter adds to all weights of start_from, and start_parts selects some; leave start_parts empty"
+        if self.backbone is not None:
+            yield "adapter adds to the weights of start_from, and backbone replaces some; set backbone to null"
+        if self.average > 1:
+            yield f"average is {self.average}, but the mean of A and that of B do not give the mean of B A; set it to 1"
 
 
 class RuntimeOptions(Options):
@@ -210,6 +232,18 @@ class RuntimeOptions(Options):
         return {"engine": value} if isinstance(value, str) else value
 
 
+class Extension(Options):
+    """What a model that starts from another has besides its vocabulary."""
+
+    tokens: list[Annotated[str, Field(min_length=1, max_length=100)]] = []  # words; of characters and symbols, any
+    languages: list[Annotated[str, Field(pattern=r"^[^\s<>{}]{1,40}$")]] = []
+
+    def problems(self) -> Iterator[str]:
+        for token in self.tokens:
+            if token.split() != [token] or LANGUAGE_TAG.fullmatch(token):
+                yield f"tokens: '{token}' must be one word, and no language tag; languages go into languages"
+
+
 if TYPE_CHECKING:
 
     class ModelOptions(Options):
@@ -224,8 +258,21 @@ if TYPE_CHECKING:
         tie: str
         pointer: Part | None
         ctc: bool
+        output_bias: bool
+        extend: Extension | None
 else:
-    ModelOptions = options_of(Seq2Seq, "ModelOptions")  # a part's constructor is its schema, the whole model's too
+
+    class ModelOptions(
+        options_of(Seq2Seq, "ModelOptions")
+    ):  # a part's constructor is its schema, the whole model's too
+        """The model's parts, and what is added to the vocabulary of the model to start from."""
+
+        extend: Extension | None = None
+
+        def problems(self) -> Iterator[str]:
+            yield from super().problems()
+            if self.extend is not None:
+                yield from (f"extend.{problem}" for problem in self.extend.problems())
 
 
 def _check_folder_name(name: str) -> str:

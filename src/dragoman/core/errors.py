@@ -52,6 +52,10 @@ class FormatError(ModelError):
     """A model or run folder of another format version."""
 
 
+class BaseModelError(ModelError):
+    """The model that an adapter was trained on is missing or has changed."""
+
+
 class RunError(UserError):
     """A run folder that cannot be used: locked, unwritable, with another config, or on a full disk."""
 

@@ -200,13 +200,24 @@ def _read_limited(file: IO[bytes], limit: int) -> bytes:
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder of files atomically; `folder` must not exist. RunError explains a failure."""
+    size = sum(-(-len(data) // DISK_BLOCK) * DISK_BLOCK for data in files.values())
+    with new_folder(folder, size) as temporary:
+        for name, data in files.items():
+            with _open_flushed(temporary / name) as file:
+                file.write(data)
+
+
+@contextmanager
+def new_folder(folder: Path, size: int = 0) -> Iterator[Path]:
+    """A folder to write into, which appears under its name when the block ends without an error; it must not exist.
+
+    Files that others write into it must be flushed by the caller (flush_to_disk).
+    """
     temporary = _temporary_path(folder)
-    with explain_write_errors(folder, sum(-(-len(data) // DISK_BLOCK) * DISK_BLOCK for data in files.values())):
+    with explain_write_errors(folder, size):
         try:
             temporary.mkdir(parents=True)
-            for name, data in files.items():
-                with _open_flushed(temporary / name) as file:
-                    file.write(data)
+            yield temporary
             flush_to_disk(temporary)
             temporary.rename(folder)
             flush_to_disk(folder.parent)

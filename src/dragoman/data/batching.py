@@ -334,7 +334,7 @@ class BatchStream:
         source: Ids = stored[0] if store.is_paired else []
         if store.is_paired and self.codec.modality is None:
             source = self.codec.encode_source(example, rng)
-        target: Ids = self.codec.encode_target(example.target or "", rng, example.source)
+        target: Ids = self.codec.encode_target(example, rng)
         # A sampled split may exceed the length limits, which bound the model's positions.
         source = source if len(source) <= store.max_source else stored[0]
         target = target if len(target) <= store.max_target else stored[1]

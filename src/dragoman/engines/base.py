@@ -204,6 +204,8 @@ def choose_training_engine(
     on_this_machine: bool = True,
 ) -> EngineChoices:
     blocker = NOT_ALLOWED if reference_only else None
+    if options.adapter is not None:
+        blocker = blocker or "an adapter is trained (training.adapter), which only the model's own modules compute"
     if not isinstance(model, Seq2Seq):
         blocker = blocker or f"{type(model).__name__} is not a single model"
         return choose_first((name, blocker) for name in ("fused_transformer", "compiled", "rnn_graph"))

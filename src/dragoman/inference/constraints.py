@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
-from dragoman.core.types import UNK
+from dragoman.core.types import UNK, Example
 from dragoman.inference.inputs import InputProcessor
 from dragoman.search import LogitsProcessor, SearchConstraints, logits_processors
 from dragoman.search.force_phrases import ForcePhrasesProcessor
@@ -50,13 +50,13 @@ def build_constraints(
     source_lengths: Tensor,
     input_indices: Sequence[int],
     options: Sequence[GenerationOptions],
-    sources: Sequence[str],
+    examples: Sequence[Example],
     trace: bool = False,
     on_token: OnToken | None = None,
 ) -> SearchConstraints:
     """Build the search constraints of sources with these lengths (in positions) and these options, one for each."""
-    max_lengths, min_lengths = length_bounds(inputs, source_lengths, options, sources)
-    processors = build_processors(options, sources, inputs.codec)
+    max_lengths, min_lengths = length_bounds(inputs, source_lengths, options, examples)
+    processors = build_processors(options, examples, inputs.codec)
     report = None if on_token is None else partial(_report_tokens, on_token, input_indices)
     return SearchConstraints(max_lengths, min_lengths, input_indices, processors, {} if trace else None, report)
 
@@ -67,7 +67,7 @@ def _report_tokens(on_token: OnToken, indices: Sequence[int], rows: Tensor, toke
 
 
 def length_bounds(
-    inputs: InputProcessor, lengths: Tensor, options: Sequence[GenerationOptions], sources: Sequence[str]
+    inputs: InputProcessor, lengths: Tensor, options: Sequence[GenerationOptions], examples: Sequence[Example]
 ) -> tuple[Tensor, Tensor]:
     """Return the maximum and minimum output length of each source, (B,) each, from options and model limits."""
     codec, model, device = inputs.codec, inputs.model, lengths.device
@@ -81,7 +81,7 @@ def length_bounds(
     max_lengths = max_lengths + column([one.max_length_extra for one in options])
     min_lengths = (lengths * column([one.min_length_ratio for one in options])).long()
     min_lengths = torch.maximum(min_lengths, column([one.min_new_tokens for one in options]))
-    needed = [count_needed_tokens(one, source, codec) for one, source in zip(options, sources, strict=True)]
+    needed = [count_needed_tokens(one, example, codec) for one, example in zip(options, examples, strict=True)]
     max_lengths = torch.maximum(max_lengths, column(needed))
     if any(one.max_new_tokens is not None for one in options):
         explicit = column([one.max_new_tokens or -1 for one in options])
@@ -95,14 +95,14 @@ def length_bounds(
 
 
 def build_processors(
-    options: Sequence[GenerationOptions], sources: Sequence[str], codec: Codec
+    options: Sequence[GenerationOptions], examples: Sequence[Example], codec: Codec
 ) -> list[LogitsProcessor]:
     """Build the logits processors that the options of some sentences need."""
     processors: list[LogitsProcessor] = []
 
     def encode_each(texts: Callable[[GenerationOptions], Sequence[str]]) -> list[list[list[int]]]:
-        pairs = zip(options, sources, strict=True)
-        return [[encode_phrase(codec, text, source) for text in texts(one)] for one, source in pairs]
+        pairs = zip(options, examples, strict=True)
+        return [[encode_phrase(codec, text, example.source) for text in texts(one)] for one, example in pairs]
 
     def add_by_value(
         value: Callable[[GenerationOptions], Hashable], build: Callable[[GenerationOptions], LogitsProcessor]
@@ -117,11 +117,13 @@ def build_processors(
                 whole = len(sentences) == len(options)
                 processors.append(built if whole else SentenceSubsetProcessor(built, sentences, len(options)))
 
-    if any(one.prefix for one in options):
-        processors.append(logits_processors.PrefixProcessor([ids[0] for ids in encode_each(lambda one: [one.prefix])]))
+    given = [codec.target_prefix(example) for example in examples]
+    if any(given) or any(one.prefix for one in options):
+        prefixes = [[*ids, *texts[0]] for ids, texts in zip(given, encode_each(lambda one: [one.prefix]), strict=True)]
+        processors.append(logits_processors.PrefixProcessor(prefixes, len(codec.target_template.prefix)))
     if any(one.forbid_phrases for one in options):
-        pairs = zip(options, sources, strict=True)  # what the vocabulary lacks cannot be generated anyway
-        ids = [[codec.encode_target(text, source=source)[:-1] for text in one.forbid_phrases] for one, source in pairs]
+        pairs = zip(options, examples, strict=True)  # what the vocabulary lacks cannot be generated anyway
+        ids = [[codec.encode_phrase(text, one.source) for text in each.forbid_phrases] for each, one in pairs]
         processors.append(
             logits_processors.ForbidPhrasesProcessor([[phrase for phrase in each if UNK not in phrase] for each in ids])
         )
@@ -147,20 +149,21 @@ def build_processors(
     return processors
 
 
-def count_needed_tokens(options: GenerationOptions, source: str, codec: Codec) -> int:
+def count_needed_tokens(options: GenerationOptions, example: Example, codec: Codec) -> int:
     """Return how many tokens an output needs for its prefix and forced phrases, or its longest choice."""
+    given = len(codec.target_template.prefix)
     if not (options.prefix or options.force_phrases or options.choices):
-        return 0
+        return given
 
     def count(text: str) -> int:
-        return len(codec.encode_target(text, source=source)) - 1
+        return len(codec.encode_phrase(text, example.source))
 
-    return max(count(options.prefix) + sum(map(count, options.force_phrases)), *map(count, options.choices), 0)
+    return given + max(count(options.prefix) + sum(map(count, options.force_phrases)), *map(count, options.choices), 0)
 
 
 def encode_phrase(codec: Codec, text: str, source: str) -> list[int]:
     """Encode a phrase as token ids without </s>; raise UserError if the vocabulary lacks a part of it."""
-    ids = codec.encode_target(text, source=source)[:-1]
+    ids = codec.encode_phrase(text, source)
     if UNK in ids:
         raise UserError(f"'{text}' is not covered by the model's vocabulary, so no output can contain it")
     return ids
@@ -173,6 +176,8 @@ def token_texts(codec: Codec) -> tuple[list[str | None], bool]:
     texts: list[str | None] = [None] * len(codec.target)
     drops_space = False
     for id in range(first, len(codec.target)):
+        if codec.target.vocabulary.is_symbol(id):
+            continue
         both = codec.target.decode([first, id])
         texts[id] = both.removeprefix(anchor) if both.startswith(anchor) and "\ufffd" not in both else None
         drops_space = drops_space or (texts[id] == f" {codec.target.decode([id])}")

@@ -117,7 +117,7 @@ class InputProcessor:
         if example.source_ids is not None:
             return list(example.source_ids)
         if self.objective.continues_text:
-            return self.codec.encode_target(example.source)
+            return [*self.codec.encode_phrase(example.source), EOS]
         return self.codec.encode_source(example)
 
     @cached_property
@@ -187,11 +187,10 @@ class InputProcessor:
         if self.model.head is not None and not self.objective.is_paired:
             raise UserError("a masked language model gives no probability of a whole text; score with another model")
         if self.objective.continues_text:
-            text = self._source_ids(example) if example.target is None else self.codec.encode_target(example.target)
+            text = self._source_ids(example) if example.target is None else self.codec.encode_target(example)
             row = TrainingRow([], text)
         else:
-            target = self.codec.encode_target(example.target or "", source=example.source)
-            row = TrainingRow(self.encode_source(example), target)
+            row = TrainingRow(self.encode_source(example), self.codec.encode_target(example))
         if self.model.head is not None:
             if problem := self.objective.blocker(row.source, row.target):
                 raise _data_error(f"{problem}; see `dragoman list objectives`", example)

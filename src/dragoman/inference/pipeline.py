@@ -284,9 +284,9 @@ class Pipeline:
 
     def _constraints(self, rows: list[EncodedSource], lengths: Tensor, request: GenerationRequest) -> SearchConstraints:
         indices, options = [row.index for row in rows], [row.options for row in rows]
-        texts = [row.example.source for row in rows]
+        examples = [row.example for row in rows]
         reports = request.trace, request.on_token
-        return build_constraints(self.input_processor, lengths, indices, options, texts, *reports)
+        return build_constraints(self.input_processor, lengths, indices, options, examples, *reports)
 
     @torch.inference_mode()
     def _search_batch(

@@ -58,4 +58,5 @@ def score_rows(
         log_probs = token_log_probs(predicted.logits, predicted.gold)
         for i, row, is_scored in zip(indices, log_probs.tolist(), (predicted.gold != PAD).tolist(), strict=True):
             results[i] = [p for p, real in zip(row, is_scored, strict=True) if real]
-    return results
+    given = len(inputs.codec.target_template.prefix)  # tokens of probability 1
+    return [[*[0.0] * given, *row[given:]] for row in results] if given else results

@@ -93,7 +93,7 @@ def assess(
     workers: int | None = 1,
 ) -> Assessment:
     """Decode the sources, compute the metrics (default: all) and the perplexity, and measure the decoding speed."""
-    examples = [example for example in examples if example.target is not None]
+    examples = [pipeline.codec.normalize_targets(example) for example in examples if example.target is not None]
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target")
     pipeline.resolve_options(beam=beam)  # a beam below 1 raises UserError

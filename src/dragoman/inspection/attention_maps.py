@@ -234,7 +234,7 @@ def word_spans(tokenizer: Tokenizer, ids: Sequence[int], tokens_are_words: bool)
 
 def is_symbol(tokenizer: Tokenizer, id: int) -> bool:
     """Whether an id is a special token or a tag; <unk> is not one."""
-    return id < tokenizer.vocabulary.symbol_count and id != UNK
+    return tokenizer.vocabulary.is_symbol(id) and id != UNK
 
 
 def spell_word(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

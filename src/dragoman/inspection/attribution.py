@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 import torch
@@ -106,7 +106,7 @@ def attribute_by_index(
     token_log_p = log_p.gather(-1, torch.tensor(pair.target, device=log_p.device)[:, None])[:, 0]
     weights = [1.0] * len(pair.target)
     if reference is not None:
-        expected = pipeline.codec.encode_target(reference, source=pair.example.source)
+        expected = pipeline.codec.encode_target(replace(pair.example, target=reference))
         weights = weigh_differences(pair.target, expected)
     doubt = [w * (1.0 - p) ** ERROR_POWER for w, p in zip(weights, token_log_p.exp().tolist(), strict=True)]
     lines = find_candidates(index, pair.target, o, doubt)

@@ -47,7 +47,7 @@ def prepare_pair(
         best = pipeline.predict([replace(example, target=None)], beam=beam)[0]
         ids, text = [*best.ids, EOS], best.text
     else:
-        ids, text = pipeline.codec.encode_target(target, source=example.source), target
+        ids, text = pipeline.codec.encode_target(replace(example, target=target)), target
     check_length("target", ids, pipeline.input_processor.max_target_length(len(pieces)))
     return ForcedPair(example, model_input, pieces, ids, text, target is not None)
 

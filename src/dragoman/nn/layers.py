@@ -22,7 +22,7 @@ from dragoman.core.registry import Registry
 from dragoman.core.types import Segments
 from dragoman.nn.kernels.dropout import Dropout
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swish", "swiglu", "geglu", "geglu_tanh"]
 
 
 class NormLayer(Protocol):
@@ -102,12 +102,12 @@ class BatchNorm(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """W₂ f(W₁ x + b₁) + b₂, the same at every position; with swiglu and geglu, f is multiplied by W₃ x + b₃."""
+    """W₂ f(W₁ x + b₁) + b₂, the same at every position; in swiglu and geglu, f is multiplied by W₃ x + b₃."""
 
     def __init__(self, d: int, inner: int, activation: Activation, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.W1, self.W2 = linear(d, inner, bias), linear(inner, d, bias)
-        self.W3 = linear(d, inner, bias) if activation in ("swiglu", "geglu") else None
+        self.W3 = linear(d, inner, bias) if activation in ("swiglu", "geglu", "geglu_tanh") else None
         functions: dict[Activation, Callable[[Tensor], Tensor]] = {
             "relu": F.relu,
             "gelu": F.gelu,
@@ -115,6 +115,7 @@ class FeedForward(nn.Module):
             "swish": F.silu,
             "swiglu": F.silu,
             "geglu": F.gelu,
+            "geglu_tanh": partial(F.gelu, approximate="tanh"),
         }
         self.f = functions[activation]
         self.dropout = Dropout(dropout)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.core.errors import PartError
-from dragoman.core.registry import PositiveFloat, PositiveInt, Registry
+from dragoman.core.registry import NonNegativeInt, PositiveFloat, PositiveInt, Registry
 
 Layout = Literal["interleaved", "halves"]
 MAX_HEADS = 10_000
@@ -81,18 +81,31 @@ class NoPositions(PositionScheme):
 
 @positions.register("sinusoidal")
 class SinusoidalPositions(PositionScheme):
-    """x + PE(t), sines and cosines of geometric wavelengths; works beyond the training length."""
+    """x + PE(t), sines and cosines of geometric wavelengths; works beyond the training length.
 
-    def __init__(self, d: int, heads: HeadSpec | None, *, layout: Layout = "interleaved") -> None:
+    Other programs differ in three ways: Hugging Face's Marian has the sines before the cosines (`layout: halves`);
+    tensor2tensor, fairseq and Marian divide by D/2 − 1, so that the last wavelength is 10000 · 2π (`endpoint`); fairseq
+    counts positions from 2 and OpenNMT from 1 (`first`).
+    """
+
+    def __init__(
+        self,
+        d: int,
+        heads: HeadSpec | None,
+        *,
+        layout: Layout = "interleaved",
+        endpoint: bool = False,
+        first: NonNegativeInt = 0,
+    ) -> None:
         super().__init__(d, heads)
-        if d % 2:
-            raise PartError(f"sinusoidal positions need an even width, not {d}")
-        self.layout = layout
-        self.register_buffer("frequencies", _frequencies(d, 10000.0), persistent=False)
+        if d % 2 or (endpoint and d < 4):
+            raise PartError(f"sinusoidal positions need an even width{', of at least 4' if endpoint else ''}, not {d}")
+        self.layout, self.first = layout, first
+        self.register_buffer("frequencies", _frequencies(d, 10000.0, endpoint), persistent=False)
         self.frequencies: Tensor
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        angles = t[..., None].float() * self.frequencies  # (B, T, D/2)
+        angles = (t + self.first)[..., None].float() * self.frequencies  # (B, T, D/2)
         return x + _join_pairs(torch.sin(angles), torch.cos(angles), self.layout).to(x.dtype)
 
 
@@ -302,9 +315,10 @@ def acts_in_attention(position: PositionScheme) -> bool:
     return may_rotate(position) or position.has_score_bias or position.needs_weights
 
 
-def _frequencies(d: int, base: float) -> Tensor:
-    """base^(−2i/d) for each pair i, (d/2,)."""
-    return torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-math.log(base) / d)).float()
+def _frequencies(d: int, base: float, endpoint: bool = False) -> Tensor:
+    """base^(−2i/d) for each pair i, (d/2,); with `endpoint` base^(−i/(d/2 − 1))."""
+    pairs = torch.arange(0, d, 2, dtype=torch.float64)
+    return torch.exp(pairs * (-math.log(base) / (d - 2 if endpoint else d))).float()
 
 
 def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:

@@ -54,9 +54,10 @@ def entry_of_sentence(rows: Tensor, count: int) -> Tensor:
 
 
 class PrefixProcessor:
-    """Forces the output of sentence i to begin with the tokens prefixes[i]."""
+    """Forces the output of sentence i to begin with prefixes[i]; the first `given` tokens of it have probability 1."""
 
-    def __init__(self, prefixes: Sequence[Sequence[int]]) -> None:
+    def __init__(self, prefixes: Sequence[Sequence[int]], given: int = 0) -> None:
+        self.given = given
         check_token_ids(prefixes, {PAD, BOS, EOS}, "a prefix")
         longest = max((len(prefix) for prefix in prefixes), default=0)
         padded = [[*prefix, *[NONE] * (longest - len(prefix))] for prefix in prefixes]
@@ -70,7 +71,8 @@ class PrefixProcessor:
         self.tokens = self.tokens.to(log_p.device)  # once
         forced = self.tokens[entry_of_sentence(rows, len(self.tokens)), t][:, None, None]  # (B, 1, 1)
         others = torch.arange(log_p.shape[2], device=log_p.device) != forced  # (B, 1, V)
-        return log_p.masked_fill((forced != NONE) & others, -math.inf)
+        log_p = log_p.masked_fill((forced != NONE) & others, -math.inf)
+        return log_p.masked_fill(~others, 0.0) if t < self.given else log_p
 
 
 class ForbidPhrasesProcessor:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from dragoman.core.registry import Registry
+from dragoman.core.registry import NonNegativeInt, Registry
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -48,12 +48,14 @@ class MeanLengthRule:
 
 @length_rules.register("power")
 class PowerLengthRule:
-    """log p / n^α: between none (α = 0) and mean (α = 1)."""
+    """log p / n^α: between none (α = 0) and mean (α = 1); the first `given` tokens, a prompt, do not count."""
 
-    def __init__(self, *, alpha: float = 1.0) -> None:
-        self.alpha = alpha
+    def __init__(self, *, alpha: float = 1.0, given: NonNegativeInt = 0) -> None:
+        self.alpha, self.given = alpha, given
 
     def __call__(self, log_p: Number, n: Number) -> Number:
+        if self.given:
+            n = (n - self.given).clamp(min=1) if isinstance(n, Tensor) else max(n - self.given, 1)
         return log_p / n**self.alpha  # type: ignore[no-any-return]
 
 

@@ -26,7 +26,7 @@ from dragoman import inspection
 from dragoman.checkpoint import model_folder, model_paths
 from dragoman.core.errors import did_you_mean
 from dragoman.core.registry import Options
-from dragoman.core.types import Example
+from dragoman.core.types import EOS, Example
 from dragoman.inspection.render.page import import_modules
 from dragoman.inspection.views import views
 from dragoman.serve import api_docs, background, libretranslate, schema, uploads, view_routes
@@ -82,7 +82,7 @@ def source_tokenizer(codec: Codec, model: ModelInfo) -> SourceTokenizer:
     """Build the tokenizer of a model's inputs; with files or second sources, it only estimates their positions."""
 
     def count_target(text: str) -> int:
-        return len(codec.encode_target(text))
+        return len(codec.target_template.prefix) + len(codec.encode_phrase(text)) + 1
 
     if codec.modality is not None or codec.second_source is not None:
         count_positions = uploads.position_counter(codec, model["max_source_positions"])
@@ -90,7 +90,7 @@ def source_tokenizer(codec: Codec, model: ModelInfo) -> SourceTokenizer:
 
     def tokenize(item: JSONObject) -> tuple[int, list[int]]:
         if model["kind"] == "language model":  # its source is target text
-            ids = codec.encode_target(item["source"])
+            ids = [*codec.encode_phrase(item["source"]), EOS]
         else:
             example = Example(item["source"], None, item.get("source_lang"), item.get("target_lang"))
             ids = list(codec.encode_source(example))

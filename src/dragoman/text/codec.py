@@ -2,10 +2,11 @@
 
     source ids = [<from:xx>] [<to:yy>] tokens </s>          target ids = tokens </s>
 
-If the source is not text, a modality reads the file that it names, and the source is an array of
-numbers. A second source is encoded like the first, but without tags. For a model with a pointer,
-out-of-vocabulary words of a source get numbered copy slots: the first distinct one is <copy:0>, the
-next <copy:1>, on both sides; decoding turns a slot into its word again.
+Models of other programs may have other symbols around the tokens: templates.py. What stands before a target's tokens
+is given: every search begins with it, and it has probability 1. If the source is not text, a modality reads the file
+that it names, and the source is an array of numbers. A second source is encoded like the first, but without tags. For
+a model with a pointer, out-of-vocabulary words of a source get numbered copy slots: the first distinct one is <copy:0>,
+the next <copy:1>, on both sides; decoding turns a slot into its word again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dragoman.core.errors import DataError, ModelError
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, SPECIALS, UNK, Example, Modality
 from dragoman.text.normalization import Form, normalize
+from dragoman.text.templates import SOURCE_TEMPLATE, TARGET_TEMPLATE, SequenceTemplate
 from dragoman.text.tokenizers import Tokenizer, tokenizers
 from dragoman.text.vocabulary import UNK_SURFACE
 
@@ -34,18 +36,13 @@ if TYPE_CHECKING:
 
 SecondSourceReader = Modality | Literal["text"]  # its modality, or "text": the source's tokenizer
 
+DEFAULT_SOURCE = SequenceTemplate.parse(SOURCE_TEMPLATE)
+DEFAULT_TARGET = SequenceTemplate.parse(TARGET_TEMPLATE)
+
 
 def copy_slot_symbols(count: int) -> list[str]:
     """The symbols of the copy slots: <copy:0>, <copy:1>, …"""
     return [f"<copy:{k}>" for k in range(count)]
-
-
-def language_tags(example: Example) -> list[str]:
-    """The symbols that name the source and target language of an example, as far as it has them."""
-    return [
-        *([f"<from:{example.source_lang}>"] if example.source_lang else []),
-        *([f"<to:{example.target_lang}>"] if example.target_lang else []),
-    ]
 
 
 @dataclass
@@ -60,6 +57,8 @@ class Codec:
     normalization: Form = "nfc"
     modality: Modality | None = None
     second_source: SecondSourceReader | None = None  # of a model with two sources
+    source_template: SequenceTemplate = DEFAULT_SOURCE
+    target_template: SequenceTemplate = DEFAULT_TARGET
 
     @property
     def is_joint(self) -> bool:
@@ -87,21 +86,27 @@ class Codec:
     @property
     def target_languages(self) -> list[str]:
         """The target languages of a multilingual model; [] for others."""
-        return [symbol[4:-1] for symbol in self.source.vocabulary.extra_symbols if symbol.startswith("<to:")]
+        return self._languages("to")
 
     @property
     def source_languages(self) -> list[str]:
         """The source languages that a multilingual model distinguishes; [] for others."""
-        return [symbol[6:-1] for symbol in self.source.vocabulary.extra_symbols if symbol.startswith("<from:")]
+        return self._languages("from")
+
+    def _languages(self, role: str) -> list[str]:
+        sides = ((self.source_template, self.source), (self.target_template, self.target))
+        found = (template.languages(role, side.vocabulary.all_symbols) for template, side in sides)
+        return next((languages for languages in found if languages), [])
 
     def encode_source(self, example: Example, rng: np.random.Generator | None = None) -> SourceIds:
-        """The ids of an example's source with tags and </s>, or its numbers; with a generator, sampled subwords."""
+        """The ids of an example's source in its template, or its numbers; with a generator, sampled subwords."""
         if self.modality is not None:
             return self.modality.read(example)
         text = normalize(example.source, self.normalization)
         ids = self.source.encode(text) if rng is None else self.source.sample(text, rng)
         ids = self._replace_oov(ids, text, self.source, self._oov_words(example.source))
-        return [*(self._tag_id(tag, example) for tag in language_tags(example)), *ids, EOS]
+        before, after = self.source_template.prefix_symbols(example), self.source_template.suffix_symbols(example)
+        return [*self._symbol_ids(self.source, before, example), *ids, *self._symbol_ids(self.source, after, example)]
 
     def encode_second_source(self, example: Example, rng: np.random.Generator | None = None) -> SourceIds:
         """The ids of an example's second source with </s>, or its numbers; with a generator, sampled subwords."""
@@ -113,11 +118,34 @@ class Codec:
         text = normalize(example.second_source, self.normalization)
         return [*(self.source.encode(text) if rng is None else self.source.sample(text, rng)), EOS]
 
-    def encode_target(self, text: str, rng: np.random.Generator | None = None, source: str = "") -> list[int]:
-        """The ids of a target with </s>; OOV words of `source` become copy slots; with `rng`, sampled subwords."""
+    def encode_target(self, example: Example, rng: np.random.Generator | None = None) -> list[int]:
+        """The ids of an example's target in its template; OOV words of its source become copy slots."""
+        after = self._symbol_ids(self.target, self.target_template.suffix_symbols(example), example)
+        return [*self.target_prefix(example), *self.encode_phrase(example.target or "", example.source, rng), *after]
+
+    def target_prefix(self, example: Example) -> list[int]:
+        """The ids before the target's tokens, which are given: as many for every example."""
+        return self._symbol_ids(self.target, self.target_template.prefix_symbols(example), example)
+
+    def encode_phrase(self, text: str, source: str = "", rng: np.random.Generator | None = None) -> list[int]:
+        """The ids of a target or a part of it, alone; OOV words of `source` become copy slots; `rng`: sampled."""
         text = normalize(text, self.normalization)
         ids = self.target.encode(text) if rng is None else self.target.sample(text, rng)
-        return [*self._replace_oov(ids, text, self.target, self._oov_words(source)), EOS]
+        return self._replace_oov(ids, text, self.target, self._oov_words(source))
+
+    def extend(self, tokens: Sequence[str], languages: Sequence[str]) -> None:
+        """Add tokens to both vocabularies, and the tags of languages to those whose templates have them."""
+        sides = ((self.source_template, self.source), (self.target_template, self.target))
+        for template, tokenizer in sides:
+            tags = [tag for language in languages for tag in template.language_symbols(language)]
+            tokenizer.extend([normalize(token, self.normalization) for token in tokens], tags)
+
+    def normalize_targets(self, example: Example) -> Example:
+        """An example with its accepted targets in this codec's Unicode form, the form of all outputs."""
+        if example.target is None:
+            return example
+        target, *others = (normalize(text, self.normalization) for text in (example.target, *example.references))
+        return replace(example, target=target, references=tuple(others))
 
     def decode(self, ids: Sequence[int], source: str = "", unknown: Sequence[str] = ()) -> str:
         """Target ids → text; copy slots become words of the source, each <unk> the next of `unknown` that is not ""."""
@@ -160,15 +188,17 @@ class Codec:
         unknown_ids = {UNK, *self._copy_slot_ids}
         return [next(unknown, "") if id in unknown_ids else self.source.decode([id]).strip() for id in ids]
 
-    def _tag_id(self, tag: str, example: Example) -> int:
-        id = self.source.vocabulary.symbol_id(tag)
-        if id is None:
-            raise DataError(
-                f"the language tag {tag} was not in the training data, so the model cannot know it",
-                example.file or None,
-                example.line or None,
-            )
-        return id
+    def _symbol_ids(self, tokenizer: Tokenizer, symbols: Sequence[str], example: Example) -> list[int]:
+        """The ids of symbols; DataError if the vocabulary lacks one."""
+        ids = [(symbol, tokenizer.vocabulary.symbol_id(symbol)) for symbol in symbols]
+        for symbol, id in ids:
+            if id is None:
+                raise DataError(
+                    f"the language tag {symbol} was not in the training data, so the model cannot know it",
+                    example.file or None,
+                    example.line or None,
+                )
+        return [id for _, id in ids if id is not None]
 
     @property
     def _tokenizers(self) -> dict[str, Tokenizer]:
@@ -195,6 +225,9 @@ class Codec:
         digest = hashlib.sha256(json.dumps([self.normalization, self.is_joint]).encode())
         digest.update(repr(self.modality).encode() if self.modality is not None else b"")
         digest.update(b"second_source " + repr(self.second_source).encode() if self.second_source is not None else b"")
+        templates = self.source_template, self.target_template
+        if templates != (DEFAULT_SOURCE, DEFAULT_TARGET):
+            digest.update(repr(templates).encode())
         for name, data in sorted(self.to_files().items()):
             digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
         return digest.hexdigest()
@@ -212,12 +245,15 @@ def build_codec(
     normalization: Form,
     modality: Modality | None = None,
     second_source: SecondSourceReader | None = None,
+    source_template: str = SOURCE_TEMPLATE,
+    target_template: str = TARGET_TEMPLATE,
 ) -> Codec:
     """A codec with new tokenizers, which have yet to be learned or restored."""
+    templates = SequenceTemplate.parse(source_template), SequenceTemplate.parse(target_template)
     reads_text = has_text_source(modality, second_source)
     first = tokenizers.build(source if reads_text else target)
     other = first if joint or not reads_text else tokenizers.build(target)
-    return Codec(first, other, normalization, modality, second_source)
+    return Codec(first, other, normalization, modality, second_source, *templates)
 
 
 class CodecLearner:
@@ -236,9 +272,9 @@ class CodecLearner:
         """Count the learning units of a target text, normalized."""
         self.target_counts.update(self.codec.target.learning_units(normalize(text, self.codec.normalization)))
 
-    def finish(self, extra_symbols: Sequence[str]) -> Codec:
-        """Learn the tokenizers from the counts; extra symbols (language tags) belong to the source."""
+    def finish(self, extra_symbols: Sequence[str], target_symbols: Sequence[str] = ()) -> Codec:
+        """Learn the tokenizers from the counts; `extra_symbols` (language tags) belong to the source or to both."""
         self.codec.source.learn_from_counts(self.source_counts, extra_symbols)
         if not self.codec.is_joint:
-            self.codec.target.learn_from_counts(self.target_counts)
+            self.codec.target.learn_from_counts(self.target_counts, target_symbols)
         return self.codec

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.types import BOS, EOS, PAD, SPECIALS, UNK
 from dragoman.text.normalization import replace_surrogates
-from dragoman.text.vocabulary import SPACE_MARKER, TOKENIZER_FILE, TokenizerFile, Vocabulary
+from dragoman.text.vocabulary import SPACE_MARKER, TOKENIZER_FILE, TokenizerFile, Vocabulary, encode_added_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,8 +109,11 @@ class SentencePieceTokenizer:
         return DataError(f"the {self.kind} tokenizer could not learn from the training texts (sentencepiece: {first})")
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._processor.encode(replace_surrogates(text))
-        return ids
+        return encode_added_words(replace_surrogates(text), self.vocabulary, self._processor.encode)
+
+    def extend(self, tokens: Iterable[str], tags: Iterable[str]) -> None:
+        """Add whole words and language tags at the end of the vocabulary."""
+        self.vocabulary = self.vocabulary.extended([*(SPACE_MARKER + word for word in tokens), *tags])
 
     def unknown_words(self, text: str) -> list[str]:
         """[], whatever the text: subwords cover nearly all text, and what they do not cover is no word."""
@@ -119,7 +122,9 @@ class SentencePieceTokenizer:
     def sample(self, text: str, rng: np.random.Generator) -> list[int]:
         if not self.is_stochastic:
             return self.encode(text)
-        return self.piece_ids([piece for word in split_words(text) for piece in self.sample_word(word, rng)])
+        added = set(self.vocabulary.added)
+        words = split_words(text)
+        return self.piece_ids([p for word in words for p in ([word] if word in added else self.sample_word(word, rng))])
 
     def piece_ids(self, pieces: Iterable[str]) -> list[int]:
         """The ids of pieces; a run of unknown ones is a single <unk>, as in sentencepiece."""
@@ -145,8 +150,9 @@ class SentencePieceTokenizer:
     def to_files(self) -> dict[str, bytes]:
         """tokenizer.json, and the sentencepiece model with its SHA-256 in it."""
         digest = hashlib.sha256(self.model).hexdigest()
-        extra = tuple(self.vocabulary.extra_symbols)
-        learned = TokenizerFile(kind=self.kind, extra=extra, byte_fallback=self.byte_fallback, sha256=digest)
+        extra, added = tuple(self.vocabulary.extra_symbols), tuple(self.vocabulary.added)
+        fallback = self.byte_fallback
+        learned = TokenizerFile(kind=self.kind, extra=extra, added=added, byte_fallback=fallback, sha256=digest)
         return {TOKENIZER_FILE: learned.to_bytes(), MODEL_FILE: self.model}
 
     def restore(self, files: dict[str, bytes]) -> None:
@@ -158,11 +164,13 @@ class SentencePieceTokenizer:
                 f"{MODEL_FILE} is not the model that {TOKENIZER_FILE} was written with; copy the model folder again"
             )
         try:
-            self._load_model(files[MODEL_FILE], learned.extra, learned.byte_fallback)
+            self._load_model(files[MODEL_FILE], learned.extra, learned.byte_fallback, learned.added)
         except ValueError as error:
             raise ModelError(f"{TOKENIZER_FILE} is damaged ({error}); copy the model folder again") from None
 
-    def _load_model(self, model: bytes, extra_symbols: Sequence[str], byte_fallback: bool) -> None:
+    def _load_model(
+        self, model: bytes, extra_symbols: Sequence[str], byte_fallback: bool, added: Sequence[str] = ()
+    ) -> None:
         """Load a sentencepiece model: its pieces as our vocabulary, and their scores; ModelError if they do not fit."""
         import sentencepiece
 
@@ -184,7 +192,8 @@ class SentencePieceTokenizer:
             raise ModelError(f"{MODEL_FILE} and {TOKENIZER_FILE} do not belong together; copy the model folder again")
         if any(SPACE_MARKER in name[1:] for name in vocabulary.tokens):
             raise ModelError(f"{MODEL_FILE} has pieces that span a space; only models learned by Dragoman can be read")
-        self.model, self.vocabulary, self.byte_fallback, self._processor = model, vocabulary, byte_fallback, processor
+        self.model, self.byte_fallback, self._processor = model, byte_fallback, processor
+        self.vocabulary = vocabulary.extended(added)
         self.scores: dict[str, float] = {names[i]: processor.get_score(i) for i in range(reserved, len(names))}
         self.max_piece_length = max(map(len, self.scores), default=1)
 
@@ -195,7 +204,7 @@ class SentencePieceTokenizer:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.model:
-            self._load_model(self.model, self.vocabulary.extra_symbols, self.byte_fallback)
+            self._load_model(self.model, self.vocabulary.extra_symbols, self.byte_fallback, self.vocabulary.added)
 
 
 def split_words(text: str) -> list[str]:

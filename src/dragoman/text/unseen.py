@@ -18,8 +18,10 @@ from typing import Literal
 
 from dragoman.core.types import UNK, Example
 from dragoman.text.codec import Codec, has_text_source
+from dragoman.text.frozen_tokenizer import FrozenTokenizer
 from dragoman.text.normalization import normalize
 from dragoman.text.scripts import script_of
+from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 from dragoman.text.tokenizers import Tokenizer
 from dragoman.text.vocabulary import SPACE_MARKER, LookupTokenizer
 
@@ -143,6 +145,8 @@ class UnseenCounter:
         tokenizer, vocabulary = self.tokenizer, self.tokenizer.vocabulary
         if self._splits_words:
             return vocabulary.token_id(unit) is not None and self._is_counted([unit])
+        if isinstance(tokenizer, FrozenTokenizer):
+            return UNK not in tokenizer.encode(unit)
         if not isinstance(tokenizer, LookupTokenizer):  # a subword's count says nothing about its characters
             return unit in f" {SPACE_MARKER}" or vocabulary.token_id(unit) is not None
         ids = tokenizer.encode(unit)
@@ -158,7 +162,7 @@ class UnseenCounter:
         tokenizer = self.tokenizer
         if isinstance(tokenizer, LookupTokenizer):
             return tokenizer.min_count == 1 and tokenizer.size is None
-        return tokenizer.character_coverage == 1.0
+        return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.character_coverage == 1.0
 
     def _find_known_scripts(self) -> set[str]:
         """The scripts of the letters that the model knows; empty for bytes, whose letters are not in the vocabulary."""

@@ -4,6 +4,7 @@
          4 …            the extra symbols (language tags), in the order of the config
          next 256       the bytes, if unknown tokens are spelled by their UTF-8 bytes ("byte fallback")
          the rest       the learned tokens, most frequent first, ties in alphabetical order
+         at the end     tokens and language tags that were added to a trained model (model.extend)
 
 Only learned tokens are looked up in text. A text with "</s>" in it gets the id of a learned token
 "</s>", if there is one, and never that of the special symbol.
@@ -12,7 +13,7 @@ Only learned tokens are looked up in text. A text with "</s>" in it gets the id 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dragoman.core.errors import DataError, ModelError, PartError
 from dragoman.core.types import SPECIALS, UNK
 from dragoman.text.normalization import replace_surrogates
+from dragoman.text.templates import LANGUAGE_TAG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,20 +33,52 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Vocabulary:
-    """The ids of special symbols, extra symbols, bytes (with byte_fallback) and learned tokens, in that order."""
+    """The ids of special symbols, extra symbols, bytes (with byte_fallback), learned and added tokens, in that order.
+
+    An added name that is a language tag is a symbol, any other a token.
+    """
 
     def __init__(
-        self, tokens: Sequence[str], extra_symbols: Sequence[str] = (), *, byte_fallback: bool = False
+        self,
+        tokens: Sequence[str],
+        extra_symbols: Sequence[str] = (),
+        *,
+        byte_fallback: bool = False,
+        added: Sequence[str] = (),
     ) -> None:
         self.tokens, self.extra_symbols, self.byte_fallback = list(tokens), list(extra_symbols), byte_fallback
+        self.added = list(added)
         symbols = [*SPECIALS, *extra_symbols]
-        self.names = [*symbols, *(BYTE_TOKENS if byte_fallback else ()), *tokens]
+        self.names = [*symbols, *(BYTE_TOKENS if byte_fallback else ()), *tokens, *added]
         self._symbols = {symbol: i for i, symbol in enumerate(symbols)}
         self.symbol_count = len(symbols)  # special and extra symbols have the ids below it
-        self._first_token = len(self.names) - len(self.tokens)  # the id of the first learned token
+        self._first_added = len(self.names) - len(self.added)
+        self._first_token = self._first_added - len(self.tokens)  # the id of the first learned token
         self._tokens = {token: i for i, token in enumerate(tokens, self._first_token)}
-        if len(self._symbols) < len(symbols) or len(self._tokens) < len(self.tokens):
+        for i, name in enumerate(added, self._first_added):
+            (self._symbols if LANGUAGE_TAG.fullmatch(name) else self._tokens)[name] = i
+        if len(self._symbols) + len(self._tokens) < len(symbols) + len(self.tokens) + len(self.added):
             raise ValueError("a vocabulary cannot hold the same symbol twice")
+
+    def extended(self, names: Iterable[str]) -> Vocabulary:
+        """A vocabulary with further names at its end, as far as it has them not yet; all ids stay."""
+        new = [name for name in dict.fromkeys(names) if name not in self._symbols and name not in self._tokens]
+        added = [*self.added, *new]
+        return Vocabulary(self.tokens, self.extra_symbols, byte_fallback=self.byte_fallback, added=added)
+
+    @property
+    def all_symbols(self) -> list[str]:
+        """The extra symbols, and the language tags that were added."""
+        return [*self.extra_symbols, *(name for name in self.added if name in self._symbols)]
+
+    @property
+    def has_added_tokens(self) -> bool:
+        """Whether there are added tokens, rather than language tags alone."""
+        return any(name in self._tokens for name in self.added)
+
+    def is_symbol(self, id: int) -> bool:
+        """Whether an id is a special or extra symbol or a language tag, which is no part of a text."""
+        return id < self.symbol_count or (id >= self._first_added and self.name(id) in self._symbols)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,7 +108,7 @@ class Vocabulary:
         for id in ids:
             if self.symbol_count <= id < self._first_token:
                 yield id - self.symbol_count
-            elif self._first_token <= id < len(self.names):
+            elif self._first_token <= id < len(self.names) and not self.is_symbol(id):
                 yield self.names[id]
             elif id == UNK:
                 yield unknown
@@ -94,6 +128,7 @@ class TokenizerFile(BaseModel):
     kind: str
     extra: tuple[str, ...]
     tokens: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     byte_fallback: bool = False
     lowercase: bool = False
     sha256: str = ""  # of the sentencepiece model beside it
@@ -119,6 +154,22 @@ class TokenizerFile(BaseModel):
                 f"{TOKENIZER_FILE} belongs to a '{learned.kind[:40]}' tokenizer, but the config asks for '{kind}'"
             )
         return learned
+
+
+def encode_added_words(text: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> list[int]:
+    """Encode a text in which the words that were added to the vocabulary, as ▁word, are a token each."""
+    if not vocabulary.has_added_tokens:
+        return encode(text)
+    ids: list[int] = []
+    run: list[str] = []  # words for `encode`
+    for word in text.split(" "):
+        id = vocabulary.token_id(SPACE_MARKER + word) if word else None
+        if id is None or SPACE_MARKER + word not in vocabulary.added:
+            run.append(word)
+            continue
+        ids += [*(encode(" ".join(run)) if run else []), id]
+        run = []
+    return ids + (encode(" ".join(run)) if run else [])
 
 
 class LookupTokenizer:
@@ -173,6 +224,16 @@ class LookupTokenizer:
                 "in the training texts. Give it more text, or lower min_count."
             )
 
+    def extend(self, tokens: Iterable[str], tags: Iterable[str]) -> None:
+        """Add tokens and language tags at the end of the vocabulary."""
+        pieces = []
+        for token in tokens:
+            split = self.split(self._clean(token))
+            if len(split) != 1:
+                raise PartError(f"extend.tokens: '{token}' is no single token of a tokenizer '{self.kind}'")
+            pieces += split
+        self.vocabulary = self.vocabulary.extended([*pieces, *tags])
+
     def encode(self, text: str) -> list[int]:
         """Text → ids; a token that was not learned is its UTF-8 bytes or <unk>."""
         ids: list[int] = []
@@ -208,6 +269,7 @@ class LookupTokenizer:
             kind=self.kind,
             extra=tuple(self.vocabulary.extra_symbols),
             tokens=tuple(self.vocabulary.tokens),
+            added=tuple(self.vocabulary.added),
             byte_fallback=self.byte_fallback,
             lowercase=self.lowercase,
         )
@@ -217,7 +279,9 @@ class LookupTokenizer:
         """Load what `to_files` returned, with the options it was learned with; ModelError if it is damaged."""
         learned = TokenizerFile.parse(files, self.kind)
         try:
-            self.vocabulary = Vocabulary(learned.tokens, learned.extra, byte_fallback=learned.byte_fallback)
+            self.vocabulary = Vocabulary(
+                learned.tokens, learned.extra, byte_fallback=learned.byte_fallback, added=learned.added
+            )
         except ValueError as error:
             raise ModelError(f"{TOKENIZER_FILE} is damaged ({error}); copy the model folder again") from None
         self.byte_fallback, self.lowercase = learned.byte_fallback, learned.lowercase

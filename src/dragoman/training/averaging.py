@@ -1,4 +1,7 @@
-"""An exponential moving average of the weights, w̄ ← δ w̄ + (1 − δ) w, with a smaller δ in the first steps."""
+"""An exponential moving average of the weights, w̄ ← δ w̄ + (1 − δ) w, with a smaller δ in the first steps.
+
+Weights are those that training changes: of an adapter, A and B by themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dragoman.checkpoint.model_folder import unique_weights
+from dragoman.checkpoint.model_folder import saved_weights
 
 
 class MovingAverage:
@@ -16,21 +19,21 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.shadow = {name: x.clone() for name, x in unique_weights(model).items()}
+        self.shadow = {name: x.clone() for name, x in saved_weights(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Move the average toward the weights after a step, with a smaller decay at first; copy buffers as they are."""
         decay = min(self.decay, (1 + step) / (10 + step))
         parameters = {name for name, _ in model.named_parameters()}
-        for name, x in unique_weights(model).items():
+        for name, x in saved_weights(model).items():
             self.shadow[name].lerp_(x, 1 - decay if name in parameters else 1.0)  # a buffer is an average already
 
 
 @contextmanager
 def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Give a model other weights inside the `with` block (to validate an average), then its own again."""
-    current = unique_weights(model)
+    current = saved_weights(model)
     own = {name: x.clone() for name, x in current.items()}
     with torch.no_grad():
         copy_weights(weights, current)

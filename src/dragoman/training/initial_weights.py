@@ -1,4 +1,4 @@
-"""Initial weights of a new model, from another Dragoman model or another library; and frozen parameters.
+"""Initial weights of a new model, from another Dragoman model or another library; adapters; frozen parameters.
 
     name in another library's file ─map: prefix in the file → prefix in the model→ name in the model
 
@@ -13,20 +13,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dragoman.checkpoint import model_folder
 from dragoman.config import Backbone
-from dragoman.core.errors import ModelError, RunError, UserError
+from dragoman.core.errors import ModelError, PartError, RunError, UserError
+from dragoman.core.registry import Part
+from dragoman.nn.adapters import adapters
+
+UNUSED_BIAS = -20.0  # of an output that no training has seen: e^−20 of the others' probability
 
 
-def load_initial_weights(model: nn.Module, path: Path, parts: Sequence[str]) -> None:
-    """Copy the weights of another model, or only those below the names in `parts`; an error names what does not fit."""
+def load_initial_weights(model: nn.Module, path: Path, parts: Sequence[str], grows: bool = False) -> None:
+    """Copy the weights of another model, or only those below the names in `parts`; an error names what does not fit.
+
+    With `grows` (model.extend), tables with more rows than there get new ones.
+    """
     other = model_folder.resolve(path)
-    model_folder.verify(other)  # with tokenizer.load nobody else has: a flipped bit loads silently
+    config, _ = model_folder.verify(other)  # with tokenizer.load nobody else has: a flipped bit loads silently
     # Buffers may be missing there: hard attention has a baseline, which the soft attention it starts from has not.
     buffers = model_folder.unique_weights(model).keys() - dict(model.named_parameters()).keys()
-    weights = {name: model.get_buffer(name) for name in buffers} | model_folder.load_tensors(other, "model.safetensors")
+    weights = {name: model.get_buffer(name) for name in buffers} | model_folder.merged_weights(other, config)
+    if grows:
+        shapes = {name: x.shape for name, x in model_folder.unique_weights(model).items()}
+        weights = {name: grow_table(name, x, shapes.get(name, x.shape)) for name, x in weights.items()}
     try:
         model_folder.load_weights(model, weights, str(other), parts)
     except ModelError as error:
@@ -34,6 +45,18 @@ def load_initial_weights(model: nn.Module, path: Path, parts: Sequence[str]) -> 
             f"training.start_from: {error}. The model section must equal that model's, and so must the vocabulary "
             "(without tokenizer.load its tokenizers are used); with training.start_parts only those parts must"
         ) from None
+
+
+def grow_table(name: str, x: Tensor, shape: torch.Size) -> Tensor:
+    """A table with as many rows as `shape` has: a new one is the mean of the others, so that it is no stranger.
+
+    In a bias new rows are UNUSED_BIAS: until a token is learned, it takes nothing from the probability of the others.
+    """
+    missing = shape[0] - x.shape[0] if x.dim() and x.shape[1:] == shape[1:] else 0
+    if missing <= 0:
+        return x
+    row = torch.full((), UNUSED_BIAS).to(x) if name.endswith("bias") else x.mean(0)
+    return torch.cat([x, row.expand(missing, *x.shape[1:])])
 
 
 def load_backbone(model: nn.Module, options: Backbone) -> list[str]:
@@ -66,6 +89,20 @@ def map_names(file_names: Iterable[str], prefixes: Mapping[str, str]) -> dict[st
             prefix = max(fitting, key=len)
             mapped[f"{prefixes[prefix]}.{name.removeprefix(prefix).removeprefix('.')}"] = name
     return mapped
+
+
+def attach_adapter(model: nn.Module, adapter: Part, base: Path) -> model_folder.WeightsFile:
+    """Freeze a model that has the weights of `base` and add an adapter to it; returns the weights file of `base`."""
+    if model_folder.has_adapter(base):
+        raise RunError(
+            f"training.start_from: {base} holds an adapter, and an adapter cannot have one of its own; pack it first "
+            f"(dragoman pack {base} -o base.zip) and start from that"
+        )
+    try:
+        adapters.build(adapter).attach(model)
+    except PartError as error:
+        raise RunError(f"training.adapter: {error}") from None
+    return model_folder.locate_weights(base)
 
 
 def freeze_parameters(model: nn.Module, prefixes: Sequence[str]) -> None:

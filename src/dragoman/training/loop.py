@@ -70,8 +70,10 @@ def _run(config: Config, run_folder: RunFolder, allow_change: Sequence[str], ran
         yield from trainer.rewind_run_folder(prepared.checkpoint)
         beginning = f"resumed from step {step}"
     parameters = sum(p.numel() for p in trainer.model.parameters())
+    trained = sum(p.numel() for p in trainer.parameters)
+    size = f"{parameters:,} parameters" + (f", {trained:,} of them trained," if trained < parameters else "")
     where = f"{trainer.device}" if ranks.world_size == 1 else f"{ranks.world_size} ranks"
-    yield Report("start", step, steps, f"{beginning}: {parameters:,} parameters on {where}")
+    yield Report("start", step, steps, f"{beginning}: {size} on {where}")
     with catch_stop_signals() as stop_signal:
         yield from trainer.train(ranks.synchronize_signals(stop_signal))
     yield from trainer.finish()

@@ -27,7 +27,8 @@ class TrainingSpeed:
 
 def measure_speed(config: Config, cache: Path) -> TrainingSpeed:
     """Train some steps without validation and throw them away; the token stores that are built stay in `cache`."""
-    endless = config.training.model_copy(update={"steps": 10**9, "save_every": 10**9, "replay": 0, "start_from": None})
+    unused = {"replay": 0, "start_from": None, "adapter": None}  # what trains is as large as the whole model
+    endless = config.training.model_copy(update={"steps": 10**9, "save_every": 10**9} | unused)
     data = config.data.model_copy(update={"valid": None})
     trial = prepare.resolve_max_source(config.model_copy(update={"training": endless, "data": data}))
     codec, trial = tokenizer_learning.load_or_learn_codec(trial, None)

@@ -60,8 +60,8 @@ def serialize_state(
         for key, value in state.items()
         if isinstance(value, Tensor)
     }
-    if average is not None:  # model.safetensors then holds the average
-        tensors |= {f"weights.{name}": x for name, x in model_folder.unique_weights(model).items()}
+    if average is not None:  # the file of the weights then holds the average
+        tensors |= {f"weights.{name}": x for name, x in model_folder.saved_weights(model).items()}
     return {
         "training.json": (json.dumps({"format": FORMAT} | asdict(progress), indent=1) + "\n").encode(),
         "training.safetensors": model_folder.tensors_to_bytes(tensors),
@@ -77,7 +77,8 @@ def restore_state(
 ) -> Progress:
     """Load a checkpoint into model, optimizer, schedule and moving average; returns its progress."""
     progress = read_progress(folder)
-    weights = model_folder.load_tensors(folder, "model.safetensors")
+    name = model_folder.ADAPTER if model_folder.has_adapter(folder) else model_folder.WEIGHTS
+    weights = model_folder.load_tensors(folder, name)
     tensors = model_folder.load_tensors(folder, "training.safetensors")
     if average is not None:
         copy_weights(weights, average.shadow)

@@ -14,7 +14,8 @@ from dragoman.config import Config, build_codec, source_readers
 from dragoman.core.errors import RunError
 from dragoman.core.types import Example
 from dragoman.data.objectives import objectives
-from dragoman.text.codec import Codec, CodecLearner, copy_slot_symbols, has_text_source, language_tags
+from dragoman.text.codec import Codec, CodecLearner, copy_slot_symbols, has_text_source
+from dragoman.text.frozen_tokenizer import FrozenTokenizer
 from dragoman.text.normalization import normalize
 from dragoman.text.tokenizers import tokenizers
 from dragoman.training.prepare import expand_references, read_examples
@@ -28,11 +29,14 @@ class TokenizerLearner:
     def __init__(self, config: Config) -> None:
         self.config, self.count = config, 0
         self.language_tags: set[str] = set()
+        self.target_tags: set[str] = set()
         self.learner = CodecLearner(build_codec(config))
 
     def add(self, example: Example) -> None:
         """Count the texts of an example, up to MAX_EXAMPLES of them, and its language tags."""
-        self.language_tags.update(language_tags(example))
+        codec = self.learner.codec
+        self.language_tags.update(codec.source_template.extra_symbols(example))
+        self.target_tags.update(codec.target_template.extra_symbols(example))
         for pair in expand_references([example]):
             self.count += 1
             if self.count > MAX_EXAMPLES or pair.source_truncated:
@@ -49,7 +53,8 @@ class TokenizerLearner:
         if slots is None:
             slots = 16 if getattr(self.config.model, "pointer", None) else 0
         symbols = objectives.build(self.config.training.objective).extra_symbols
-        return self.learner.finish([*symbols, *copy_slot_symbols(slots), *sorted(self.language_tags)])
+        tags = self.language_tags | self.target_tags if self.learner.codec.is_joint else self.language_tags
+        return self.learner.finish([*symbols, *copy_slot_symbols(slots), *sorted(tags)], sorted(self.target_tags))
 
 
 def learns_tokenizers(config: Config) -> bool:
@@ -79,12 +84,16 @@ def load_or_learn_codec(config: Config, learner: TokenizerLearner | None = None)
         return learner.finish(), config
     other = config.tokenizer.load or config.training.start_from or ""
     model = model_folder.load(other)
-    if config.tokenizer.target is not None and not config.tokenizer.joint:
+    target = config.tokenizer.target
+    if target is not None and not config.tokenizer.joint and not isinstance(model.codec.target, FrozenTokenizer):
         return _learn_target_tokenizer(config, model)
-    config = adopt_tokenizers(config, model.config)
-    if getattr(config.model, "tie", None) == "all" and not config.tokenizer.joint:
+    config, codec = adopt_tokenizers(config, model.config), model.codec
+    if config.model.tie == "all" and codec.source.vocabulary.names != codec.target.vocabulary.names:
         raise RunError(f"model.tie is 'all', but the tokenizers of {other} are two; one table needs one vocabulary")
-    return _with_source_readers(model.codec, config), config
+    codec = _with_source_readers(codec, config)
+    if config.model.extend is not None:
+        codec.extend(config.model.extend.tokens, config.model.extend.languages)
+    return codec, config
 
 
 def adopt_tokenizers(config: Config, other: Config) -> Config:

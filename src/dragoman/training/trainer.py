@@ -35,7 +35,7 @@ from dragoman.training import divergence, replay
 from dragoman.training.averaging import MovingAverage, temporary_weights
 from dragoman.training.distributed import RankGroup
 from dragoman.training.gradient import compute_gradient, optimizer_step
-from dragoman.training.initial_weights import freeze_parameters, load_backbone, load_initial_weights
+from dragoman.training.initial_weights import attach_adapter, freeze_parameters, load_backbone, load_initial_weights
 from dragoman.training.prepare import TrainingData
 from dragoman.training.report import Clock, Metrics, Report, ReportKind
 from dragoman.training.run_folder import RunFolder
@@ -58,6 +58,7 @@ class Trainer:
         self.ranks = ranks
         self.device = self.ranks.local_device(select_device(config.runtime.device))
         self.progress = Progress(data=data.fingerprints, ranks=self.ranks.world_size)
+        self.base: model_folder.WeightsFile | None = None  # of the adapter
 
     # -- before the first step -------------------------------------------------------------------------------------
 
@@ -66,10 +67,14 @@ class Trainer:
         threads = self.ranks.broadcast_from_rank0(lambda: self.config.runtime.threads or torch.get_num_threads())
         self._set_threads(threads)
         self._build_model()
+        other = Path(self.options.start_from or "")
         if self.options.start_from is not None:
-            load_initial_weights(self.model, Path(self.options.start_from), self.options.start_parts)
+            other = model_folder.resolve(other)
+            load_initial_weights(self.model, other, self.options.start_parts, self.config.model.extend is not None)
         if self.options.backbone is not None:
             load_backbone(self.model, self.options.backbone)
+        if self.options.adapter is not None:
+            self.base = attach_adapter(self.model, self.options.adapter, other)
         self.ranks.broadcast_tensors(list(model_folder.unique_weights(self.model).values()))
         self._build_optimizer()
         if self.ranks.is_rank0:
@@ -94,6 +99,10 @@ class Trainer:
             )
         self._set_threads(saved.threads)
         self._build_model()
+        if self.options.adapter is not None:
+            base = model_folder.locate_weights(checkpoint).folder
+            load_initial_weights(self.model, base, [])
+            self.base = attach_adapter(self.model, self.options.adapter, base)
         self._build_optimizer()
         self.progress = restore_state(checkpoint, self.model, self.optimizer, self.schedule, self.average)
         self.progress.data, self.progress.ranks = self.data.fingerprints, self.ranks.world_size
@@ -325,7 +334,7 @@ class Trainer:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights to validate and save: the moving average where there is one."""
-        return self.average.shadow if self.average is not None else model_folder.unique_weights(self.model)
+        return self.average.shadow if self.average is not None else model_folder.saved_weights(self.model)
 
     def save_checkpoint(self, is_best: bool) -> Report:
         """Save a checkpoint of this step; raises TrainingDiverged if a weight is not finite."""
@@ -347,7 +356,7 @@ class Trainer:
             files.remove_folder(folder)
         extra = serialize_state(self.progress, self.model, self.optimizer, self.average)
         extra |= kept_examples.to_files(self.data.kept_examples)
-        model_folder.save(folder, self.config, self.weights(), self.data.codec, extra)
+        model_folder.save(folder, self.config, self.weights(), self.data.codec, extra, self.base)
         self.run_folder.write_pointer("last", folder.name)
         if is_best:
             self.run_folder.write_pointer("best", folder.name)

@@ -42,7 +42,7 @@ def validate(pipeline: Pipeline, data: TrainingData, config: Config) -> dict[str
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
     if options.validate_metrics:
         texts = [p.text for p in pipeline.stream(examples, options.validate_generation)]
-        references = [example.accepted for example in examples]
+        references = [pipeline.codec.normalize_targets(example).accepted for example in examples]
         for part in options.validate_metrics:
             values[part.name] = corpus_score(metrics.build(part), texts, references)
     return values

@@ -35,7 +35,7 @@ def test_a_store_gives_back_every_pair_with_its_ids_lengths_and_texts(tmp_path_f
     assert len(built) == len(rows)
     for i, example in enumerate(examples):
         assert built.sources[i].tolist() == codec.encode_source(example)
-        assert built.targets[i].tolist() == codec.encode_target(example.target)
+        assert built.targets[i].tolist() == codec.encode_target(example)
         assert built.example(i) == example
     assert built.lengths(np.arange(len(built)))[0].tolist() == [len(s) + 1 for s, _ in rows]
     assert built.lengths(np.arange(len(built)))[1].tolist() == [len(t) + 1 for _, t in rows]
@@ -48,7 +48,7 @@ def test_a_store_gives_back_every_pair_with_its_ids_lengths_and_texts(tmp_path_f
     again = np.array([len(rows) - 1, 0, len(rows) - 1])
     for gather, side in ((built.sources.gather, 0), (built.targets.gather, 1)):
         ids, lengths = gather(again)
-        assert ids.tolist() == [id for i in again for id in codec.encode_target(rows[i][side])]
+        assert ids.tolist() == [id for i in again for id in codec.encode_target(Example("", rows[i][side]))]
         assert lengths.tolist() == [len(rows[i][side]) + 1 for i in again]
         assert [x.tolist() for x in gather(again[:0])] == [[], []]
 

@@ -30,7 +30,7 @@ def test_a_position_counts_the_tokens_that_are_predicted_right(kind: str, reques
     for example in examples:
         source, target = (
             pipeline.input_processor.encode_source(example),
-            pipeline.codec.encode_target(example.target or ""),
+            pipeline.codec.encode_target(example),
         )
         logits = pipeline.model(collate([(source, target)], [0])).logits[0]
         for t in range(len(target) - 1):

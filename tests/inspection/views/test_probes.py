@@ -163,15 +163,14 @@ def test_copying_counts_unless_a_reference_copies_too() -> None:
 
 
 def test_coverage_is_the_attention_of_each_source_token_without_tags_and_the_end() -> None:
-    source = Example("a b", source_lang="en", target_lang="de")
     output = said("a b", "x y", attention=[[0.1, 0.2, 0.3, 0.4, 0.0], [0.0, 0.0, 0.5, 0.25, 0.25], [0, 0, 0, 0, 1]])
     output.source_tokens[:0] = ["<from:en>", "<to:de>"]
     assert output.source_tokens == ["<from:en>", "<to:de>", "a", "b", "</s>"]
-    found = probes.coverage(source, output)
+    found = probes.coverage(output)
     assert found is not None
     assert [j for j, _ in found] == [2, 3]
     np.testing.assert_allclose([a for _, a in found], [0.8, 0.65], rtol=1e-6)
-    assert probes.coverage(source, said("a b", "x y")) is None
+    assert probes.coverage(said("a b", "x y")) is None
 
 
 def test_a_source_with_little_attention_on_more_than_half_is_under_translated() -> None:

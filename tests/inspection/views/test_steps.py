@@ -111,7 +111,7 @@ def test_along_a_target_every_token_is_the_targets(kind: str, request: Any) -> N
     pipeline = request.getfixturevalue(kind)
     source, target = sources(kind)[:2]
     part = trace_steps(pipeline, Example(source), target)["forced"]
-    assert said(part) == pipeline.codec.encode_target(target)
+    assert said(part) == pipeline.codec.encode_target(Example("", target))
     assert part["text"] == target
     assert all(step["forced"] for step in part["steps"])
     truth = pipeline.token_scores([(source, target)])[0]

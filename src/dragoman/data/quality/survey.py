@@ -125,7 +125,7 @@ class SplitSurvey:
         if codec.second_source is not None:
             sources.append((second, codec.encode_second_source, codec.second_source == "text"))
         lengths = [self._count_tokens(text, encode, is_text, example) for text, encode, is_text in sources]
-        ids = codec.encode_target(example.target or "")
+        ids = codec.encode_target(example)
         self.target.add_tokens(target, ids, codec.target)
         return max(*lengths, len(ids))
 

@@ -144,7 +144,7 @@ def _encode(
     if any(ids is None for ids in encoded):
         return "source cannot be read", nothing
     first, *others = [ids for ids in encoded if ids is not None]
-    target = codec.encode_target(example.target, source=example.source)
+    target = codec.encode_target(example)
     if any(len(ids) > max_source for ids in others):
         return "source too long", nothing
     reason = training_blocker(objective, first, target, max_source, max_target)

@@ -140,8 +140,11 @@ def token_callback(outputs: Sequence[TokenCollector]) -> Callable[[Any], bool]:
 # -- our weights under its names ---------------------------------------------------------------------------------------
 
 
-def build_spec(model: Seq2Seq) -> Any:
-    """The model with all its weights as CTranslate2's specification; tokens are named by their ids."""
+def build_spec(model: Seq2Seq, vocabularies: tuple[list[str], list[str]] | None = None) -> Any:
+    """The model with all its weights as CTranslate2's specification.
+
+    `vocabularies` are the names of the source's and the target's tokens; without them tokens are named by their ids.
+    """
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
@@ -156,8 +159,10 @@ def build_spec(model: Seq2Seq) -> Any:
         side.scale_embeddings = embedding.factor != 1.0
         (side.embeddings[0] if side is encoder else side.embeddings).weight = to_numpy(embedding.table.weight)
     set_linear(decoder.projection, model.output)
-    spec.register_source_vocabulary(token_names(model.frontend.table.num_embeddings))
-    spec.register_target_vocabulary(token_names(model.embedding.table.num_embeddings))
+    sizes = model.frontend.table.num_embeddings, model.embedding.table.num_embeddings
+    source_names, target_names = vocabularies or (token_names(sizes[0]), token_names(sizes[1]))
+    spec.register_source_vocabulary(source_names)
+    spec.register_target_vocabulary(target_names)
     spec.config.layer_norm_epsilon = model.encoder.stack.blocks[0].mixer_norm.eps
     return spec
 

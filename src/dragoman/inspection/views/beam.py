@@ -120,7 +120,7 @@ def _max_new_tokens(pipeline: Pipeline, example: Example) -> int:
     from dragoman.inference.constraints import length_bounds
 
     lengths = torch.tensor([len(pipeline.input_processor.encode_input(example).source)])
-    max_lengths, _ = length_bounds(pipeline.input_processor, lengths, [pipeline.config.generation], [example.source])
+    max_lengths, _ = length_bounds(pipeline.input_processor, lengths, [pipeline.config.generation], [example])
     return int(max_lengths[0])
 
 
@@ -128,7 +128,7 @@ def _max_new_tokens(pipeline: Pipeline, example: Example) -> int:
 
 
 def _score_reference(pipeline: Pipeline, example: Example, text: str, part: Part, tree: Tree) -> ViewData:
-    ids = pipeline.codec.encode_target(text, source=example.source)
+    ids = pipeline.codec.encode_target(replace(example, target=text))
     log_probs = pipeline.token_scores([replace(example, target=text)])[0]
     nodes = find_path(tree, ids)
     for node in nodes:

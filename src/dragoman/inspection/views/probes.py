@@ -40,7 +40,7 @@ from dragoman.inspection.blockers import decoder_blocker
 from dragoman.inspection.probe_inputs import PRONOUNS, MinimalPair, NeutralSource, Pronoun, parse_pronouns
 from dragoman.inspection.render.terminal import shorten
 from dragoman.inspection.views import BeamSize, RequestSize, ViewData, register_view
-from dragoman.text.codec import language_tags
+from dragoman.text.templates import LANGUAGE_TAG
 
 if TYPE_CHECKING:
     from dragoman.inference.pipeline import Pipeline
@@ -290,7 +290,7 @@ def check_copying(cases: Sequence[Case]) -> ProbeResult:
 
 def describe_omission(usual: float, source: Example, output: Prediction) -> str:
     """Describe an output that leaves much of the source out: low coverage, or without attention, far too short."""
-    covered, expected = coverage(source, output), usual * len(output.source_tokens)
+    covered, expected = coverage(output), usual * len(output.source_tokens)
     if not output.text.strip():
         return ""  # describe_empty counts it
     if covered is None:
@@ -304,7 +304,7 @@ def describe_omission(usual: float, source: Example, output: Prediction) -> str:
 
 def describe_excess(usual: float, source: Example, output: Prediction) -> str:
     """Describe an output that translates some token too often: high coverage, or without attention, far too long."""
-    covered, expected = coverage(source, output), usual * len(output.source_tokens)
+    covered, expected = coverage(output), usual * len(output.source_tokens)
     if covered is None:
         is_long = len(output.tokens) + 1 > expected * MAX_LENGTH_FACTOR + LENGTH_SLACK
         return _unusual_length(output, expected) if is_long else ""
@@ -317,13 +317,13 @@ def _unusual_length(output: Prediction, expected: float) -> str:
     return f"{format_count(len(output.tokens), 'token')}, about {expected - 1:.0f} are usual"
 
 
-def coverage(source: Example, output: Prediction) -> list[tuple[int, float]] | None:
+def coverage(output: Prediction) -> list[tuple[int, float]] | None:
     """Return (j, Σ_t a_tj) for each source token j, without language tags and </s>; None without attention."""
     if output.attention is None:
         return None
     last = len(output.source_tokens) - (output.source_tokens[-1:] == [SPECIALS[EOS]])
     total = np.asarray(output.attention, dtype=np.float64).sum(0)
-    return [(j, float(total[j])) for j in range(len(language_tags(source)), last)]
+    return [(j, float(total[j])) for j in range(last) if not LANGUAGE_TAG.fullmatch(output.source_tokens[j])]
 
 
 def check_minimal_pairs(pairs: Sequence[MinimalPair], outputs: Sequence[str]) -> ProbeResult:
@@ -397,7 +397,7 @@ def length_ratio(output: Prediction) -> float:
 def median_length_ratio(pipeline: Pipeline, cases: Sequence[Case]) -> float:
     """Return the median length ratio of the references, or of the outputs where there are no references."""
     ratios = [
-        len(pipeline.codec.encode_target(source.target)) / max(len(output.source_tokens), 1)
+        len(pipeline.codec.encode_target(source)) / max(len(output.source_tokens), 1)
         for source, output in cases
         if source.target is not None
     ]

@@ -71,7 +71,7 @@ def trace_steps(
     free = _decode_steps(pipeline, example, model_input, prefix, top)
     forced = None
     if target is not None:
-        ids = pipeline.codec.encode_target(target, source=example.source)
+        ids = pipeline.codec.encode_target(replace(example, target=target))
         forced = _decode_steps(pipeline, example, model_input, ids, top)
     return {
         "source_text": source_line(example),
@@ -110,7 +110,7 @@ def _decode_steps(
     steps: list[ViewData] = []
     with torch.inference_mode():
         lengths = torch.tensor([len(model_input.source)], device=pipeline.device)
-        constraints = build_constraints(processor, lengths, [0], [pipeline.config.generation], [example.source])
+        constraints = build_constraints(processor, lengths, [0], [pipeline.config.generation], [example])
         max_length = max(int(constraints.max_lengths[0]), len(prefix))
         step, start, ctc_processors = pipeline.start_decoding(batch_of_one(pipeline, model_input.row))
         state = start(Capacity(1, max_length + 1))

@@ -30,14 +30,14 @@ SETS = {
 def prepare(data_sets: Mapping[str, Path], part: str, folder: Path) -> None:
     """Write the pairs of the data set of `part`; training pairs whose source is in the test are left out."""
     name, is_swapped = SETS[part]
-    pairs = {split: list(_read_pairs(data_sets[name], split, is_swapped)) for split in ("train", "dev", "test")}
+    pairs = {split: list(read_pairs(data_sets[name], split, is_swapped)) for split in ("train", "dev", "test")}
     test_sources = {source for source, _ in pairs["test"]}
     tables.write_rows(folder / "train.tsv", (pair for pair in pairs["train"] if pair[0] not in test_sources))
     tables.write_rows(folder / "valid.tsv", pairs["dev"])
     tables.write_rows(folder / "test.tsv", pairs["test"])
 
 
-def _read_pairs(data_set: Path, split: str, is_swapped: bool) -> Iterator[Pair]:
+def read_pairs(data_set: Path, split: str, is_swapped: bool) -> Iterator[Pair]:
     """Yield (source, target) of a split: English and Japanese line by line from two files, else from one TSV."""
     if (data_set / f"{split}.en").exists() or (data_set / f"{split}.en.gz").exists():
         return tables.read_parallel(data_set / f"{split}.en", data_set / f"{split}.ja")

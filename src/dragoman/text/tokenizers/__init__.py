@@ -12,9 +12,10 @@ splits. Tokenizers never add <s> or </s>; the codec does.
 from __future__ import annotations
 
 from dragoman.core.registry import Registry
+from dragoman.text.frozen_tokenizer import FrozenTokenizer
 from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 from dragoman.text.vocabulary import LookupTokenizer
 
-Tokenizer = LookupTokenizer | SentencePieceTokenizer  # every kind is a subclass of one of them
+Tokenizer = LookupTokenizer | SentencePieceTokenizer | FrozenTokenizer  # every kind is a subclass of one of them
 
 tokenizers: Registry[Tokenizer] = Registry("tokenizer", __name__)

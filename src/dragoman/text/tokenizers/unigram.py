@@ -81,8 +81,10 @@ class Unigram(SentencePieceTokenizer):
             end = start
         return pieces[::-1]
 
-    def _load_model(self, model: bytes, extra: Sequence[str], byte_fallback: bool) -> None:
-        super()._load_model(model, extra, byte_fallback)
+    def _load_model(
+        self, model: bytes, extra_symbols: Sequence[str], byte_fallback: bool, added: Sequence[str] = ()
+    ) -> None:
+        super()._load_model(model, extra_symbols, byte_fallback, added)
         self._cached_choices = lru_cache(maxsize=1 << 14)(self._choices)
 
     def _choices(self, word: str) -> SegmentChoices:
