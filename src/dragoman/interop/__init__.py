@@ -1,0 +1,1 @@
+"""Models in the formats of other programs: importers read them, exporters write them."""
