@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 
+from tests import frozen_tokenizers
 from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
@@ -43,6 +44,7 @@ from dragoman.serve.schema import APIError
 from dragoman.serve.settings import ServerSettings
 from dragoman.text.sentencepiece_model import MODEL_FILE
 from dragoman.text.tokenizers import tokenizers
+from dragoman.text.tokenizers.huggingface import HuggingFace
 
 CORPUS = Path(__file__).parent / "corpus"
 ALLOWED = (DragomanError, APIError)
@@ -144,14 +146,15 @@ def parse_manifest(data: bytes) -> None:
 
 
 def tokenizer_parser(kind: str) -> Callable[[bytes], None]:
-    """The file of a tokenizer; if it is a sentencepiece model, under a checksum that fits."""
+    """The file of a tokenizer; if it is that of another program, under a checksum that fits."""
 
     def parse(data: bytes) -> None:
         files = dict(learned_tokenizer(kind))
-        if MODEL_FILE in files:
+        model_file = next((name for name in (MODEL_FILE, HuggingFace.model_file) if name in files), None)
+        if model_file is not None:
             learned = json.loads(files[TOKENIZER_FILE])
             files[TOKENIZER_FILE] = json.dumps(learned | {"sha256": hashlib.sha256(data).hexdigest()}).encode()
-            files[MODEL_FILE] = data
+            files[model_file] = data
         else:
             files[TOKENIZER_FILE] = data
         tokenizer = tokenizers.build(part_of(kind))
@@ -169,6 +172,8 @@ def part_of(kind: str) -> Part:
 
 @cache
 def learned_tokenizer(kind: str) -> dict[str, bytes]:
+    if kind in frozen_tokenizers.KINDS:
+        return frozen_tokenizers.frozen_tokenizer(kind, TEXTS * 20, ["<to:de>"]).to_files()
     tokenizer = tokenizers.build(part_of(kind))
     tokenizer.learn(TEXTS * 20, ["<to:de>"])
     return tokenizer.to_files()

@@ -131,6 +131,7 @@ FRONTENDS: dict[str, tuple[Space, Rules]] = {
     "tokens": ({"scale": [True, False]}, []),
     "image": ({"pixels": [32], "channels": [4], "stages": [[1, 1]], "grid": ["resnet", "patches"]}, []),
     "audio": ({"bins": [7, 12], "subsampling": ["conv", "stack"], "channels": [3], "stack": [1, 3]}, []),
+    "whisper": ({"bins": [5], "seconds": [1]}, []),
     "features": (
         {"numbers": [5], "deltas": [0, 1], "subsampling": ["conv", "stack"], "channels": [3], "stack": [2]},
         [],
@@ -358,7 +359,7 @@ def loads_equal(part: nn.Module, other: nn.Module) -> None:
 
 # -- frontends -----------------------------------------------------------------------------------------------------
 
-FIXED = ("image",)  # whose sources are all of one size
+FIXED = ("image", "whisper")  # whose sources are all of one size
 
 
 def reader_of(part: Part) -> Any:

@@ -384,6 +384,15 @@ def test_power_lies_between_none_and_mean() -> None:
         assert length_rules.build(Part("power", {"alpha": alpha}))(-3.0, 4.0) == RULES[name][1](-3.0, 4.0)
 
 
+def test_the_tokens_of_a_prompt_do_not_count() -> None:
+    rule, plain = length_rules.build(Part("power", {"uncounted": 3})), length_rules.build(Part("power"))
+    for n in (4, 9):
+        assert rule(-3.0, n) == plain(-3.0, n - 3)
+    assert rule(-3.0, 2) == -3.0  # within the prompt
+    totals, lengths = torch.tensor([-3.0, -3.0]).double(), torch.tensor([2.0, 9.0]).double()
+    assert rule(totals, lengths).tolist() == [-3.0, -0.5]
+
+
 # -- a real model --------------------------------------------------------------------------------------------------
 
 

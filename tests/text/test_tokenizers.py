@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import frozen_tokenizers
 
 from dragoman.core.errors import ModelError
 from dragoman.core.registry import Part
@@ -28,6 +29,9 @@ PIECES = sorted(SAMPLING)
 
 
 def learned(kind: str, **options: Any) -> Tokenizer:
+    """A tokenizer of the corpus: learned, or with the file that another program made of it."""
+    if kind in frozen_tokenizers.KINDS:
+        return frozen_tokenizers.frozen_tokenizer(kind, CORPUS, TAGS)
     size = {"size": 400} if kind in PIECES else {}
     tokenizer = tokenizers.build(Part(kind, {**size, **options}))
     tokenizer.learn(CORPUS, TAGS)
@@ -38,8 +42,9 @@ LEARNED = {kind: learned(kind, **SAMPLING.get(kind, {})) for kind in tokenizers.
 EVERY = pytest.mark.parametrize("kind", tokenizers.names)
 
 
-def test_the_folder_holds_the_six_kinds() -> None:
-    assert tokenizers.names == ["bpe", "bytes", "characters", "symbols", "unigram", "words"]
+def test_the_folder_holds_six_kinds_that_are_learned_and_two_that_come_with_imported_models() -> None:
+    kinds = ["bpe", "bytes", "characters", "symbols", "unigram", "words"]
+    assert tokenizers.names == sorted([*kinds, *frozen_tokenizers.KINDS])
 
 
 @EVERY
@@ -144,7 +149,9 @@ def test_lowercase_comes_back_with_the_files() -> None:
 @EVERY
 def test_the_files_are_plain_json_and_a_sentencepiece_model(kind: str) -> None:
     files = LEARNED[kind].to_files()
-    assert set(files) == ({"tokenizer.json", "tokenizer.model"} if kind in PIECES else {"tokenizer.json"})
+    models = {"bpe": "tokenizer.model", "unigram": "tokenizer.model"}
+    models |= {"sentencepiece": "tokenizer.model", "huggingface": "huggingface.json"}
+    assert set(files) == ({"tokenizer.json", models[kind]} if kind in models else {"tokenizer.json"})
     content = json.loads(files["tokenizer.json"])
     assert (content["kind"], content["extra"]) == (kind, TAGS)
 

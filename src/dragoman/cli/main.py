@@ -20,6 +20,8 @@ from dragoman.cli import (
     data,
     demo,
     evaluate,
+    export,
+    import_model,
     inspect,
     list_parts,
     pack,
@@ -58,6 +60,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.command()(serve.serve)
     app.command()(probe.probe)
     app.command()(pack.pack)
+    app.command("import")(import_model.import_model)
+    app.command()(export.export)
     app.add_typer(recipe.app, name="recipe")
     app.add_typer(data.app, name="data")
     app.add_typer(tokenizer.app, name="tokenizer")

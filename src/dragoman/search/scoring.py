@@ -48,14 +48,14 @@ class MeanLengthRule:
 
 @length_rules.register("power")
 class PowerLengthRule:
-    """log p / n^α: between none (α = 0) and mean (α = 1); the first `given` tokens, a prompt, do not count."""
+    """log p / n^α: between none (α = 0) and mean (α = 1); n leaves out `uncounted` tokens, as of a prompt."""
 
-    def __init__(self, *, alpha: float = 1.0, given: NonNegativeInt = 0) -> None:
-        self.alpha, self.given = alpha, given
+    def __init__(self, *, alpha: float = 1.0, uncounted: NonNegativeInt = 0) -> None:
+        self.alpha, self.uncounted = alpha, uncounted
 
     def __call__(self, log_p: Number, n: Number) -> Number:
-        if self.given:
-            n = (n - self.given).clamp(min=1) if isinstance(n, Tensor) else max(n - self.given, 1)
+        if self.uncounted:
+            n = (n - self.uncounted).clamp(min=1) if isinstance(n, Tensor) else max(n - self.uncounted, 1)
         return log_p / n**self.alpha  # type: ignore[no-any-return]
 
 

@@ -50,9 +50,9 @@ class FrozenTokenizer:
         self, model: bytes, tokens: Sequence[str], extra_symbols: Sequence[str], added: Sequence[str] = ()
     ) -> None:
         """Take a file, and the names of the vocabulary's tokens in the order of their ids, after the extra symbols."""
-        self.vocabulary = Vocabulary(tokens, extra_symbols, added=added)
+        vocabulary = Vocabulary(tokens, extra_symbols, added=added)
         self.open_model(model)
-        self.model = model
+        self.vocabulary, self.model = vocabulary, model
 
     def extend(self, tokens: Iterable[str], tags: Iterable[str]) -> None:
         """Add whole words and language tags at the end of the vocabulary."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import frozen_tokenizers
 from tests.codec_learning import learn_codec
 
 from dragoman import config as configs
@@ -317,6 +318,9 @@ LINES = ["the old bridge, the new road", "an older bridge", "naïve té", "a b c
 
 
 def codec_of(kind: str, lines: list[str] = LINES) -> codecs.Codec:
+    if kind in frozen_tokenizers.KINDS:
+        frozen = frozen_tokenizers.frozen_tokenizer(kind, lines)
+        return codecs.Codec(frozen, frozen)
     part = Part(kind, {"size": 300} if kind in ("bpe", "unigram") else {})
     return learn_codec(part, part, True, "nfc", lines, [], [])
 

@@ -15,6 +15,7 @@ from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import MissingExtra, UserError
 from dragoman.engines.cpu.ctranslate2 import machine_blocker, max_positions
 from dragoman.interop.exporters.contents import (
+    SENTENCEPIECE,
     TOLERANCES,
     Exported,
     ExportOptions,
@@ -25,7 +26,6 @@ from dragoman.interop.exporters.contents import (
     write_tokenizers,
 )
 from dragoman.interop.exporters.ct2 import write_model
-from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 
 LANGUAGE_CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 ARGOS_VERSION = "1.5.0"  # the oldest that reads such packages
@@ -55,7 +55,7 @@ def export_argos(loaded: LoadedModel, folder: Path, options: ExportOptions) -> E
     package = folder / f"translate-{options.source_lang}_{options.target_lang}-1_0"
     (package / "model").mkdir(parents=True)
     write_model(loaded, package / "model", options, ends_with_eos)
-    assert isinstance(codec.source, SentencePieceTokenizer)
+    assert isinstance(codec.source, SENTENCEPIECE)
     (package / "sentencepiece.model").write_bytes(codec.source.model)
     write_tokenizers(codec, package)
     for name in ("source.spm", "target.spm"):

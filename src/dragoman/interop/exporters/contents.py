@@ -22,10 +22,12 @@ from dragoman.nn.frontends.tokens import TokenEmbedding
 from dragoman.text.codec import Codec
 from dragoman.text.sentencepiece_model import SentencePieceTokenizer
 from dragoman.text.tokenizers import Tokenizer
+from dragoman.text.tokenizers.sentencepiece import SentencePiece
 from dragoman.text.vocabulary import Vocabulary
 
 Quantization = Literal["float32", "float16", "int8"]
 
+SENTENCEPIECE = SentencePieceTokenizer, SentencePiece  # learned by us, and of imported models
 END = SPECIALS[EOS]
 MAX_POSITIONS = 1024  # that are promised for position schemes without a maximum
 CHECKED_LENGTH = 60  # tokens of an output in a check, where the program can be told so
@@ -136,14 +138,14 @@ def renaming_limitation(codec: Codec) -> list[str]:
 
 def is_sentencepiece(codec: Codec) -> bool:
     """Whether both tokenizers are sentencepiece models, whose ids are those of our vocabulary."""
-    return all(isinstance(side, SentencePieceTokenizer) and side.model for side in (codec.source, codec.target))
+    return all(isinstance(side, SENTENCEPIECE) and side.model for side in (codec.source, codec.target))
 
 
 def write_tokenizers(codec: Codec, folder: Path) -> None:
     """Write tokenization.json and, where the tokenizers are sentencepiece models, source.spm and target.spm."""
     if is_sentencepiece(codec):
         for name, side in (("source", codec.source), ("target", codec.target)):
-            assert isinstance(side, SentencePieceTokenizer)
+            assert isinstance(side, SENTENCEPIECE)
             (folder / f"{name}.spm").write_bytes(side.model)
     sides = {"joint": codec.source} if codec.is_joint else {"source": codec.source, "target": codec.target}
     description: dict[str, Any] = {

@@ -120,6 +120,7 @@ def write_graphs(model: Seq2Seq, folder: Path, longest: int) -> None:
     """Trace and write encoder.onnx and decoder_step.onnx."""
     runs = []
     for B, S, C in SIZES:
+        S *= model.stride  # of a pyramid: so that its states' numbers differ, too
         if max(S, C) >= longest:
             raise UserError(f"models with fewer than {max(S, C) + 1} positions cannot be traced")
         source = torch.full((B, S), len(SPECIAL_IDS), dtype=torch.long)

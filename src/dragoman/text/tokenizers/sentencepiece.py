@@ -25,13 +25,14 @@ class SentencePiece(FrozenTokenizer):
 
     def join(self, pieces: Sequence[str]) -> str:
         text: str = self._processor.decode_pieces(list(pieces))
-        return text.replace(SPACE_MARKER, " ").lstrip(" ")  # of pieces that the file lacks, "▁" would be left
+        return text.replace(SPACE_MARKER, " ").removeprefix(" ")  # of pieces that the file lacks, "▁" would be left
 
     def open_model(self, model: bytes) -> None:
         import sentencepiece
 
-        self._processor = sentencepiece.SentencePieceProcessor()
+        processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(model)
+            processor.LoadFromSerializedProto(model)
         except RuntimeError:
             raise ValueError("it is no sentencepiece model") from None
+        self._processor = processor

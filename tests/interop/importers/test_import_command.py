@@ -1,0 +1,169 @@
+"""`dragoman import hf:DIR OUT` on the command line, and what the other commands make of its folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.interop.importers import hf_models
+from tests.interop.importers.conftest import ImportedCase
+
+from dragoman import config as configs
+from dragoman import training
+from dragoman.checkpoint import model_folder
+from dragoman.cli.main import main
+from dragoman.core.types import Example
+from dragoman.inference import pipeline
+
+Find = Callable[[str], ImportedCase]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command in this process and in a folder of its own; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["dragoman", *args])
+        with pytest.raises(SystemExit) as raised:
+            main()
+        printed = capsys.readouterr()
+        assert (raised.value.code or 0) == code, printed.err
+        return printed.out + printed.err
+
+    return call
+
+
+def test_an_imported_folder_works_in_every_command(imported: Find, run: Callable[..., str], tmp_path: Path) -> None:
+    case = imported("marian with languages")
+    shutil.copytree(case.theirs.folder, tmp_path / "theirs")
+    (tmp_path / "theirs/README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    printed = run("import", "hf:theirs", "ours")
+    assert "license: apache-2.0" in printed
+    assert "wrote ours" in printed
+    assert run("import", "hf:theirs", "ours", code=2).count("exists already") == 1
+
+    lines = hf_models.texts(6, 21)
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    outputs = [result.text for result in case.ours.predict(case.examples(lines))]
+    assert run("predict", "ours", "lines.txt", "--target-lang", "deu").splitlines()[: len(lines)] == outputs
+    pairs = [
+        {"source": line, "target": target or "ab", "target_lang": "deu"}
+        for line, target in zip(lines, outputs, strict=True)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    assert run("score", "ours", "pairs.jsonl").count("\n") >= len(lines)
+    assert "bleu" in run("evaluate", "ours", "pairs.jsonl", "--metrics", "bleu,chrf").lower()
+    assert "config.yaml is right" in run("config", "check", "ours/config.yaml")
+    run("inspect", "ours", lines[0], "--target-lang", "deu", "--html", "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert run("predict", "ours", "lines.txt", "--target-lang", "xxx", code=2).count("<to:xxx>") == 1
+
+
+@pytest.mark.parametrize("name", ["marian", "mbart-50", "byt5"])
+def test_training_goes_on_from_an_imported_folder_and_resumes(name: str, imported: Find, tmp_path: Path) -> None:
+    case = imported(name)
+    languages = {"source_lang": "en_XX", "target_lang": "ro_RO"} if name == "mbart-50" else {}
+    data = tmp_path / "pairs.jsonl"
+    pairs = [
+        {"source": a, "target": b, **languages}
+        for a, b in zip(hf_models.texts(40, 1), hf_models.texts(40, 2), strict=True)
+    ]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    base = model_folder.load(case.path)
+    value = base.config.model_dump(mode="json", exclude_unset=True)
+    value["data"] |= {"train": str(data), "valid": str(data)}
+    value["training"] = {
+        "start_from": str(case.path),
+        "steps": 4,
+        "save_every": 2,
+        "validate_every": 4,
+        "batch_tokens": 256,
+        "optimizer": {"name": "adamw", "rate": 1e-3},
+        "schedule": "constant",
+    }
+    value["runtime"] = {"device": "cpu", "threads": 1}
+    config = configs.validate(value, "fine-tuning")
+    reports = []
+    for report in training.run(config, tmp_path / "run"):
+        reports.append(report)
+        if len(reports) == 2:
+            break
+    assert list(training.run(config, tmp_path / "run"))
+    tuned = model_folder.load(tmp_path / "run")
+    assert tuned.codec.fingerprint == base.codec.fingerprint
+    before, after = base.model.state_dict(), tuned.model.state_dict()
+    assert all(bool(x.isfinite().all()) for x in after.values())
+    assert not torch.equal(
+        before["encoder.stack.blocks.0.mixer.Wq.weight"], after["encoder.stack.blocks.0.mixer.Wq.weight"]
+    )
+    tuned_pipeline = pipeline.load(tmp_path / "run", "cpu")
+    examples = [Example(pair["source"], pair["target"], **languages) for pair in pairs]
+    assert sum(tuned_pipeline.score(examples)) > sum(case.ours.score(examples))
+    assert len(tuned_pipeline.predict(case.examples(["ab ba"]))) == 1
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from dragoman.interop.importers import import_model
+import_model("hf:" + sys.argv[1], Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def write_large_nllb(case: ImportedCase, folder: Path, width: int, rows: int, layers: int) -> int:
+    """A folder in NLLB's shape with random weights in float32, in shards that are written piece by piece; its bytes."""
+    shutil.copytree(case.theirs.folder, folder)
+    (folder / "model.safetensors").unlink()
+    sizes = {"d_model": width, "vocab_size": rows, "encoder_layers": layers, "decoder_layers": layers}
+    sizes |= {f"{side}_ffn_dim": 4 * width for side in ("encoder", "decoder")}
+    config = json.loads((folder / "config.json").read_text()) | sizes
+    hf_models.write_json(folder / "config.json", config)
+    with torch.device("meta"):
+        model = hf_models.transformers.M2M100ForConditionalGeneration(hf_models.transformers.M2M100Config(**config))
+    tied = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
+    names, index, total = list(shapes), {}, 0
+    shards = [names[i::3] for i in range(3)]
+    noise = torch.randn(2**20).numpy().tobytes()
+    for number, own in enumerate(shards):
+        header, end = {}, 0
+        for name in own:
+            size = 4 * torch.Size(shapes[name]).numel()
+            header[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [end, end + size]}
+            end += size
+        text = json.dumps(header).encode()
+        file = f"model-{number}.safetensors"
+        with (folder / file).open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for start in range(0, end, len(noise)):
+                out.write(noise[: min(len(noise), end - start)])
+        index |= dict.fromkeys(own, file)
+        total += end
+    hf_models.write_json(folder / "model.safetensors.index.json", {"weight_map": index})
+    return total
+
+
+@pytest.mark.long
+def test_a_folder_larger_than_memory_would_hold_twice_is_imported_piece_by_piece(
+    imported: Find, tmp_path: Path
+) -> None:
+    size = write_large_nllb(imported("nllb"), tmp_path / "theirs", width=1536, rows=164_000, layers=6)
+    assert size > 2.4e9
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path / "theirs", tmp_path / "ours"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 3.5e9  # 2.3 GB of 2.5, of which the largest tensor and its copy are 2
