@@ -469,7 +469,7 @@ def test_the_config_decides_the_search_unless_the_request_does() -> None:
     def part(pipeline: Pipeline, options: GenerationOptions | None = None, **request: int) -> Part:
         return search_part(pipeline.resolve_options(options, **request))
 
-    power = Part("power", {"alpha": 0.5})
+    power = Part("power", {"alpha": 0.5, "uncounted": 0})
     assert (part(p).name, part(p).options["beam"], part(p).options["length_rule"]) == ("beam", 3, power)
     assert part(p, beam=1) == part(p, GenerationOptions(beam=1)) == Part("greedy")
     assert (part(p, beam=1, nbest=1).name, part(p, beam=1, nbest=2).name) == ("greedy", "beam")

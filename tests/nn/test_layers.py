@@ -102,7 +102,7 @@ FORMULAS = {"relu": lambda x: max(x, 0.0), "gelu": gelu, "gelu_tanh": gelu_tanh,
 @pytest.mark.parametrize("name", get_args(Activation))
 @pytest.mark.parametrize("bias", [True, False])
 def test_feed_forward_is_its_formula(name: Any, bias: bool) -> None:
-    f = FORMULAS.get(name) or {"swiglu": swish, "geglu": gelu}[name]
+    f = FORMULAS.get(name) or {"swiglu": swish, "geglu": gelu, "geglu_tanh": gelu_tanh}[name]
     feed, x = FeedForward(3, 5, name, 0.5, bias).eval(), torch.randn(2, 4, 3)
 
     def affine(layer: Any, x: Tensor) -> Tensor:

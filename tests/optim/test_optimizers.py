@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from dragoman.checkpoint.model_folder import tensors_to_bytes
+from dragoman.checkpoint.model_folder import build_manifest, tensors_to_bytes
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.optim.optimizers import optimizers
@@ -200,6 +200,7 @@ def test_a_checkpoint_holds_the_whole_state_of_an_optimizer(name: str, options: 
         if step == 3:
             saved = serialize_state(Progress(step=step), one, first, None)
             saved["model.safetensors"] = tensors_to_bytes(one.state_dict())
+            saved["manifest.json"] = build_manifest(saved)
             for file, data in saved.items():
                 (tmp_path / file).write_bytes(data)
             restore_state(tmp_path, other, second, schedules.build(Part("constant"), 10), None)

@@ -288,8 +288,8 @@ class LittleCodec:
     def encode_second_source(self, example: Example) -> list[int]:
         return [*self.source.encode(example.second_source), EOS]
 
-    def encode_target(self, text: str) -> list[int]:
-        return [*self.target.encode(text), EOS]
+    def encode_target(self, example: Example) -> list[int]:
+        return [*self.target.encode(example.target), EOS]
 
 
 class Seeing(LittleCodec):

@@ -115,7 +115,7 @@ class Codec:
     source = target = range(1000)
     modality = second_source = None
     def encode_source(self, example): return [ord(c) for c in example.source]
-    def encode_target(self, text, source=""): return [ord(c) for c in text]
+    def encode_target(self, example): return [ord(c) for c in example.target]
 
 def examples():
     for i in range(100_000):
