@@ -10,7 +10,8 @@ import typer
 from dragoman.cli import options
 
 SOURCE = (
-    "hf:DIR (Hugging Face transformers), marian:FILE.npz, ct2:DIR (CTranslate2), opennmt:FILE.pt (OpenNMT-py), g2p-en."
+    "hf:DIR (Hugging Face transformers), marian:FILE.npz, ct2:DIR (CTranslate2), opennmt:FILE.pt (OpenNMT-py), g2p-en, "
+    "hub:OWNER/NAME (fetched from the Hugging Face Hub)."
 )
 
 
@@ -29,7 +30,7 @@ def import_model(
     """Read a trained model of another program, and write it as a model folder.
 
     Every command takes the folder: predict, score, evaluate, inspect, serve; and training goes on from it with
-    training.start_from. Nothing is fetched: SOURCE is on your disk.
+    training.start_from. Nothing is fetched unless SOURCE begins with hub:.
     """
     from dragoman.interop.importers import ImportOptions
     from dragoman.interop.importers import import_model as run

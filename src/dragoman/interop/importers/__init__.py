@@ -2,7 +2,7 @@
 
     hf:DIR       Hugging Face transformers         marian:FILE.npz     Marian
     ct2:DIR      CTranslate2                       opennmt:FILE        OpenNMT-py
-    g2p-en       the package g2p_en
+    g2p-en       the package g2p_en                hub:OWNER/NAME      fetched from the Hugging Face Hub
 
 Each importer is one file with one function. It returns an `Imported` (contents.py); here it is checked against the
 model that its config describes, and written tensor by tensor.
@@ -28,6 +28,7 @@ IMPORTERS = {  # the module and what SOURCE is for each prefix
     "ct2": ("ctranslate2", "DIR"),
     "opennmt": ("opennmt", "FILE.pt"),
     "g2p-en": ("g2p_en", ""),
+    "hub": ("hub", "OWNER/NAME"),
 }
 
 
