@@ -44,6 +44,7 @@ def score(
     if worst and tokens:
         raise UserError("--worst and --tokens go apart: of the worst pairs the mean over their tokens is printed")
     options.load_plugins(plugins)
+    from dragoman.data.lines import format_count
     from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
 
@@ -73,7 +74,8 @@ def score(
     with closing(token_scores):
         write_results(lines(), output, spec_files(pairs))
     perplexity = math.exp(min(-total / max(count, 1), 700.0))
-    text = f"perplexity {perplexity:.4f} over {count:,} tokens in {scored:,} pairs" if count else f"{pairs}: no pairs"
+    sizes = f"{format_count(count, 'token')} in {format_count(scored, 'pair')}"
+    text = f"perplexity {perplexity:.4f} over {sizes}" if count else f"{pairs}: no pairs"
     if skipped:
         text += f"; {skipped:,} longer than the model's maximum length were left out"
     options.print_to_stderr(text)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
+from dragoman.data.lines import format_count
 from dragoman.inspection.assessment import MetricScore
 from dragoman.reports.charts import interval_bar, reliability_diagram, share_bar
 from dragoman.reports.edits import Column, Confusion
@@ -62,7 +63,7 @@ def render_page(report: EvaluationReport) -> str:
 <body>
 <header>
 <h1>{escape(report.headline[:1].upper() + report.headline[1:])}</h1>
-<p class="soft">{isolate(report.model)} on {_count(len(report.items), "pair")} of {isolate(report.pairs)}</p>
+<p class="soft">{isolate(report.model)} on {format_count(len(report.items), "pair")} of {isolate(report.pairs)}</p>
 </header>
 <nav>{links}</nav>
 <main>
@@ -129,7 +130,7 @@ def _render_confusions(report: EvaluationReport) -> str:
     """How many outputs are wrong, what is odd about them, and the table of confusions, its rarer rows folded."""
     flags = Counter(flag for item in report.wrong for flag in item.flags)
     oddities = "; ".join(f"{FLAGS[flag]} ({count:,})" for flag, count in flags.most_common())
-    wrong = f"{_count(len(report.wrong), 'output')} of {len(report.items):,} differ from every reference."
+    wrong = f"{format_count(len(report.wrong), 'output')} of {len(report.items):,} differ from every reference."
     text = f"<p>{wrong}{f' Among them: {oddities}.' if oddities else ''}</p>"
     if not report.confusions:
         return text if report.wrong else ""
@@ -137,13 +138,13 @@ def _render_confusions(report: EvaluationReport) -> str:
     rows = [_confusion_row(report, confusion, most) for confusion in report.confusions[:SHOWN_CONFUSIONS]]
     unit = report.task.unit
     note = (
-        f'<p class="soft">{_count(total, "edit")} of {unit}s, from the alignment with the fewest edits of each output '
-        "with its nearest reference: reference → output.</p>"
+        f'<p class="soft">{format_count(total, "edit")} of {unit}s, from the alignment with the fewest edits of each '
+        "output with its nearest reference: reference → output.</p>"
     )
     head = ["error", "count", "", f"of the {unit}", "for example"]
     tables = [_render_table(head, part, bars={2}, wide={3}) for part in (rows[:FIRST_ROWS], rows[FIRST_ROWS:]) if part]
     more = len(report.confusions) - len(rows)
-    rest = f'<p class="soft">{_count(more, "less frequent kind")} of edit not shown.</p>' if more > 0 else ""
+    rest = f'<p class="soft">{format_count(more, "less frequent kind")} of edit not shown.</p>' if more > 0 else ""
     folded = f"<details><summary>less frequent ones</summary>{tables[1]}{rest}</details>" if len(tables) > 1 else ""
     return text + note + tables[0] + folded
 
@@ -263,8 +264,8 @@ def _render_unseen(report: EvaluationReport) -> str:
     trained = sum("in training" in item.flags for item in report.items)
     if trained:
         sentences.append(
-            f"{_count(trained, 'source')} of {len(report.items):,} are also in the training data: there the model may "
-            "show its memory rather than what it has learned."
+            f"{format_count(trained, 'source')} of {len(report.items):,} are also in the training data: there the "
+            "model may show its memory rather than what it has learned."
         )
     elif report.has_training_counts:
         sentences.append("No source is in the training data.")
@@ -278,15 +279,17 @@ def _describe_unseen(unseen: UnseenReport, prefix: str) -> str:
         f"{format_unit(unit)} ({count:,}×, first in line {unseen.lines[unit]:,})"
         for unit, count in unseen.counts.most_common(SHOWN_UNSEEN)
     )
-    return f"{prefix}{_count(unseen.line_count, 'line')} with {unseen.unit}s that it does not know: {units}"
+    return f"{prefix}{format_count(unseen.line_count, 'line')} with {unseen.unit}s that it does not know: {units}"
 
 
 def _render_method(report: EvaluationReport) -> str:
     count = len(report.items)
-    left_out = f" (without {_count(report.unscored, 'pair')} longer than the model reads)" if report.unscored else ""
+    left_out = (
+        f" (without {format_count(report.unscored, 'pair')} longer than the model reads)" if report.unscored else ""
+    )
     signatures = "; ".join(score.metric.signature for score in report.scores.values() if score.metric.signature)
     lines = [
-        f"{_count(count, 'pair')} decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second; "
+        f"{format_count(count, 'pair')} decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second; "
         f"perplexity per token {report.perplexity:.3f}{left_out}.",
         "Intervals hold 95 % of the scores of a thousand resampled test sets (bootstrap over pairs). "
         "A part is named among the findings only if its errors are more frequent by two standard errors.",
@@ -324,7 +327,3 @@ def _render_list(sentences: Sequence[str]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

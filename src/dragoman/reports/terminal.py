@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dragoman.data.lines import format_count
 from dragoman.inspection.assessment import MetricScore
 from dragoman.reports.items import Item
 from dragoman.reports.report import EvaluationReport
@@ -17,7 +18,7 @@ def report_lines(report: EvaluationReport) -> Iterator[str]:
     left_out = f" without {report.unscored:,} pairs longer than the model's maximum length" if report.unscored else ""
     yield f"perplexity {report.perplexity:.3f}{left_out}"
     count = len(report.items)
-    yield f"{count:,} pairs decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second"
+    yield f"{format_count(count, 'pair')} decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second"
     yield ""
     yield from (f"· {finding}" for finding in report.findings)
     if report.confusions:
