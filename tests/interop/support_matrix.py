@@ -107,8 +107,7 @@ TABLES = (
             "`g2p-en` 2.1.0, words of CMUdict": (
                 cell(
                     "all of at least 2,900",
-                    "importers/test_g2p_en.py"
-                    "::test_the_package_s_own_network_answers_alike_for_words_of_a_dictionary",
+                    "importers/test_g2p_en.py::test_the_package_s_own_network_answers_alike_for_words_of_a_dictionary",
                 ),
             ),
         },
@@ -171,6 +170,11 @@ class Outcomes:
         return "failed" if "failed" in found or not found else "passed" if found == {"passed"} else "skipped"
 
 
+def row_name(name: str) -> str:
+    """A name in Markdown: `<s>` is no tag of HTML."""
+    return name.replace("<", "\\<")
+
+
 def tests_of(tables: tuple[Table, ...]) -> list[str]:
     """All tests that cells refer to, each once."""
     return list(dict.fromkeys(test for table in tables for row in table.rows.values() for c in row for test in c.tests))
@@ -186,7 +190,7 @@ def render(outcomes: Outcomes, versions: str) -> str:
             for each in cells:
                 found = {outcomes.of(test) for test in each.tests}
                 shown.append("failed" if "failed" in found else "not run" if "skipped" in found else each.text)
-            lines.append(f"| {name} | " + " | ".join(shown) + " |")
+            lines.append(f"| {row_name(name)} | " + " | ".join(shown) + " |")
         lines.append("")
     return "\n".join(lines)
 
