@@ -57,7 +57,11 @@ def hugging_face_cells(name: str) -> tuple[Cell, ...]:
         cell("within 1e-4", f"{HF}logits_of_a_padded_batch_are_those_of_transformers[{name}]"),
         cell("200 of 200", equal),
         cell("1,000 of 1,000", strings),
-        cell("yes", f"{COMMAND}training_goes_on_from_an_imported_folder_and_resumes[{name}]"),
+        cell(
+            "also LoRA" if name == "byt5" else "also LoRA, new words",
+            f"{COMMAND}training_goes_on_from_an_imported_folder_and_resumes[{name}]",
+            f"{COMMAND}an_imported_model_learns_low_rank_matrices_and_new_words[{name}]",
+        ),
     )
 
 
@@ -72,7 +76,7 @@ TABLES = (
                 cell("within 1e-4", f"{WHISPER}the_logits_after_every_token_are_theirs"),
                 cell("equal, beams 1 and 5", f"{WHISPER}outputs_are_theirs"),
                 cell("features within 1e-4", f"{WHISPER}the_features_of_sounds_are_theirs"),
-                cell("not tested"),
+                cell("yes", f"{WHISPER}training_goes_on_from_an_imported_folder"),
             )
         },
     ),

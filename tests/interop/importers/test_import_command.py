@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from dragoman import config as configs
 from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.cli.main import main
+from dragoman.core.errors import PartError
+from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference import pipeline
 
@@ -66,25 +70,27 @@ def test_an_imported_folder_works_in_every_command(imported: Find, run: Callable
     assert run("predict", "ours", "lines.txt", "--target-lang", "xxx", code=2).count("<to:xxx>") == 1
 
 
-STARTS = {"marian", "mbart-50", "byt5"}  # post-norm, pre-norm with languages, T5
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in STARTS else pytest.mark.long) for name in hf_models.CASES]
+FAMILIES = {"marian", "mbart-50", "byt5"}  # post-norm, pre-norm with languages, T5
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAMILIES else pytest.mark.long) for name in hf_models.CASES]
 )
-def test_training_goes_on_from_an_imported_folder_and_resumes(name: str, imported: Find, tmp_path: Path) -> None:
-    case = imported(name)
-    example = case.examples(["ab"])[0]
-    languages = {"source_lang": example.source_lang, "target_lang": example.target_lang}
-    data = tmp_path / "pairs.jsonl"
-    pairs = [
-        {"source": a, "target": b, **languages}
-        for a, b in zip(hf_models.texts(40, 1), hf_models.texts(40, 2), strict=True)
-    ]
-    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
-    base = model_folder.load(case.path)
-    value = base.config.model_dump(mode="json", exclude_unset=True)
+
+
+def write_pairs(case: ImportedCase, path: Path) -> list[Example]:
+    """Forty pairs in the languages of a model."""
+    sources, targets = hf_models.texts(40, 1), hf_models.texts(40, 2)
+    pairs = [replace(example, target=y) for example, y in zip(case.examples(sources), targets, strict=True)]
+    keys = ("source", "target", "source_lang", "target_lang")
+    lines = (json.dumps({key: getattr(pair, key) for key in keys if getattr(pair, key)}) for pair in pairs)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return pairs
+
+
+def tuning_config(case: ImportedCase, data: Path, **model: Any) -> configs.Config:
+    """A few steps from an imported model."""
+    value = model_folder.load(case.path).config.model_dump(mode="json", exclude_unset=True)
     value["data"] |= {"train": str(data), "valid": str(data)}
+    value["model"] |= model
     value["training"] = {
         "start_from": str(case.path),
         "steps": 4,
@@ -95,7 +101,14 @@ def test_training_goes_on_from_an_imported_folder_and_resumes(name: str, importe
         "schedule": "constant",
     }
     value["runtime"] = {"device": "cpu", "threads": 1}
-    config = configs.validate(value, "fine-tuning")
+    return configs.validate(value, "fine-tuning")
+
+
+@EVERY
+def test_training_goes_on_from_an_imported_folder_and_resumes(name: str, imported: Find, tmp_path: Path) -> None:
+    case = imported(name)
+    pairs = write_pairs(case, tmp_path / "pairs.jsonl")
+    base, config = model_folder.load(case.path), tuning_config(case, tmp_path / "pairs.jsonl")
     reports = []
     for report in training.run(config, tmp_path / "run"):
         reports.append(report)
@@ -110,9 +123,33 @@ def test_training_goes_on_from_an_imported_folder_and_resumes(name: str, importe
         before["encoder.stack.blocks.0.mixer.Wq.weight"], after["encoder.stack.blocks.0.mixer.Wq.weight"]
     )
     tuned_pipeline = pipeline.load(tmp_path / "run", "cpu")
-    examples = [Example(pair["source"], pair["target"], **languages) for pair in pairs]
-    assert sum(tuned_pipeline.score(examples)) > sum(case.ours.score(examples))
+    assert sum(tuned_pipeline.score(pairs)) > sum(case.ours.score(pairs))
     assert len(tuned_pipeline.predict(case.examples(["ab ba"]))) == 1
+
+
+@EVERY
+def test_an_imported_model_learns_low_rank_matrices_and_new_words(name: str, imported: Find, tmp_path: Path) -> None:
+    case = imported(name)
+    pairs = write_pairs(case, tmp_path / "pairs.jsonl")
+    config = tuning_config(case, tmp_path / "pairs.jsonl")
+    low_rank = config.model_copy(update={"training": config.training.model_copy(update={"adapter": Part("lora")})})
+    list(training.run(low_rank, tmp_path / "lora"))
+    assert sum(pipeline.load(tmp_path / "lora", "cpu").score(pairs)) > sum(case.ours.score(pairs))
+
+    grown = tuning_config(case, tmp_path / "pairs.jsonl", extend={"tokens": ["zyzzyva"]})
+    one_step = grown.training.model_copy(update={"steps": 1, "optimizer": Part("adamw", {"rate": 1e-30})})
+    grown = grown.model_copy(update={"training": one_step})
+    if name == "byt5":
+        with pytest.raises(PartError, match="no single token of a tokenizer 'bytes'"):
+            list(training.run(grown, tmp_path / "more"))
+        return
+    list(training.run(grown, tmp_path / "more"))
+    more = pipeline.load(tmp_path / "more", "cpu")
+    assert len(more.codec.target) == len(case.ours.codec.target) + 1
+    ids = more.codec.source.encode("ab zyzzyva ab")
+    assert sum("zyzzyva" in piece for piece in more.codec.source.pieces(ids)) == 1
+    examples = case.examples(hf_models.texts(10, 3))
+    assert [one.text for one in more.predict(examples)] == [one.text for one in case.ours.predict(examples)]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -410,6 +410,28 @@ def test_a_sound_is_transcribed_scored_and_inspected_by_the_commands(english: Ca
     assert (tmp_path / "page.html").stat().st_size > 1000
 
 
+@pytest.mark.long
+def test_training_goes_on_from_an_imported_folder(english: Case, tmp_path: Path) -> None:
+    pairs = [(path, "the cat sat on the mat") for path in english.paths[2:10]]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{path}\t{text}\n" for path, text in pairs), encoding="utf-8")
+    before = english.ours.score(pairs)
+    settings = {
+        "data.train": tmp_path / "pairs.tsv",
+        "training.start_from": english.folder / "ours",
+        "training.steps": 5,
+        "training.batch_sentences": 8,
+        "training.optimizer.rate": 1e-3,
+        "training.schedule": "constant",
+        "runtime.device": "cpu",
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    done = run("train", english.folder / "ours" / "config.yaml", "--run", tmp_path / "run", *sets)
+    assert done.returncode == 0, done.stderr
+    tuned = dragoman.load(tmp_path / "run")
+    assert tuned.codec.fingerprint == english.ours.codec.fingerprint
+    assert sum(tuned.score(pairs)) > sum(before) + 1
+
+
 def edit(name: str, **changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / name
