@@ -58,7 +58,7 @@ def hugging_face_cells(name: str) -> tuple[Cell, ...]:
         cell("200 of 200", equal),
         cell("1,000 of 1,000", strings),
         cell(
-            "also LoRA" if name == "byt5" else "also LoRA, new words",
+            "yes, LoRA" if name == "byt5" else "yes, LoRA, new words",
             f"{COMMAND}training_goes_on_from_an_imported_folder_and_resumes[{name}]",
             f"{COMMAND}an_imported_model_learns_low_rank_matrices_and_new_words[{name}]",
         ),
