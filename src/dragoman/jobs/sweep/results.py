@@ -1,0 +1,159 @@
+"""The results of a sweep: a table of its trials, the best config, and which options mattered.
+
+sweep.json   everything, for programs and for reports/sweep_report.py
+trials.tsv   a line for each trial, the best first
+best.yaml    the config of the best trial, to be trained or changed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dragoman.config import Config
+from dragoman.core import files
+from dragoman.core.json import replace_nonfinite
+from dragoman.data.readers import read_pairs
+from dragoman.jobs.sweep.folder import SweepFolder, finished, import_optuna
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+MIN_FOR_IMPORTANCE = 8  # complete trials; fewer say nothing
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial: its values, and how it ended."""
+
+    number: int
+    state: str
+    value: float | None  # of the metric; of a pruned trial that of its last validation
+    step: int | None
+    seconds: float
+    params: dict[str, Any]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """The trials of a sweep, the best first, and what they say together."""
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    validation_examples: int
+    space: dict[str, Any]
+    trials: list[TrialResult]
+    importance: dict[str, float] = field(default_factory=dict)  # empty where there are too few trials
+
+    @property
+    def best(self) -> TrialResult | None:
+        """The best complete trial."""
+        return self.trials[0] if self.trials and self.trials[0].state == "complete" else None
+
+    def count(self, *states: str) -> int:
+        """How many trials are in one of these states."""
+        return sum(trial.state in states for trial in self.trials)
+
+    @property
+    def note(self) -> str:
+        """What the best value is worth."""
+        count = self.count("complete", "pruned")
+        if self.best is None:
+            return "no trial is complete"
+        return (
+            f"the best of {count} trials on {self.validation_examples:,} validation examples: its validation score is "
+            "optimistic; measure it on a test set"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        best = None if self.best is None else self.best.number
+        return replace_nonfinite(asdict(self) | {"best": best, "note": self.note})  # type: ignore[no-any-return]
+
+
+def collect_results(folder: SweepFolder) -> SweepResults:
+    """The results of a sweep as they are now."""
+    study, config = folder.open_study(), folder.config
+    is_higher_better = study.direction.name == "MAXIMIZE"
+    trials = [_trial_result(trial) for trial in study.get_trials(deepcopy=False) if trial.params]
+    order = {state: i for i, state in enumerate(STATES.values())}
+
+    def rank(trial: TrialResult) -> tuple[int, float, int]:
+        value = math.inf if trial.value is None else -trial.value if is_higher_better else trial.value
+        return order[trial.state], value, trial.number
+
+    return SweepResults(
+        config.name,
+        config.training.best,
+        is_higher_better,
+        _count_validation_examples(config),
+        {key: domain.model_dump(exclude_unset=True) for key, domain in folder.space.domains.items()},
+        sorted(trials, key=rank),
+        _importance(study),
+    )
+
+
+def _trial_result(trial: FrozenTrial) -> TrialResult:
+    attributes = trial.user_attrs
+    step = attributes.get("step", trial.last_step)
+    value = trial.value if trial.state.name in ("COMPLETE", "PRUNED") else None
+    seconds, reason = attributes.get("seconds", 0.0), attributes.get("reason", "")
+    return TrialResult(trial.number, STATES[trial.state.name], value, step, seconds, dict(trial.params), reason)
+
+
+def _count_validation_examples(config: Config) -> int:
+    """How many examples the metric is measured on."""
+    assert config.data.valid is not None
+    count = sum(1 for _ in read_pairs(config.data.valid, columns=config.columns, on_error=config.data.on_error))
+    return count if config.training.best == "loss" else min(count, config.training.validate_examples)
+
+
+def _importance(study: optuna.Study) -> dict[str, float]:
+    """What share of the difference between good and middling trials each option explains (PED-ANOVA)."""
+    trials = [trial for trial in finished(study.get_trials(deepcopy=False)) if trial.state.name == "COMPLETE"]
+    if len(trials) < MIN_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
+        return {}
+    importance = import_optuna().importance
+    evaluator = importance.PedAnovaImportanceEvaluator()  # fANOVA would need scikit-learn
+    return {key: float(x) for key, x in importance.get_param_importances(study, evaluator=evaluator).items()}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_results(folder: SweepFolder) -> SweepResults:
+    """Write sweep.json, trials.tsv and best.yaml; returns the results."""
+    results = collect_results(folder)
+    text = json.dumps(results.as_json(), indent=1, ensure_ascii=False) + "\n"
+    files.write_file(folder.path / "sweep.json", text.encode())
+    files.write_file(folder.path / "trials.tsv", "".join(f"{line}\n" for line in _tsv_lines(results)).encode())
+    if results.best is not None:
+        best = results.best.number
+        text = best_config(folder, best).to_yaml()
+        head = f"# Trial {best} of a sweep: {results.metric} {results.best.value:.6g}, {results.note}.\n"
+        files.write_file(folder.path / "best.yaml", f"{head}{text}".encode())
+    return results
+
+
+def best_config(folder: SweepFolder, number: int) -> Config:
+    """The config of a trial, by a name of its own."""
+    trial = folder.open_study().get_trials(deepcopy=False)[number]
+    overrides = [*folder.space.overrides(trial.params), *trial.user_attrs.get("settings", [])]
+    return folder.trial_config([*overrides, f"name={json.dumps(f'{folder.config.name}-best')}"])
+
+
+def _tsv_lines(results: SweepResults) -> Iterator[str]:
+    keys = list(results.space)
+    yield "\t".join(["trial", "state", results.metric, "step", "seconds", *keys, "reason"])
+    for trial in results.trials:
+        cells = [trial.number, trial.state, trial.value, trial.step, trial.seconds]
+        cells += [trial.params.get(key) for key in keys]
+        cells.append(" ".join(trial.reason.split()))
+        yield "\t".join("" if cell is None else str(cell) for cell in cells)
