@@ -53,6 +53,7 @@ def sweep(
         raise UserError("sweep needs a config file or --preset NAME (see `dragoman list presets`)")
     load_plugins(plugins)
     from dragoman.jobs.sweep import driver, results
+    from dragoman.reports.sweep_report import write_sweep_report
 
     request = driver.SweepRequest(
         *(config, trials, space, preset, tuple(set), run, sampler, pruner, seed),
@@ -67,6 +68,8 @@ def sweep(
                 print_to_stderr(sentence)
         finally:
             found = results.write_results(opened.folder)
+            if found.trials:
+                write_sweep_report(opened.folder.path)
     else:
         found = results.collect_results(opened.folder)
     if as_json:
@@ -87,4 +90,7 @@ def _print_results(found: SweepResults, folder: Path) -> None:
     if len(found.trials) > SHOWN:
         print_text(f"… and {len(found.trials) - SHOWN} more in {folder / 'trials.tsv'}")
     if found.best is not None:
+        for finding in found.findings():
+            print_text(f"· {finding}")
         print_text(f"{folder / 'best.yaml'}: {found.note}")
+        print_text(f"report: {folder / 'report.html'}")

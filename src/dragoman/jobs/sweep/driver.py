@@ -90,7 +90,7 @@ def open_sweep(request: SweepRequest) -> Sweep:
         raise UserError("a sweep chooses by the validation: name validation pairs in data.valid")
     space, said = _choose_space(request, config)
     notices += said
-    check_space(space, request.load)
+    check_space(space, config, request.load)
     first, outside = space.locate(config)
     if outside:
         notices.append(f"the config's own values are no trial: the space does not have its {', '.join(outside)}")
@@ -107,7 +107,7 @@ def open_sweep(request: SweepRequest) -> Sweep:
 def _choose_space(request: SweepRequest, config: Config) -> tuple[Space, list[str]]:
     if request.space is not None:
         return read_space(request.space), []
-    space, left_out = suited_space(config, request.load)
+    space, left_out = suited_space(config)
     without = f", without {', '.join(left_out)}, which this config does not have" if left_out else ""
     return space, [f"{space.where}, which suits the config{without}; another: --space FILE.yaml"]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 MIN_FOR_IMPORTANCE = 8  # complete trials; fewer say nothing
+NEAR_END = 0.03  # of a range
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
 
@@ -50,6 +51,7 @@ class SweepResults:
     validation_examples: int
     space: dict[str, Any]
     trials: list[TrialResult]
+    own: int | None = None  # the trial with the config's own values
     importance: dict[str, float] = field(default_factory=dict)  # empty where there are too few trials
 
     @property
@@ -72,10 +74,37 @@ class SweepResults:
             "optimistic; measure it on a test set"
         )
 
+    def findings(self) -> list[str]:
+        """What the trials say besides their order, a sentence each."""
+        if self.best is None:
+            return []
+        own = next((trial for trial in self.trials if trial.number == self.own and trial.value is not None), None)
+        found = list[str]()
+        if own is not None and own.state == "complete":
+            text = "are the best" if own == self.best else f"have {self.metric} {own.value:.4g}"
+            found.append(f"the config's own values {text} (trial {own.number})")
+        for key, value in self.best.params.items():
+            if end := _end_of_range(self.space[key], value):
+                found.append(
+                    f"the best {key}, {value:.3g}, is at the end of its range, {end:g}: a wider one may be better"
+                )
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
         best = None if self.best is None else self.best.number
-        return replace_nonfinite(asdict(self) | {"best": best, "note": self.note})  # type: ignore[no-any-return]
+        return replace_nonfinite(asdict(self) | {"best": best, "note": self.note, "findings": self.findings()})  # type: ignore[no-any-return]
+
+
+def _end_of_range(domain: dict[str, Any], value: Any) -> float | None:
+    """The end of a range that a value is at, on the range's own scale; None if it is not, or the end is 0."""
+    if "choices" in domain or domain["low"] == domain["high"]:
+        return None
+    scale = math.log if domain.get("log") else float
+    low, high = scale(domain["low"]), scale(domain["high"])
+    share = (scale(value) - low) / (high - low)
+    end = domain["low"] if share < NEAR_END else domain["high"] if share > 1 - NEAR_END else 0
+    return end or None
 
 
 def collect_results(folder: SweepFolder) -> SweepResults:
@@ -96,6 +125,7 @@ def collect_results(folder: SweepFolder) -> SweepResults:
         _count_validation_examples(config),
         {key: domain.model_dump(exclude_unset=True) for key, domain in folder.space.domains.items()},
         sorted(trials, key=rank),
+        0 if folder.settings.first else None,
         _importance(study),
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dragoman.config import Config
+from dragoman.config import Config, validate
+from dragoman.config.loading import merge_into
 from dragoman.core import yaml
 from dragoman.core.errors import ConfigError, did_you_mean
 from dragoman.core.registry import Options
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 MIN_POINTS, MAX_POINTS = 4, 12  # at which a space is checked
+REHEARSAL_S = 2.0
 Number = int | float
 Params = dict[str, Any]  # a point of a space: values as Optuna has them, by key
 
@@ -221,7 +224,9 @@ def parse_space(value: Any, where: str) -> Space:
         try:
             domains[key] = _parse_domain(item)
         except ValidationError as error:
-            problems += [f"{key}: {_domain_problem(each)}" for each in error.errors(include_url=False)]
+            found = error.errors(include_url=False)
+            unknown = [each for each in found if each["type"] == "extra_forbidden"]  # then others follow from it
+            problems += [f"{key}: {_domain_problem(each)}" for each in unknown or found]
         else:
             problems += [f"{key}: {problem}" for problem in domains[key].problems()]
     paths = [path for key in domains for path in split_key(key)]
@@ -246,22 +251,43 @@ def _domain_problem(error: Any) -> str:
     return f"{key.split('.')[0]}: {error['msg'][0].lower()}{error['msg'][1:]}, found {error['input']!r}"[:160]
 
 
-def check_space(space: Space, load: Callable[[Sequence[str]], Config]) -> None:
-    """Build the config at the space's points; ConfigError with file and key of the first that is none."""
+def check_space(space: Space, config: Config, load: Callable[[Sequence[str]], Config]) -> None:
+    """Raise ConfigError, with file and key, if the config with the values of one of the space's points is none.
+
+    Options and types are checked at every point, then whole models are rehearsed for up to REHEARSAL_S.
+    """
+    for params in space.points():
+        paths = {path: value for key, value in params.items() for path in split_key(key)}
+        values = {path: space.domains[key].decode(params[key]) for key in params for path in split_key(key)}
+        if problems := [text for text in find_problems(config, values) if text.startswith(tuple(paths))]:
+            raise ConfigError(space.where, problems)
+    began = time.monotonic()
     for params in space.points():
         try:
             load(space.overrides(params))
         except ConfigError as error:
             shown = ", ".join(f"{key} {value}" for key, value in params.items())
-            own = [text for text in error.problems if text.startswith(tuple(_paths(space)))] or error.problems
-            raise ConfigError(space.where, [f"{text.split(' (from --set')[0]}; at {shown}" for text in own]) from None
+            problems = [f"{text.split(' (from --set')[0]}; with {shown}" for text in error.problems]
+            raise ConfigError(space.where, problems) from None
+        if time.monotonic() - began > REHEARSAL_S:
+            return
 
 
-def _paths(space: Space) -> Iterator[str]:
-    return (path for key in space.domains for path in split_key(key))
+def find_problems(config: Config, values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a config that has other values at some of its dotted keys; no model is built."""
+    merged = config.model_dump()
+    for path, value in values.items():
+        for part in reversed(path.split(".")):
+            value = {part: value}
+        merge_into(merged, value, "", {})
+    try:
+        validate(merged, "")
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
-def suited_space(config: Config, load: Callable[[Sequence[str]], Config]) -> tuple[Space, list[str]]:
+def suited_space(config: Config) -> tuple[Space, list[str]]:
     """The preset space of a config's encoder, or decoder if it has none; and its keys that the config lacks."""
     name = config.model.encoder.name
     if name not in list_spaces() and config.model.decoder is not None:
@@ -269,19 +295,15 @@ def suited_space(config: Config, load: Callable[[Sequence[str]], Config]) -> tup
     if name not in list_spaces():
         raise ConfigError("--space", [f"there is none for the encoder '{name}'; name a space file with --space FILE"])
     space = read_space(name)
-    kept, left_out = dict[str, Domain](), []
+    kept, left_out = dict[str, Domain](), list[str]()
     for key, domain in space.domains.items():
-        paths = [path for path in split_key(key) if _accepts(path, domain, load)]
+        value = domain.decode(domain.edges()[0])
+        paths = [path for path in split_key(key) if not _lacks(config, path, value)]
         left_out += [path for path in split_key(key) if path not in paths]
         if paths:
             kept[", ".join(paths)] = domain
     return Space(kept, space.where), left_out
 
 
-def _accepts(path: str, domain: Domain, load: Callable[[Sequence[str]], Config]) -> bool:
-    """Whether a config has an option."""
-    try:
-        load([f"{path}={json.dumps(domain.decode(domain.edges()[0]))}"])
-    except ConfigError as error:
-        return not any(text.startswith(f"{path} is not an option") for text in error.problems)
-    return True
+def _lacks(config: Config, path: str, value: Any) -> bool:
+    return any(text.startswith(f"{path} is not an option") for text in find_problems(config, {path: value}))
