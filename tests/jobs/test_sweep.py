@@ -348,6 +348,12 @@ def test_no_trial_begins_when_the_time_is_up(request_for: Callable[..., SweepReq
     assert states_of(opened.folder) == []
 
 
+def test_a_status_begins_no_sweep(request_for: Callable[..., SweepRequest], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no sweep"):
+        open_sweep(request_for(), may_begin=False)
+    assert not (tmp_path / "sweep").exists()
+
+
 # -- what is damaged, or another ---------------------------------------------------------------------------------------
 
 
@@ -601,14 +607,17 @@ def test_a_stopped_sweep_saves_its_trial_and_goes_on(
 
 
 @pytest.mark.long
-def test_ray_trains_the_same_trials(
+def test_ray_trains_the_same_trials_also_when_a_worker_is_killed(
     request_for: Callable[..., SweepRequest], commands: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
-    process = commands("--trials", "3", "--pruner", "none", "--executor", "ray", "--workers", "2")
-    assert process.wait(3 * DEADLINE) == 0, (tmp_path / "words-0.txt").read_text()
+    arguments = ["--trials", "3", "--pruner", "none", "--executor", "ray", "--workers", "2", *options(*SLOW)]
+    process = commands(*arguments)
+    wait_until(lambda: has_checkpoint(tmp_path, 0) or process.poll() is not None)
+    os.kill(int((tmp_path / "sweep/trials/0000/.lock").read_text()), signal.SIGKILL)
+    assert process.wait(DEADLINE) == 0, (tmp_path / "words-0.txt").read_text()
     by_ray = SweepFolder(tmp_path / "sweep")
     assert states_of(by_ray) == ["COMPLETE"] * 3
-    here = train_here(request_for(trials=3, folder=tmp_path / "here"))
+    here = train_here(replace(request_for(trials=3, overrides=SLOW), folder=tmp_path / "here"))
     assert [t.params for t in by_ray.open_study().get_trials()] == [t.params for t in here.open_study().get_trials()]
     assert values_of_runs(by_ray) == values_of_runs(here)

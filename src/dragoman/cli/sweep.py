@@ -59,7 +59,7 @@ def sweep(
         *(config, trials, space, preset, tuple(set), run, sampler, pruner, seed),
         *(executor, workers, minutes, trial_minutes, tuple(plugins)),
     )
-    opened = driver.open_sweep(request)
+    opened = driver.open_sweep(request, may_begin=not status)
     for notice in opened.notices:
         print_to_stderr(notice)
     if not status:

@@ -81,11 +81,14 @@ class Sweep:
     notices: list[str] = field(default_factory=list)
 
 
-def open_sweep(request: SweepRequest) -> Sweep:
+def open_sweep(request: SweepRequest, *, may_begin: bool = True) -> Sweep:
     """Check everything that is asked for, and begin a sweep in its folder, or open the one that is there."""
     request.check()
     import_optuna()
-    config, notices = request.load(), []
+    config, notices = request.load(), list[str]()
+    folder = SweepFolder(request.folder or Path("runs") / f"{config.name}-sweep")
+    if not may_begin and not folder.path.exists():
+        raise UserError(f"{folder.path}: there is no sweep; without --status one is begun")
     if config.data.valid is None:
         raise UserError("a sweep chooses by the validation: name validation pairs in data.valid")
     space, said = _choose_space(request, config)
@@ -94,7 +97,6 @@ def open_sweep(request: SweepRequest) -> Sweep:
     first, outside = space.locate(config)
     if outside:
         notices.append(f"the config's own values are no trial: the space does not have its {', '.join(outside)}")
-    folder = SweepFolder(request.folder or Path("runs") / f"{config.name}-sweep")
     paths = [corpus.path for corpus in config.data.train] + [config.data.valid]
     data = hash_files(list(chain.from_iterable(map(spec_files, paths))), folder.trials / ".cache")
     settings = Settings(
@@ -139,11 +141,14 @@ def run(request: SweepRequest, sweep: Sweep) -> Iterator[str]:
                 _check_failures(trials)
                 killed = 0 if changes else killed
                 for each in ended:
-                    killed += each.killed is not None
                     if each.error is not None:
                         raise UserError(each.error)
+                    if each.killed is None:
+                        continue
+                    killed += 1
                     if killed > MAX_KILLED:
-                        raise UserError(f"{killed} workers in a row were killed (the last {each.killed}); {_REMEDY}")
+                        raise UserError(f"{killed} workers in a row ended early (the last {each.killed}); {_REMEDY}")
+                    yield f"a worker {each.killed}; its trial goes on"
                 if (number := stop_signal()) is not None:
                     text = f"stopped; {_finished(trials, request.trials)}, and the same command goes on"
                     yield "stopping: the trials save a checkpoint"
@@ -200,8 +205,9 @@ def _open_executor(request: SweepRequest, order: dict[str, Any], config: Config)
         return RayExecutor(order, request.workers, uses_gpu(config))
     gpus = visible_gpus() if uses_gpu(config) else []
     workers = request.workers or max(len(gpus), 1)
-    threads = config.runtime.threads or max(len(os.sched_getaffinity(0)) // workers, 1)
-    return LocalExecutor(order, workers, int(os.environ.get("OMP_NUM_THREADS", threads)), gpus)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdecimal() else max((os.cpu_count() or 1) // workers, 1)
+    return LocalExecutor(order, workers, threads, gpus)
 
 
 def uses_gpu(config: Config) -> bool:
@@ -228,7 +234,7 @@ class Watch:
     def __init__(self, folder: SweepFolder) -> None:
         self.metric = folder.config.training.best
         self.is_higher_better = folder.open_study().direction.name == "MAXIMIZE"
-        self.states: dict[int, str] = {}
+        self.states: dict[int, tuple[str, str]] = {}  # and who trains it
         self.best: float | None = None
 
     def begin(self, trials: Sequence[FrozenTrial], wanted: int) -> Iterator[str]:
@@ -242,11 +248,12 @@ class Watch:
         """A sentence for each trial that has begun or ended."""
         for trial in trials:
             state, name = trial.state.name, f"trial {trial.number}"
-            if self.states.get(trial.number) == state or state == "WAITING" or "driver" not in trial.user_attrs:
+            new, old = (state, trial.user_attrs.get("driver", "")), self.states.get(trial.number)
+            if new == old or state == "WAITING" or not new[1]:
                 continue
-            self.states[trial.number] = state
+            self.states[trial.number] = new
             if state == "RUNNING":
-                yield f"{name}: {describe_params(trial.params)}"
+                yield f"{name} goes on" if old else f"{name}: {describe_params(trial.params)}"
             elif state == "COMPLETE":
                 assert trial.value is not None
                 is_best = self.best is None or (trial.value > self.best) == self.is_higher_better

@@ -141,7 +141,8 @@ def _trial_result(trial: FrozenTrial) -> TrialResult:
 def _count_validation_examples(config: Config) -> int:
     """How many examples the metric is measured on."""
     assert config.data.valid is not None
-    count = sum(1 for _ in read_pairs(config.data.valid, columns=config.columns, on_error=config.data.on_error))
+    how: dict[str, Any] = {"columns": config.columns, "on_error": config.data.on_error, "extra_targets": True}
+    count = sum(1 for _ in read_pairs(config.data.valid, **how))
     return count if config.training.best == "loss" else min(count, config.training.validate_examples)
 
 

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from dragoman import training
 from dragoman.checkpoint import model_folder
 from dragoman.config import Config, autoconfig
+from dragoman.core import files
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped, UserError
 from dragoman.inference.device import is_out_of_memory
 from dragoman.jobs.sweep.folder import Settings, SweepFolder, best_validation, finished, import_optuna
@@ -47,14 +48,15 @@ class Claim:
 
 def work(folder: SweepFolder, trials: int, driver: str) -> Literal["trained", "nothing"]:
     """Claim a trial and train it; "nothing" if there is none to claim. TrainingStopped if a signal ends it."""
-    study = folder.open_study()
-    with folder.claiming():
-        claim = claim_trial(folder, study, trials, driver)
-    if claim is None:
-        return "nothing"
-    with claim.lock:
-        train_trial(folder, study, claim)
-    return "trained"
+    with files.explain_write_errors(folder.journal, 0):
+        study = folder.open_study()
+        with folder.claiming():
+            claim = claim_trial(folder, study, trials, driver)
+        if claim is None:
+            return "nothing"
+        with claim.lock:
+            train_trial(folder, study, claim)
+        return "trained"
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
