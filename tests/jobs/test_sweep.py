@@ -144,6 +144,8 @@ def states_of(folder: SweepFolder) -> list[str]:
         ("model.encoder.layers: {low: 1, high: 4, step: 0.5}", "model.encoder.layers: step is 0.5"),
         ("model.encoder.layers: {low: 0, high: 4}", "model.encoder.layers"),
         ("model.width, model.width: {choices: [16]}", "model.width: is named twice"),
+        ("training.best: {choices: [loss]}", "training.best: decides how trials are compared"),
+        ("tokenizer.source: {choices: [characters, bytes]}", "losses of different tokens cannot be compared"),
         ("", "there is no key in it"),
     ],
 )
@@ -180,7 +182,11 @@ def test_every_preset_space_suits_presets_of_its_family(name: str) -> None:
     suited, left_out = space.suited_space(config)
     assert suited.where == f"space {name}"
     assert left_out == []
-    space.check_space(suited, config, request.load)
+    widened = space.add_own_values(suited, config)
+    own, outside = widened.locate(config)
+    assert outside == []
+    assert configs.load(None, preset, [*request.overrides, *widened.overrides(own)]).config == config
+    space.check_space(widened, config, request.load)
 
 
 def test_options_that_a_config_lacks_are_left_out_of_a_preset_space(request_for: Callable[..., SweepRequest]) -> None:

@@ -79,13 +79,14 @@ def sweep(
 
 
 def _print_results(found: SweepResults, folder: Path) -> None:
-    from dragoman.jobs.sweep.driver import format_param
+    from rich.table import Column
 
-    table = plain_table("trial", "", found.metric, "step", *found.space)
+    from dragoman.jobs.sweep.driver import describe_params
+
+    table = plain_table("trial", "", found.metric, "step", Column("values", overflow="fold"))
     for trial in found.trials[:SHOWN]:
         value = "" if trial.value is None else f"{trial.value:.4g}"
-        params = [format_param(trial.params[key]) if key in trial.params else "" for key in found.space]
-        table.add_row(str(trial.number), trial.state, value, str(trial.step or ""), *params)
+        table.add_row(str(trial.number), trial.state, value, str(trial.step or ""), describe_params(trial.params))
     console().print(table)
     if len(found.trials) > SHOWN:
         print_text(f"… and {len(found.trials) - SHOWN} more in {folder / 'trials.tsv'}")

@@ -46,19 +46,12 @@ def write_sweep_report(folder: Path) -> Path:
         draw_coordinates(pictures["coordinates"], sweep)
     if sweep["importance"]:
         pictures["importance"] = folder / "importance.png"
-        draw_importance(pictures["importance"], sweep["importance"])
+        draw_importance(pictures["importance"], sweep)
     page = folder / "report.html"
     files.write_file(
         page, render_sweep(sweep, {name: picture.read_bytes() for name, picture in pictures.items()}).encode()
     )
     return page
-
-
-def short_key(key: str) -> str:
-    """A key of a space in a few letters: the end of its path, and of how many if there are several."""
-    first, *others = [path.strip() for path in key.split(",")]
-    parts = first.removeprefix("training.").split(".")
-    return parts[-1] if others else ".".join(parts[-2:])
 
 
 def _format(value: Any) -> str:
@@ -135,7 +128,7 @@ def draw_coordinates(path: Path, sweep: Json) -> None:
         axes.plot(range(len(ys)), ys, color=color, linewidth=width, alpha=alpha, zorder=2 + good)
     ends = (low, high) if sweep["higher_is_better"] else (high, low)
     ticks = [[*scales[key].ticks] for key in keys] + [[(0.0, f"{ends[0]:.4g}"), (1.0, f"{ends[1]:.4g}")]]
-    _draw_axes(axes, [*(short_key(key) for key in keys), sweep["metric"]], ticks)
+    _draw_axes(axes, [*(sweep["labels"][key] for key in keys), sweep["metric"]], ticks)
     save_figure(figure, path)
 
 
@@ -156,12 +149,13 @@ def _draw_axes(axes: Axes, names: Sequence[str], ticks: Sequence[Sequence[tuple[
     axes.spines[:].set_visible(False)
 
 
-def draw_importance(path: Path, importance: Mapping[str, float]) -> None:
+def draw_importance(path: Path, sweep: Json) -> None:
     """Draw a bar for each option, the most important first."""
+    importance: dict[str, float] = sweep["importance"]
     figure = new_figure()
     figure.set_layout_engine("constrained")
     figure.set_size_inches(5.6, 0.7 + 0.32 * len(importance))
-    names = [short_key(key) for key in importance]
+    names = [sweep["labels"][key] for key in importance]
     fonts, axes = FontSet(names), figure.subplots()
     shares = [100 * share for share in importance.values()]
     axes.barh(range(len(names)), shares, color=COLORS[0], height=0.62)
@@ -274,7 +268,7 @@ def _keep(text: str) -> str:
 
 def _render_trials(sweep: Json) -> str:
     keys = list(sweep["space"])
-    head = ["trial", "", escape(sweep["metric"]), "step", *(escape(short_key(key)) for key in keys)]
+    head = ["trial", "", escape(sweep["metric"]), "step", *(escape(sweep["labels"][key]) for key in keys)]
     rows = []
     for trial in sweep["trials"]:
         value = "" if trial["value"] is None else f'<span class="number">{trial["value"]:.4g}</span>'

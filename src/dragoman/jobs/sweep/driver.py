@@ -9,7 +9,6 @@ gives is that of this process, by a clock that nobody can set.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -26,7 +25,8 @@ from dragoman.data.readers import spec_files
 from dragoman.data.store.cache import hash_files
 from dragoman.jobs.sweep.executors import Executor, LocalExecutor
 from dragoman.jobs.sweep.folder import Settings, SweepFolder, finished, import_optuna
-from dragoman.jobs.sweep.space import Space, check_space, read_space, suited_space
+from dragoman.jobs.sweep.space import Space, add_own_values, check_space, read_space, short_key, suited_space
+from dragoman.training import distributed
 from dragoman.training.loop import catch_stop_signals
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class SweepRequest:
         for name, value in given.items():
             if value is not None and not value > 0:
                 raise UserError(f"{name} must be above 0, found {value:g}")
+        if distributed.rank_and_world_size()[1] > 1:
+            raise UserError("a sweep starts its trials itself: run it without torchrun")
 
 
 @dataclass
@@ -108,8 +110,10 @@ def open_sweep(request: SweepRequest, *, may_begin: bool = True) -> Sweep:
 
 def _choose_space(request: SweepRequest, config: Config) -> tuple[Space, list[str]]:
     if request.space is not None:
-        return read_space(request.space), []
+        space = read_space(request.space)
+        return add_own_values(space, config) if space.is_preset else space, []
     space, left_out = suited_space(config)
+    space = add_own_values(space, config)
     without = f", without {', '.join(left_out)}, which this config does not have" if left_out else ""
     return space, [f"{space.where}, which suits the config{without}; another: --space FILE.yaml"]
 
@@ -270,10 +274,10 @@ class Watch:
 
 
 def describe_params(params: dict[str, Any]) -> str:
-    """The values of a trial in a line: `model.width 128, training.optimizer.rate 0.00312`."""
-    return ", ".join(f"{key} {format_param(value)}" for key, value in params.items())
+    """The values of a trial in a line: `model.width 128, optimizer.rate 0.00312`."""
+    return ", ".join(f"{short_key(key)} {format_param(value)}" for key, value in params.items())
 
 
 def format_param(value: Any) -> str:
     """A value of a trial, short."""
-    return f"{value:.3g}" if isinstance(value, float) else json.dumps(value).strip('"') if value is None else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else "null" if value is None else str(value)

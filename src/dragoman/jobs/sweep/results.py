@@ -18,6 +18,7 @@ from dragoman.core import files
 from dragoman.core.json import replace_nonfinite
 from dragoman.data.readers import read_pairs
 from dragoman.jobs.sweep.folder import SweepFolder, finished, import_optuna
+from dragoman.jobs.sweep.space import short_key
 
 if TYPE_CHECKING:
     import optuna
@@ -93,18 +94,20 @@ class SweepResults:
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
         best = None if self.best is None else self.best.number
-        return replace_nonfinite(asdict(self) | {"best": best, "note": self.note, "findings": self.findings()})  # type: ignore[no-any-return]
+        labels = {key: short_key(key) for key in self.space}
+        more = {"best": best, "note": self.note, "findings": self.findings(), "labels": labels}
+        return replace_nonfinite(asdict(self) | more)  # type: ignore[no-any-return]
 
 
 def _end_of_range(domain: dict[str, Any], value: Any) -> float | None:
-    """The end of a range that a value is at, on the range's own scale; None if it is not, or the end is 0."""
+    """The end of a range that a value is at, on the range's own scale; None if it is not, or the end is 0 or 1."""
     if "choices" in domain or domain["low"] == domain["high"]:
         return None
     scale = math.log if domain.get("log") else float
     low, high = scale(domain["low"]), scale(domain["high"])
     share = (scale(value) - low) / (high - low)
     end = domain["low"] if share < NEAR_END else domain["high"] if share > 1 - NEAR_END else 0
-    return end or None
+    return None if end in (0, 1) else end  # most numbers of a config cannot be lower
 
 
 def collect_results(folder: SweepFolder) -> SweepResults:

@@ -15,7 +15,8 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 MIN_POINTS, MAX_POINTS = 4, 12  # at which a space is checked
 REHEARSAL_S = 2.0
+COMPARISON = ("training.best", "training.validate_", "data.valid", "data.columns", "name")
 Number = int | float
 Params = dict[str, Any]  # a point of a space: values as Optuna has them, by key
 
@@ -141,6 +143,7 @@ class Space:
 
     domains: Mapping[str, Domain]
     where: str
+    is_preset: bool = False
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The domains as Optuna has them."""
@@ -185,6 +188,13 @@ def split_key(key: str) -> list[str]:
     return [path.strip() for path in key.split(",")]
 
 
+def short_key(key: str) -> str:
+    """A key in a few letters: the end of its path; `layers` where it stands for several that end so."""
+    first, *others = split_key(key)
+    parts = first.removeprefix("training.").split(".")
+    return parts[-1] if others else ".".join(parts[-2:])
+
+
 def _value_at(values: Any, path: str) -> Any:
     for part in path.split("."):
         values = values.get(part) if isinstance(values, dict) else None
@@ -212,7 +222,7 @@ def read_space(name: str) -> Space:
         near = did_you_mean(name, names)
         raise ConfigError(f"--space {name}", [f"no space called '{name}'{near} (there is {', '.join(names)})"])
     file = resources.files("dragoman.presets") / "spaces" / f"{name}.yaml"
-    return parse_space(yaml.parse(file.read_text(encoding="utf-8"), name), f"space {name}")
+    return replace(parse_space(yaml.parse(file.read_text(encoding="utf-8"), name), f"space {name}"), is_preset=True)
 
 
 def parse_space(value: Any, where: str) -> Space:
@@ -256,6 +266,8 @@ def check_space(space: Space, config: Config, load: Callable[[Sequence[str]], Co
 
     Options and types are checked at every point, then whole models are rehearsed for up to REHEARSAL_S.
     """
+    if problems := list(_incomparable(space, config)):
+        raise ConfigError(space.where, problems)
     for params in space.points():
         paths = {path: value for key, value in params.items() for path in split_key(key)}
         values = {path: space.domains[key].decode(params[key]) for key in params for path in split_key(key)}
@@ -271,6 +283,17 @@ def check_space(space: Space, config: Config, load: Callable[[Sequence[str]], Co
             raise ConfigError(space.where, problems) from None
         if time.monotonic() - began > REHEARSAL_S:
             return
+
+
+def _incomparable(space: Space, config: Config) -> Iterator[str]:
+    """Yield what is wrong with keys whose values would make trials impossible to compare."""
+    has_own_target = config.tokenizer.target is not None
+    for path in (path for key in space.domains for path in split_key(key)):
+        if path.startswith(COMPARISON):
+            yield f"{path}: decides how trials are compared, so it must be the same for all; leave it out"
+        changes_tokens = path.startswith(("tokenizer.", "data.normalization"))
+        if config.training.best == "loss" and changes_tokens and not (has_own_target and ".source" in path):
+            yield f"{path}: losses of different tokens cannot be compared; set training.best to a metric of texts"
 
 
 def find_problems(config: Config, values: Mapping[str, Any]) -> list[str]:
@@ -302,7 +325,26 @@ def suited_space(config: Config) -> tuple[Space, list[str]]:
         left_out += [path for path in split_key(key) if path not in paths]
         if paths:
             kept[", ".join(paths)] = domain
-    return Space(kept, space.where), left_out
+    return replace(space, domains=kept), left_out
+
+
+def add_own_values(space: Space, config: Config) -> Space:
+    """The space with a config's own values in it: among the choices, and within the ranges."""
+    values, domains = config.model_dump(), dict(space.domains)
+    for key, domain in space.domains.items():
+        found = [_value_at(values, path) for path in split_key(key)]
+        if any(value != found[0] for value in found) or domain.has(found[0]):
+            continue
+        if isinstance(domain, Choices):
+            domains[key] = Choices(choices=[*domain.choices, found[0]])
+            continue
+        ends = {"low": min, "high": max}
+        with suppress(TypeError, ValidationError):  # a value that is no number
+            wider = domain.model_copy(update={end: pick(getattr(domain, end), found[0]) for end, pick in ends.items()})
+            wider = Range.model_validate(wider.model_dump())
+            if wider.has(found[0]) and wider.is_integer == domain.is_integer and not list(wider.problems()):
+                domains[key] = wider
+    return replace(space, domains=domains)
 
 
 def _lacks(config: Config, path: str, value: Any) -> bool:
