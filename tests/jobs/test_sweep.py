@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ pytest.importorskip("optuna")
 
 from dragoman.jobs.sweep import driver, results, space, trial
 from dragoman.jobs.sweep.driver import SweepRequest, open_sweep
+from dragoman.jobs.sweep.executors import LocalExecutor
 from dragoman.jobs.sweep.folder import SweepFolder, best_validation, import_optuna
 from dragoman.reports.sweep_report import write_sweep_report
 
@@ -354,6 +356,25 @@ def test_no_trial_begins_when_the_time_is_up(request_for: Callable[..., SweepReq
     assert states_of(opened.folder) == []
 
 
+def test_workers_share_out_the_gpus() -> None:
+    executor = LocalExecutor({}, 3, 2, ["3", "5"])
+    try:
+        for _ in range(3):
+            executor.start()
+        found = []
+        for process in executor.processes.values():
+            wait_until(lambda: b"OMP_NUM_THREADS=2" in environment_of(process.pid))  # noqa: B023
+            found.append(re.findall(rb"CUDA_VISIBLE_DEVICES=(\d)", environment_of(process.pid)))
+    finally:
+        executor.stop()
+    assert found == [[b"3"], [b"5"], [b"3"]]
+    assert executor.running == 0
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_a_status_begins_no_sweep(request_for: Callable[..., SweepRequest], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no sweep"):
         open_sweep(request_for(), may_begin=False)
@@ -464,6 +485,26 @@ def test_a_trial_that_was_killed_before_it_had_its_values_is_replaced(
     folder.open_study().ask()
     assert trial.work(folder, 1, "here") == "trained"
     assert states_of(folder) == ["FAIL", "COMPLETE"]
+
+
+def test_a_trial_that_ends_while_another_process_looks_is_not_taken_up(
+    request_for: Callable[..., SweepRequest],
+) -> None:
+    folder = open_sweep(request_for(trials=1)).folder
+    study = folder.open_study()
+    asked = study.ask(folder.space.distributions())
+    stale = study.get_trials()
+    study.tell(asked, 1.0)
+
+    class Stale:  # what was read just before the trial ended; then as it is
+        reads = 0
+
+        def get_trials(self, deepcopy: bool = True) -> Any:
+            self.reads += 1
+            return stale if self.reads == 1 else study.get_trials(deepcopy=deepcopy)
+
+    with folder.claiming():
+        assert trial.claim_trial(folder, Stale(), 1, "here") is None  # type: ignore[arg-type]
 
 
 def test_a_trial_that_is_trained_by_another_process_is_left_alone(request_for: Callable[..., SweepRequest]) -> None:

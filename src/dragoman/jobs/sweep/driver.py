@@ -30,6 +30,7 @@ from dragoman.training import distributed
 from dragoman.training.loop import catch_stop_signals
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.trial import FrozenTrial
 
 Sampler = Literal["tpe", "random"]
@@ -159,7 +160,7 @@ def run(request: SweepRequest, sweep: Sweep) -> Iterator[str]:
                     raise Stopped(text, 128 + number)
                 if len(finished(trials)) >= request.trials and not executor.running:
                     return
-                missing = _claimable(folder, trials, request.trials, driver, executor.running)
+                missing = _claimable(folder, study, request.trials, driver, executor.running)
                 is_late = end is not None and time.monotonic() + _expected_seconds(trials) > end
                 if is_late and not executor.running:
                     yield f"the time is up: {_finished(trials, request.trials)}; the same command goes on"
@@ -185,12 +186,14 @@ def _check_failures(trials: Sequence[FrozenTrial]) -> None:
         raise UserError(f"{len(failed)} trials have failed, more than have finished; the last: {reason}")
 
 
-def _claimable(folder: SweepFolder, trials: Sequence[FrozenTrial], wanted: int, driver: str, running: int) -> int:
+def _claimable(folder: SweepFolder, study: optuna.Study, wanted: int, driver: str, running: int) -> int:
     """How many trials nobody trains yet; this driver's workers that have not claimed one are taken into account."""
     with folder.claiming():
+        trials = study.get_trials(deepcopy=False)
         alive = [trial for trial in trials if trial.state.name == "RUNNING" and folder.is_alive(trial.number)]
+        done = len(finished(study.get_trials(deepcopy=False)))  # read last: what is not alive any more has ended
     own = len([trial for trial in alive if trial.user_attrs.get("driver") == driver])
-    return wanted - len(finished(trials)) - len(alive) - max(running - own, 0)
+    return wanted - done - len(alive) - max(running - own, 0)
 
 
 def _expected_seconds(trials: Sequence[FrozenTrial]) -> float:

@@ -137,6 +137,7 @@ def _trial_result(trial: FrozenTrial) -> TrialResult:
     attributes = trial.user_attrs
     step = attributes.get("step", trial.last_step)
     value = trial.value if trial.state.name in ("COMPLETE", "PRUNED") else None
+    value = None if value is None or not math.isfinite(value) else value
     seconds, reason = attributes.get("seconds", 0.0), attributes.get("reason", "")
     return TrialResult(trial.number, STATES[trial.state.name], value, step, seconds, dict(trial.params), reason)
 

@@ -65,19 +65,18 @@ def work(folder: SweepFolder, trials: int, driver: str) -> Literal["trained", "n
 def claim_trial(folder: SweepFolder, study: optuna.Study, trials: int, driver: str) -> Claim | None:
     """The trial that this process trains next, locked; None if there is none. Call it while claiming."""
     known, alive = study.get_trials(deepcopy=False), 0
-    for frozen in known:
-        if frozen.state.name != "RUNNING":
-            continue
-        lock = folder.lock_trial(frozen.number)
+    for number in [trial.number for trial in known if trial.state.name == "RUNNING"]:
+        lock = folder.lock_trial(number)
         if lock is None:
             alive += 1
-        elif _can_go_on(folder, study, frozen):
-            return _take(study, frozen, lock, driver)
-        else:
-            lock.close()
+            continue
+        known = study.get_trials(deepcopy=False)  # it may have ended since they were read, before its lock was freed
+        if known[number].state.name == "RUNNING" and _can_go_on(folder, study, known[number]):
+            return _take(study, known[number], lock, driver)
+        lock.close()
     if len(finished(known)) + alive >= trials:
         return None
-    return _begin_trial(folder, study, known, driver)
+    return _begin_trial(folder, study, study.get_trials(deepcopy=False), driver)
 
 
 def _take(study: optuna.Study, frozen: FrozenTrial, lock: IO[bytes], driver: str) -> Claim:
