@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from dragoman.jobs.sweep import driver, results, space, trial
 from dragoman.jobs.sweep.driver import SweepRequest, open_sweep
 from dragoman.jobs.sweep.executors import LocalExecutor
 from dragoman.jobs.sweep.folder import SweepFolder, best_validation, import_optuna
+from dragoman.jobs.sweep.folder import finished as done
 from dragoman.reports.sweep_report import write_sweep_report
 
 DEADLINE = 120.0  # seconds that anything may take here, on a busy machine
@@ -516,6 +519,46 @@ def test_a_trial_that_is_trained_by_another_process_is_left_alone(request_for: C
     claim.lock.close()  # as the system does when a process ends
     assert trial.work(folder, 1, "here") == "trained"
     assert states_of(folder) == ["COMPLETE"]
+
+
+def claim_until_done(folder: SweepFolder, trials: int) -> None:
+    """Claim trials and end them at once, in place of trainings, until so many are finished."""
+    study = folder.open_study()
+    while len(done(study.get_trials(deepcopy=False))) < trials:
+        with folder.claiming():
+            claim = trial.claim_trial(folder, study, trials, "here")
+        if claim is not None:
+            with claim.lock:
+                claim.trial.report(1.0, 5)
+                study.tell(claim.number, float(claim.trial.params["model.width"]))
+
+
+def test_processes_that_are_killed_at_any_moment_finish_exactly_so_many_trials(
+    request_for: Callable[..., SweepRequest],
+) -> None:
+    rng, wanted = random.Random(os.environ.get("DRAGOMAN_TEST_SEED")), 60
+    folder = open_sweep(request := request_for(trials=wanted)).folder
+    workers: list[BaseProcess] = []
+    context = multiprocessing.get_context("fork")
+    try:
+        for kill in range(23):
+            workers.append(context.Process(target=claim_until_done, args=(folder, wanted)))
+            workers[-1].start()
+            if kill < 3:
+                continue
+            time.sleep(rng.uniform(0.0, 0.15))  # a random moment, not a wait for anything
+            victim = workers.pop(rng.randrange(len(workers)))
+            victim.kill()
+            victim.join()
+        for worker in workers:
+            worker.join(DEADLINE)
+            assert worker.exitcode == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+    states = states_of(open_sweep(request).folder)
+    assert states.count("COMPLETE") == wanted
+    assert set(states) <= {"COMPLETE", "FAIL"}
 
 
 @pytest.fixture

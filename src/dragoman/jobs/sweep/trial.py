@@ -101,7 +101,8 @@ def _can_go_on(folder: SweepFolder, study: optuna.Study, frozen: FrozenTrial) ->
 
 def _begin_trial(folder: SweepFolder, study: optuna.Study, known: list[FrozenTrial], driver: str) -> Claim:
     distributions = folder.space.distributions()
-    study.enqueue_trial(propose(folder.settings, study, known, distributions))
+    if all(trial.state.name != "WAITING" for trial in known):  # else a process was killed between this and the next
+        study.enqueue_trial(propose(folder.settings, study, known, distributions))
     trial = study.ask(distributions)
     lock = folder.lock_trial(trial.number)
     if lock is None:
