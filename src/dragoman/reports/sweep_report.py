@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_BYTES = 2**28
-AXIS_WIDTH, HEIGHT = 1.35, 3.9  # inches
+AXIS_WIDTH, MIN_WIDTH, HEIGHT = 1.35, 9.0, 3.9  # inches
 MAX_LINES = 300  # of trials that were not trained to their end
 FIRST_ROWS = 20  # of the table; the rest is folded
 GOLDEN, SPREAD = 0.618034, 0.045  # multiples of the first, modulo 1, lie far apart
@@ -106,7 +106,7 @@ def draw_coordinates(path: Path, sweep: Json) -> None:
     figure = new_figure()
     figure.set_layout_engine("constrained")
     keys, trials = list(sweep["space"]), sweep["trials"]
-    figure.set_size_inches(max(AXIS_WIDTH * (len(keys) + 1), 4.5), HEIGHT)
+    figure.set_size_inches(max(AXIS_WIDTH * (len(keys) + 1), MIN_WIDTH), HEIGHT)
     scales = {key: Scale(domain) for key, domain in sweep["space"].items()}
     complete = [trial for trial in trials if trial["state"] == "complete" and trial["value"] is not None]
     values = [trial["value"] for trial in complete]
@@ -256,7 +256,7 @@ def _render_importance(importance: Mapping[str, float]) -> str:
     ]
     note = (
         '<p class="soft">The share of the difference between good and middling trials that each option explains '
-        "(PED-ANOVA), among the trials that were trained to their end. Few trials, or a narrow range, say little.</p>"
+        "(PED-ANOVA); of a pruned trial its last validation counts. Few trials, or a narrow range, say little.</p>"
     )
     return render_table(["option", "", ""], rows, bars={1}) + note
 

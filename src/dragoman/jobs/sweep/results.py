@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-MIN_FOR_IMPORTANCE = 8  # complete trials; fewer say nothing
+MIN_FOR_IMPORTANCE = 10  # finished trials; fewer say nothing
 NEAR_END = 0.03  # of a range
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
@@ -151,13 +151,21 @@ def _count_validation_examples(config: Config) -> int:
 
 
 def _importance(study: optuna.Study) -> dict[str, float]:
-    """What share of the difference between good and middling trials each option explains (PED-ANOVA)."""
-    trials = [trial for trial in finished(study.get_trials(deepcopy=False)) if trial.state.name == "COMPLETE"]
+    """What share of the difference between good and middling trials each option explains (PED-ANOVA).
+
+    Of a pruned trial the last validation counts: only which trials are the good ones matters.
+    """
+    optuna = import_optuna()
+    trials = [t for t in finished(study.get_trials(deepcopy=False)) if t.value is not None and math.isfinite(t.value)]
     if len(trials) < MIN_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
         return {}
-    importance = import_optuna().importance
-    evaluator = importance.PedAnovaImportanceEvaluator()  # fANOVA would need scikit-learn
-    return {key: float(x) for key, x in importance.get_param_importances(study, evaluator=evaluator).items()}
+    ended = optuna.create_study(direction=study.direction)
+    for each in trials:  # as if all were complete: the others are not looked at
+        same = {"params": each.params, "distributions": each.distributions, "value": each.value}
+        ended.add_trial(optuna.trial.create_trial(**same))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()  # fANOVA would need scikit-learn
+    shares = optuna.importance.get_param_importances(ended, evaluator=evaluator)
+    return {key: float(share) for key, share in shares.items()}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
