@@ -51,7 +51,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,interop,onnx,dev]'
+	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,interop,onnx,sweep,dev]'
 	touch $@
 
 $(VENV)/.audit: | $(VENV)/bin/python

@@ -30,6 +30,7 @@ from dragoman.cli import (
     recipe,
     score,
     serve,
+    sweep,
     tokenizer,
     train,
 )
@@ -51,6 +52,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback(invoke_without_command=True)(_print_version)
     app.command()(demo.demo)
     app.command()(train.train)
+    app.command()(sweep.sweep)
     app.command("predict", help=predict.predict.__doc__)(_predict_command("predict" in arguments))
     app.command()(score.score)
     app.command()(evaluate.evaluate)

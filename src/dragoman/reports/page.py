@@ -1,7 +1,7 @@
 """A report as one HTML file that opens anywhere: no script, no network, no other file.
 
 Texts of the data are escaped and isolated (<bdi>), so that neither markup nor writing direction leaves its place. The
-content security policy allows the one style sheet, by its SHA-256, and nothing else.
+content security policy allows the one style sheet, by its SHA-256, and images that are part of the page.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHOWN_SURE = 10
 FIRST_ROWS = 12  # of the confusions; the rest is folded
 
 
+Section = tuple[str, str, str, str]  # key, text of the link, title, body in HTML
+
+
 def render_page(report: EvaluationReport) -> str:
     """Render a report as a self-contained HTML page."""
-    style = (resources.files("dragoman.reports") / "static" / "report.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     sections = [
         ("scores", "More scores", "More scores", _render_scores(list(report.scores.values())[CARDS:])),
         ("errors", "Errors", "What is taken for what", _render_confusions(report)),
@@ -45,11 +45,27 @@ def render_page(report: EvaluationReport) -> str:
         ("unseen", "Unseen", "What the model has never seen", _render_unseen(report)),
         ("data", "More data", "What more data would help", _render_list(report.advice)),
     ]
-    shown = [(key, short, title, body) for key, short, title, body in sections if body]
-    links = "".join(f'<a href="#{key}">{short}</a>' for key, short, _, _ in shown)
-    bodies = "".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, _, title, body in shown)
     name = f"{report.model} on {report.pairs}" if report.pairs else report.model
-    title = escape(f"Report: {name}")
+    count = format_count(len(report.items), "pair")
+    return render_document(
+        f"Report: {name}",
+        f"<h1>{escape(report.headline[:1].upper() + report.headline[1:])}</h1>"
+        f'<p class="soft">{isolate(report.model)} on {count} of {isolate(report.pairs)}</p>',
+        f'<ul class="findings">{"".join(f"<li>{escape(finding)}</li>" for finding in report.findings[1:])}</ul>'
+        f'<div class="cards">{"".join(_render_card(score) for score in list(report.scores.values())[:CARDS])}</div>',
+        sections,
+        f"<h2>How it was measured</h2>{_render_method(report)}",
+    )
+
+
+def render_document(title: str, header: str, summary: str, sections: Sequence[Section], footer: str) -> str:
+    """A whole page from HTML: a summary, the sections that have a body, with links to them, and a footer."""
+    style = (resources.files("dragoman.reports") / "static" / "report.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    shown = [(key, short, heading, body) for key, short, heading, body in sections if body]
+    links = "".join(f'<a href="#{key}">{short}</a>' for key, short, _, _ in shown)
+    bodies = "".join(f'<section id="{key}"><h2>{heading}</h2>{body}</section>' for key, _, heading, body in shown)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -57,21 +73,19 @@ def render_page(report: EvaluationReport) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title}</title>
+<title>{escape(title)}</title>
 <style>{style}</style>
 </head>
 <body>
 <header>
-<h1>{escape(report.headline[:1].upper() + report.headline[1:])}</h1>
-<p class="soft">{isolate(report.model)} on {format_count(len(report.items), "pair")} of {isolate(report.pairs)}</p>
+{header}
 </header>
 <nav>{links}</nav>
 <main>
-<ul class="findings">{"".join(f"<li>{escape(finding)}</li>" for finding in report.findings[1:])}</ul>
-<div class="cards">{"".join(_render_card(score) for score in list(report.scores.values())[:CARDS])}</div>
+{summary}
 {bodies}
 </main>
-<footer class="soft small"><h2>How it was measured</h2>{_render_method(report)}</footer>
+<footer class="soft small">{footer}</footer>
 </body>
 </html>
 """
@@ -120,7 +134,7 @@ def _render_scores(scores: Sequence[MetricScore]) -> str:
         ]
         for score in scores
     ]
-    return _render_table(["", "value", "95 % interval", "", "meaning"], rows, wide={4}) if rows else ""
+    return render_table(["", "value", "95 % interval", "", "meaning"], rows, wide={4}) if rows else ""
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -142,7 +156,7 @@ def _render_confusions(report: EvaluationReport) -> str:
         "output with its nearest reference: reference → output.</p>"
     )
     head = ["error", "count", "", f"of the {unit}", "for example"]
-    tables = [_render_table(head, part, bars={2}, wide={3}) for part in (rows[:FIRST_ROWS], rows[FIRST_ROWS:]) if part]
+    tables = [render_table(head, part, bars={2}, wide={3}) for part in (rows[:FIRST_ROWS], rows[FIRST_ROWS:]) if part]
     more = len(report.confusions) - len(rows)
     rest = f'<p class="soft">{format_count(more, "less frequent kind")} of edit not shown.</p>' if more > 0 else ""
     folded = f"<details><summary>less frequent ones</summary>{tables[1]}{rest}</details>" if len(tables) > 1 else ""
@@ -230,7 +244,7 @@ def _render_grouping(report: EvaluationReport, grouping: Grouping) -> str:
     ]
     note = f'<p class="soft small">{escape(grouping.note)}</p>' if grouping.note else ""
     head = ["", "pairs", escape(score.label), "", ""]
-    return f"<div><h3>{escape(grouping.title)}</h3>{note}{_render_table(head, rows, bars={2}, wide={4})}</div>"
+    return f"<div><h3>{escape(grouping.title)}</h3>{note}{render_table(head, rows, bars={2}, wide={4})}</div>"
 
 
 def _render_calibration(report: EvaluationReport) -> str:
@@ -252,7 +266,7 @@ def _render_calibration(report: EvaluationReport) -> str:
         f"points: the probability is {_percent(calibration.probability)} on average, and "
         f"{_percent(calibration.right)} of the outputs are right.</p>"
     )
-    table = _render_table(["probability", "outputs", "mean", "right"], rows)
+    table = render_table(["probability", "outputs", "mean", "right"], rows)
     return f'{text}<div class="grid"><div>{reliability_diagram(calibration)}</div><div>{table}</div></div>'
 
 
@@ -302,7 +316,7 @@ def _render_method(report: EvaluationReport) -> str:
 # -- building blocks ---------------------------------------------------------------------------------------------------
 
 
-def _render_table(
+def render_table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,

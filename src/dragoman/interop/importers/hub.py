@@ -31,7 +31,7 @@ def read_model(name: Path, options: ImportOptions) -> Imported:
     repository, _, revision = str(name).partition("@")
     folder = fetch(repository, revision or None, options.trust_pickle)
     is_ctranslate2 = (folder / "model.bin").exists() and not any(folder.glob("*.safetensors"))
-    return (ctranslate2 if is_ctranslate2 else huggingface).read_model(folder, options)
+    return ctranslate2.read_model(folder, options) if is_ctranslate2 else huggingface.read_model(folder, options)
 
 
 def fetch(repository: str, revision: str | None, trust_pickle: bool) -> Path:

@@ -1,0 +1,1 @@
+"""Work larger than one process: predictions in shards, sweeps."""
