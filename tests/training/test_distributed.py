@@ -6,25 +6,20 @@ the variables that torchrun sets, so that a test can kill each of them. One test
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
+from tests.training.rank_processes import DEADLINE, progress, reached, weights
 from torch.testing import assert_close
 
 from dragoman import training
@@ -33,21 +28,7 @@ from dragoman.training import prepare
 from dragoman.training.tokenizer_learning import load_or_learn_codec
 from dragoman.training.update_batches import group_updates
 
-DEADLINE = 60.0
 SLACK = 20.0  # seconds that a busy machine may add to a timeout; far from the 600 of a run that asks for none
-
-PROGRAM = """
-import os, sys
-words = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-os.dup2(words, 1), os.dup2(words, 2)
-os.environ.update(environment)
-import torch
-torch.set_num_threads(1)
-exec(before)
-sys.argv = ["dragoman", *arguments]
-from dragoman.cli.main import main
-main()
-"""
 
 DOUBLE = "torch.set_default_dtype(torch.float64)"
 
@@ -67,90 +48,6 @@ if os.environ["RANK"] == "1":
         return found
     Seq2Seq.loss = loss
 """
-
-
-class World:
-    """The ranks of one training, as processes."""
-
-    def __init__(self, folder: Path, arguments: list[str], count: int, before: str = "") -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.words = [folder / f"words-{port}-{rank}" for rank in range(count)]
-        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.ranks: list[BaseProcess] = []
-        for rank, words in enumerate(self.words):
-            names = {
-                "words": str(words),
-                "environment": shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                "arguments": arguments,
-                "before": before,
-            }
-            process = multiprocessing.get_context("forkserver").Process(
-                target=exec, args=(PROGRAM, names | {"__name__": "rank"})
-            )
-            process.start()
-            self.ranks.append(process)
-
-    def output(self, rank: int) -> str:
-        return self.words[rank].read_text() if self.words[rank].exists() else ""
-
-    def send(self, rank: int, number: int) -> None:
-        pid = self.ranks[rank].pid
-        assert pid is not None
-        os.kill(pid, number)
-
-    def wait(self, *ranks: int, seconds: float = DEADLINE) -> list[int | None]:
-        """The exit codes of some ranks, or of all."""
-        end = time.monotonic() + seconds
-        for rank in ranks or range(len(self.ranks)):
-            self.ranks[rank].join(max(0.0, end - time.monotonic()))
-            assert self.ranks[rank].exitcode is not None, f"rank {rank} is still running:\n{self.output(rank)}"
-        return [self.ranks[rank].exitcode for rank in ranks or range(len(self.ranks))]
-
-    def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + DEADLINE
-        while not true():
-            assert time.monotonic() < end, [self.output(rank) for rank in range(len(self.ranks))]
-            assert all(process.is_alive() for process in self.ranks), [self.output(r) for r in range(len(self.ranks))]
-            time.sleep(0.005)
-
-    def end(self) -> None:
-        for process in self.ranks:
-            process.kill()
-            process.join()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def start(arguments: list[str], count: int = 2, before: str = "") -> World:
-        made.append(World(tmp_path, arguments, count, before))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
-
-
-def reached(run: Path) -> int:
-    """The last step that metrics.jsonl speaks of; its last line may be half written."""
-    try:
-        lines = (run / "metrics.jsonl").read_text().split("\n")
-    except FileNotFoundError:
-        return 0
-    return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    last = (run / "last").read_text().strip()
-    return safetensors.torch.load_file(run / "checkpoints" / last / "model.safetensors")
-
-
-def progress(run: Path) -> dict[str, Any]:
-    last = (run / "last").read_text().strip()
-    return json.loads((run / "checkpoints" / last / "training.json").read_text())
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
@@ -194,9 +91,9 @@ SAME = {
 
 # Two ranks, three parameters: one that both use, one that only the second uses, one that none uses.
 BY_HAND = """
-from dragoman.training import distributed
+from dragoman.training import distributed, gradient_buckets
 from dragoman.training.gradient import GradientResult
-distributed.BUCKET_SIZE = 1
+gradient_buckets.BUCKET_SIZE = 1
 rank = int(os.environ["RANK"])
 with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
     a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=kind)) for kind in (torch.float32, torch.float64, torch.float32))

@@ -40,14 +40,24 @@ class LazyTensor(NamedTuple):
 
 
 def save_model(
-    folder: Path, config: Config, weights: Mapping[str, LazyTensor], codec: Codec, extra: Mapping[str, bytes]
+    folder: Path,
+    config: Config,
+    weights: Mapping[str, LazyTensor],
+    codec: Codec,
+    extra: Mapping[str, bytes],
+    state: Mapping[str, Mapping[str, LazyTensor]] = {},
 ) -> None:
-    """Write a model folder atomically, its weights in float32 and one at a time; `extra` are further files."""
+    """Write a model folder atomically, its weights in float32 and one at a time; `extra` are further files.
+
+    `state` are further safetensors files, which are written in the same way, after the weights.
+    """
     contents = {"config.yaml": config.to_yaml().encode(), **codec.to_files(), **extra}
-    size = sum(map(len, contents.values())) + 4 * sum(math.prod(x.shape) for x in weights.values())
-    with files.new_folder(folder, size) as temporary:
+    large = {WEIGHTS: weights, **state}
+    numbers = sum(math.prod(x.shape) for tensors in large.values() for x in tensors.values())
+    with files.new_folder(folder, sum(map(len, contents.values())) + 4 * numbers) as temporary:
         entries = {name: describe_file(data) for name, data in contents.items()}
-        entries[WEIGHTS] = write_weights(temporary / WEIGHTS, weights)
+        for name, tensors in large.items():
+            entries[name] = write_weights(temporary / name, tensors)
         for name, data in {**contents, "manifest.json": sign_entries(entries)}.items():
             (temporary / name).write_bytes(data)
         for path in temporary.iterdir():
