@@ -6,6 +6,7 @@ the variables that torchrun sets, so that a test can kill each of them. One test
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -127,6 +128,70 @@ def test_gradients_are_weighted_by_tokens_and_what_no_rank_used_has_none(world):
     assert both.wait() == [0, 0], both.output(0) + both.output(1)
 
 
+# Sums made during the backward pass, against those of whole gradients that are collected afterwards. Of the parameters,
+# rank 0 does not use one, and nobody uses another; update 1 has two passes; in update 2 the last rank starts again.
+OVERLAPPED = """
+from dragoman.training import distributed, gradient_buckets
+from dragoman.training.gradient import GradientResult
+gradient_buckets.BUCKET_SIZE = 40
+rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(3)
+layers = [torch.nn.Linear(6, 6) for _ in range(6)]
+parameters = [p for layer in layers for p in layer.parameters()]
+def backward():
+    x = torch.randn(4, 6)
+    for number, layer in enumerate(layers):
+        if number != 0 and (number != 2 or rank != 0):
+            x = torch.tanh(layer(x))
+    x.pow(2).sum().backward()
+with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
+    ranks.overlap_gradients(parameters)
+    torch.manual_seed(100 + rank)
+    for update in range(4):
+        for p in parameters:
+            p.grad = None
+        weight = [4, 12, 0, 5][rank]
+        assert ranks.start_update(weight) == sum([4, 12, 0, 5][:n])
+        failed = update == 2 and rank == n - 1
+        if update == 1:
+            backward()
+            assert not ranks.overlap.sent
+        ranks.overlap.arm()
+        backward()
+        whole = [set(bucket) & {p for p in parameters if p.grad is None} == set() for bucket in ranks.overlap.buckets]
+        filled = (whole + [False]).index(False)
+        assert len(ranks.overlap.sent) == filled >= 6, (filled, len(ranks.overlap.sent))  # while the pass was under way
+        if failed:
+            ranks.overlap.invalidate()
+            for p in parameters:
+                p.grad = None
+            ranks.overlap.arm()
+            backward()
+            assert len(ranks.overlap.sent) == filled
+        own = [None if p.grad is None else p.grad.clone() for p in parameters]
+        result = ranks.reduce_gradient(GradientResult(1.0, weight, None), weight, parameters)
+        assert result.tokens == sum([4, 12, 0, 5][:n])
+        everyones = ranks.all_gather(own)
+        for number, p in enumerate(parameters):
+            parts = [g[number] for g in everyones]
+            if all(g is None for g in parts):
+                assert p.grad is None
+                continue
+            shares = [w / result.tokens for w in [4, 12, 0, 5][:n]]
+            expected = sum(g * share for g, share in zip(parts, shares) if g is not None)
+            if n == 2:
+                assert torch.equal(p.grad, expected), (update, number)
+            assert torch.allclose(p.grad, expected, rtol=0, atol=1e-6), (update, number)
+sys.exit()
+"""
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sums_made_during_the_backward_pass_are_those_of_whole_gradients(count, world):
+    ranks = world([], count, OVERLAPPED)
+    assert ranks.wait() == [0] * count, [ranks.output(rank) for rank in range(count)]
+
+
 @pytest.mark.parametrize("kind", SAME)
 def test_two_ranks_take_the_steps_of_one_that_accumulates_two_batches(kind, tiny, world, tmp_path):
     made = tiny("transformer")
@@ -160,6 +225,27 @@ def test_a_split_or_skipped_update_of_one_rank_is_one_of_all_ranks(tiny, world, 
     assert progress(tmp_path / "run")["max_area"] is not None  # saved by the first rank, for all
     recorded = [line["step"] for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
+
+
+# Steps so small that the weights stay as they are: validations of the same weights by another number of ranks.
+STILL = ["training.optimizer={name: sgd, rate: 1.0e-30}", "training.steps=2", "training.validate_every=1"]
+FEW = "from dragoman.training import validation; validation.WINDOW = 4"
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_validation_does_not_depend_on_the_number_of_ranks(count, tiny, world, metrics, tmp_path):
+    made = tiny("transformer")
+    sets = [*STILL, "training.validate_metrics=[exact, per, chrf]", "training.batch_tokens=60", "training.average=2"]
+    sets += ["training.save_every=1", "training.validate_generation={search: sample}"]
+    many = world(made.command(tmp_path / "many", *sets), count, FEW)
+    one = world(made.command(tmp_path / "one", *sets), 1, FEW)
+    assert many.wait() == [0] * count, [many.output(rank) for rank in range(count)]
+    assert one.wait() == [0], one.output(0)
+    lines = [
+        [line for line in metrics(tmp_path / run) if line["kind"] in ("valid", "average")] for run in ("many", "one")
+    ]
+    assert len(lines[0]) == 3
+    assert json.dumps(lines[0]) == json.dumps(lines[1])
 
 
 REPORTS = """

@@ -69,16 +69,19 @@ def find_problems(config: Config) -> Iterator[str]:
 
 def _block_problems(config: Config) -> Iterator[str]:
     """Yield a problem for each part without blocks, where runtime options work on blocks."""
-    asked = {"sharding: full": config.runtime.sharding != "none"}
-    asked["activation_checkpointing"] = config.runtime.activation_checkpointing
-    model = config.model
+    model, runtime = config.model, config.runtime
     parts = {"encoder": model.encoder, "decoder": model.decoder}
     if model.second_source is not None:
         parts["second_source.encoder"] = model.second_source.encoder
-    for key in (key for key, is_asked in asked.items() if is_asked):
+    for key, off in {"sharding": "none", "activation_checkpointing": False}.items():
+        if (value := getattr(runtime, key)) == off:
+            continue
         for name, part in parts.items():
             if part is not None and part.name not in ("transformer", *PARTS_WITHOUT_LAYERS):
-                yield f"runtime.{key} works on Transformer blocks, but model.{name} is {part.name}: leave it out"
+                yield (
+                    f"runtime.{key} is {str(value).lower()}, which works on Transformer blocks, but model.{name} is "
+                    f"{part.name}: set runtime.{key} to {str(off).lower()}"
+                )
 
 
 def _sharding_problems(config: Config) -> Iterator[str]:
@@ -86,14 +89,14 @@ def _sharding_problems(config: Config) -> Iterator[str]:
     training, model = config.training, config.model
     full = "runtime.sharding is full"
     if training.adapter is not None:
-        yield f"{full}, and training.adapter trains matrices that fit on every rank: set runtime.sharding to none"
+        yield f"{full}, but the matrices of training.adapter fit on every rank: set runtime.sharding to none"
     if training.optimizer.name == "adafactor":
-        yield f"{full}, but adafactor needs means over whole matrices: use adamw, or set runtime.sharding to none"
+        yield f"{full}, but training.optimizer adafactor needs whole matrices: set training.optimizer to adamw"
     if training.scheduled_sampling.name != "teacher_forcing":
-        yield f"{full}, but training.scheduled_sampling decodes with whole weights: set it to teacher_forcing"
+        yield f"{full}, and samples need whole weights: set training.scheduled_sampling to teacher_forcing"
     for name, part in {"encoder": model.encoder, "decoder": model.decoder}.items():
         if part is not None and part.options.get("layer_drop"):
-            yield f"{full}, so all ranks run the same blocks, but model.{name}.layer_drop skips some: set it to 0"
+            yield f"{full}, so all ranks must run the same blocks: set model.{name}.layer_drop to 0"
 
 
 def _decoder_only_problems(part: Part, needed: str | None, source: str) -> Iterator[str]:

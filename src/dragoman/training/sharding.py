@@ -32,7 +32,7 @@ from dragoman.training.gradient import GradientResult, piece_seed
 def shard_model(model: Seq2Seq, device: torch.device, world_size: int) -> None:
     """Leave each rank its part of every weight; from then on only `loss` computes, on all ranks at once."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
     if scalars:
@@ -44,6 +44,10 @@ def shard_model(model: Seq2Seq, device: torch.device, world_size: int) -> None:
     # The root too: what is left gathered after a pass without gradient would be stale after the next step.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(model, "loss")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # a sum of the gradients, not their mean, which gloo cannot do everywhere
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
 
 
 def compute_sharded_gradient(
@@ -75,8 +79,7 @@ def compute_sharded_gradient(
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 loss = loss_function(batch.to(device))
-            # FSDP takes the mean over ranks, and this is a sum.
-            torch.autograd.backward(loss * (world_size / total_weight if is_own else 0.0))
+            torch.autograd.backward(loss / total_weight if is_own else loss * 0.0)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
