@@ -2,7 +2,8 @@
 
     python -m bench.scaling [--parameters 60522496] [--tokens 65536] [--tokens-per-second 1570000] …
 
-    all-reduce (ring)   2 (n − 1)/n · 4 P bytes through each link        sharded: 3 (n − 1)/n · 4 P: two gathers, one sum
+    all-reduce (ring)   2 (n − 1)/n · 4 P bytes through each link
+    sharded             3 (n − 1)/n · 4 P bytes: weights are gathered twice, gradients summed once
     without overlap     t = step + bytes / speed
     with overlap        t = max(step, step/3 + bytes / speed)            the forward pass is about a third of a step
     efficiency          step / t                                         speed-up = n · efficiency

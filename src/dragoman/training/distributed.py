@@ -243,6 +243,8 @@ class DistributedRanks(RankGroup):
             overlap.assign(set(present))
         else:
             self._all_reduce_gradients(present, weight / sum(weights))
+        if overlap is not None:
+            overlap.end()
         smallest = min(max_areas)
         return GradientResult(sum(losses), int(sum(tokens)), None if math.isinf(smallest) else int(smallest))
 

@@ -110,4 +110,7 @@ class OverlappedReduction:
         """Replace the gradients of the parameters in `present` by the sums."""
         for bucket, (flat, _) in zip(self.buckets, self.sent, strict=True):
             assign_gradients(bucket, flat, present)
+
+    def end(self) -> None:
+        """Free the buckets."""
         self.sent = []

@@ -4,8 +4,8 @@ update       gradient of some batches → clip → optimizer step; skipped if lo
 after_step   every now and then a line of metrics, a validation, a checkpoint
 finish       average the last checkpoints if the config says so, and mark the run as finished
 
-Of several ranks each has its own batches. All take the same steps and keep the same state; rank 0 validates and writes
-while the others wait.
+Of several ranks each has its own batches. All take the same steps and keep the same state, or of a sharded model each a
+part of it; they share the validation, and rank 0 writes (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dragoman.checkpoint import kept_examples, model_folder, streaming
+from dragoman.checkpoint import model_folder
 from dragoman.config import Config, build_model
 from dragoman.core import files
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped
@@ -34,26 +34,16 @@ from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
-from dragoman.training import divergence, replay, sharding
+from dragoman.training import checkpoints, divergence, replay, sharding
 from dragoman.training.averaging import MovingAverage, temporary_weights
 from dragoman.training.distributed import RankGroup
 from dragoman.training.gradient import GradientResult, compute_gradient, optimizer_step
 from dragoman.training.initial_weights import attach_adapter, freeze_parameters, load_backbone, load_initial_weights
 from dragoman.training.prepare import TrainingData
-from dragoman.training.report import Clock, Metrics, Report, ReportKind
+from dragoman.training.report import Clock, Report, ReportKind
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.scheduled_sampling import sample_inputs
-from dragoman.training.state import (
-    PROGRESS,
-    STATE,
-    Progress,
-    read_progress,
-    restore_state,
-    restore_weights,
-    serialize_progress,
-    serialize_state,
-    state_tensors,
-)
+from dragoman.training.state import Progress, read_progress, restore_state, restore_weights
 from dragoman.training.update_batches import group_updates
 from dragoman.training.validation import is_better, validate
 
@@ -247,8 +237,8 @@ class Trainer:
         for group, peak in zip(self.optimizer.param_groups, self.peak_rates, strict=True):
             group["lr"] = peak * factor
         weight = sum(batch.tokens if options.loss_per == "token" else len(batch) for batch in batches)
-        total_weight = self.ranks.start_update(weight)
-        result = self._compute_gradient(batches, total_weight)
+        needs_total = self.is_sharded or self.ranks.overlap is not None
+        result = self._compute_gradient(batches, self.ranks.start_update(weight) if needs_total else weight)
         own_loss = result.loss
         result = self.ranks.reduce_gradient(result, weight, [] if self.is_sharded else self.parameters)
         if result.max_area != progress.max_area:
@@ -421,62 +411,8 @@ class Trainer:
             raise TrainingDiverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
         progress.schedule = self.schedule.state()
         folder = self.run_folder.checkpoints / f"step-{progress.step}"
-        if self.is_sharded:
-            self._write_sharded_checkpoint(folder, is_best)
-        else:
-            self.ranks.broadcast_from_rank0(lambda: self._write_checkpoint(folder, is_best))
+        checkpoints.write_checkpoint(self, folder, is_best)
         return self.report("saved", message=f"saved {folder}")
-
-    def _write_checkpoint(self, folder: Path, is_best: bool) -> None:
-        if self.replay_examples:
-            with self.evaluation_pipeline(self.weights()) as pipeline:
-                self._record_replay_frame(pipeline)
-        self._prepare_folder(folder)
-        extra = serialize_state(self.progress, self.model, self.optimizer, self.average)
-        extra |= kept_examples.to_files(self.data.kept_examples)
-        model_folder.save(folder, self.config, self.weights(), self.data.codec, extra, self.base)
-        self._point_to(folder, is_best)
-
-    def _write_sharded_checkpoint(self, folder: Path, is_best: bool) -> None:
-        """Write a checkpoint on rank 0, which gathers one tensor after another from all ranks."""
-        if self.replay_examples:
-            with self.evaluation_pipeline(self.weights()) as pipeline:
-                self.ranks.broadcast_from_rank0(lambda: self._record_replay_frame(pipeline))
-        self.ranks.broadcast_from_rank0(lambda: self._prepare_folder(folder))
-        weights = sharding.lazy_tensors(self.weights())
-        state = {STATE: sharding.lazy_tensors(state_tensors(self.model, self.optimizer, self.average))}
-        with self.ranks.explain_failures():
-            if self.ranks.is_rank0:
-                extra = {PROGRESS: serialize_progress(self.progress)}
-                extra |= kept_examples.to_files(self.data.kept_examples)
-                streaming.save_model(folder, self.config, weights, self.data.codec, extra, state)
-            else:
-                for x in (*weights.values(), *state[STATE].values()):
-                    x.load()
-        self.ranks.broadcast_from_rank0(lambda: self._point_to(folder, is_best))
-
-    def _record_replay_frame(self, pipeline: Pipeline) -> None:
-        # Before the checkpoint: a process killed between the two repeats both.
-        frame = replay.replay_frame(pipeline, self.replay_examples, self.progress.step)
-        self.run_folder.record(frame, "replay.jsonl")
-
-    def _prepare_folder(self, folder: Path) -> None:
-        self.run_folder.flush_records()
-        if folder.exists():
-            files.remove_folder(folder)
-
-    def _point_to(self, folder: Path, is_best: bool) -> None:
-        self.run_folder.write_pointer("last", folder.name)
-        if is_best:
-            self.run_folder.write_pointer("best", folder.name)
-        self._remove_old_checkpoints()
-
-    def _remove_old_checkpoints(self) -> None:
-        best = model_folder.read_pointer(self.run_folder.path, "best")
-        old = model_folder.list_checkpoints(self.run_folder.path)[: -self.options.keep]
-        for folder in [*old, *self.run_folder.checkpoints.glob("average-*")]:
-            if folder.name != best:
-                files.remove_folder(folder)
 
     def finish(self) -> Iterator[Report]:
         """Validate and save the last step if need be, average checkpoints if asked for, mark the run as finished."""
@@ -485,13 +421,13 @@ class Trainer:
         if self.data.valid is not None and progress.last_validation < progress.step:  # the epochs ended between two
             report, improved = self.validate()
             yield report
-        if not self.ranks.broadcast_from_rank0(self._is_saved):
+        if not self.ranks.broadcast_from_rank0(lambda: checkpoints.is_saved(self)):
             yield self.save_checkpoint(is_best=improved)
         elif improved:  # not saved again: that would first remove the checkpoint, maybe the only one
             self.run_folder.write_pointer("best", f"step-{progress.step}")
         averaged = 0
         if options.average > 1:
-            values, is_kept = self._average_checkpoints()
+            values, is_kept = checkpoints.average_checkpoints(self)
             averaged = int(values["checkpoints"]) if is_kept else 0
             if "loss" in values:
                 yield self.report("validation", values=values)
@@ -504,37 +440,6 @@ class Trainer:
             summary += f", no improvement in {progress.bad_validations} validations"
         text = f"finished at step {progress.step} ({summary}); the model is in {self.run_folder.path}"
         yield self.report("end", message=text)
-
-    def _is_saved(self) -> bool:
-        """Whether the newest checkpoint in the run folder is that of the current step."""
-        return self._checkpoint_names()[-1:] == [f"step-{self.progress.step}"]
-
-    def _checkpoint_names(self) -> list[str]:
-        return [folder.name for folder in model_folder.list_checkpoints(self.run_folder.path)]
-
-    def _average_checkpoints(self) -> tuple[Metrics, bool]:
-        """Average the last checkpoints, saved as best if validation improves: the values, and whether kept."""
-        options, progress = self.options, self.progress
-        names = self.ranks.broadcast_from_rank0(self._checkpoint_names)[-options.average :]
-        values: Metrics = {"kind": "average", "step": progress.step, "checkpoints": len(names)}
-        if len(names) == 1:
-            return values, False
-        mean = model_folder.average_weights([self.run_folder.checkpoints / name for name in names])
-        if self.data.valid is not None:
-            values |= self.validate_weights(mean)
-            self.run_folder.record(values)
-            if not is_better(options.best, values, progress.best_scores, options.validate_metrics):
-                return values, False
-        self.ranks.broadcast_from_rank0(lambda: self._save_average(mean))
-        return values, True
-
-    def _save_average(self, mean: dict[str, torch.Tensor]) -> None:
-        folder = self.run_folder.checkpoints / f"average-{self.progress.step}"
-        if folder.exists():
-            files.remove_folder(folder)
-        extra = kept_examples.to_files(self.data.kept_examples)
-        model_folder.save(folder, self.config, mean, self.data.codec, extra)
-        self.run_folder.write_pointer("best", folder.name)
 
     def _raise_stopped(self, number: int) -> None:
         name = signal.Signals(number).name
