@@ -227,6 +227,24 @@ def test_a_split_or_skipped_update_of_one_rank_is_one_of_all_ranks(tiny, world, 
     assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
 
 
+AFTERWARDS = """
+from dragoman.training.distributed import DistributedRanks
+DistributedRanks.overlap_gradients = lambda self, parameters: None
+"""
+
+
+@pytest.mark.long
+def test_two_ranks_take_the_same_steps_whether_or_not_sums_are_made_during_the_backward_pass(
+    tiny, world, same_end, tmp_path
+):
+    made = tiny("transformer")
+    sets = ["training.accumulate=2", "training.epochs=4", "training.validate_metrics=[exact]"]
+    for run, before in (("during", ""), ("after", AFTERWARDS)):
+        both = world(made.command(tmp_path / run, *sets), 2, FAULTS + before)
+        assert both.wait() == [0, 0], both.output(0) + both.output(1)
+    same_end(tmp_path / "during", tmp_path / "after")
+
+
 # Steps so small that the weights stay as they are: validations of the same weights by another number of ranks.
 STILL = ["training.optimizer={name: sgd, rate: 1.0e-30}", "training.steps=2", "training.validate_every=1"]
 FEW = "from dragoman.training import validation; validation.WINDOW = 4"
