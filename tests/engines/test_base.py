@@ -166,7 +166,9 @@ def test_runtime_options_that_work_on_modules_leave_the_reference(change: dict[s
         model = build_on_meta(name)
         choices = choose_training_engine(model, GPU, options, on_this_machine=False, runtime=runtime)
         assert chosen_engine(choices) == "reference"
-        assert all(f"runtime.{[*change][0]}" in str(blocker) for blocker in choices.values() if blocker is not None)
+        assert all(
+            f"runtime.{next(iter(change))}" in str(blocker) for blocker in choices.values() if blocker is not None
+        )
 
 
 def test_reference_only_leaves_the_reference() -> None:

@@ -95,6 +95,43 @@ def test_a_sharded_run_goes_on_with_another_number_of_ranks_and_unsharded(tiny, 
     assert losses(metrics(run)) == pytest.approx(losses(metrics(plain)), abs=1e-5)
 
 
+HALVES = """
+from dragoman.core.registry import Part
+from dragoman.core.types import Batch
+from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.training import distributed, sharding
+from dragoman.training.state import state_tensors
+parts = Part("transformer", {"layers": 2, "heads": 2})
+with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
+    torch.manual_seed(1)
+    model = Seq2Seq(40, 40, width=16, encoder=parts, decoder=parts, tie="all")
+    whole = {name: p.numel() for name, p in model.named_parameters()}
+    sharding.shard_model(model, torch.device("cpu"), 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ids = torch.randint(4, 40, (3, 6))
+    batch, seen = Batch(ids, torch.full((3,), 6), ids, torch.full((3,), 6)), []
+    for step in range(2):
+        model.loss(batch).backward()
+        optimizer.step()
+    size = lambda tensors: sum(sharding.local_part(x).numel() for x in tensors)
+    assert {name: p.numel() for name, p in model.named_parameters()} == whole  # the sizes of whole ones
+    half = sum(whole.values()) // 2
+    assert size(model.parameters()) == half
+    assert size(p.grad for p in model.parameters()) == half
+    moments = [x for name, x in state_tensors(model, optimizer, None).items() if not name.endswith("step")]
+    assert size(moments) == 2 * half
+    gathered = {name: sharding.gather_tensor(p).numel() for name, p in model.named_parameters()}
+    assert gathered == whole
+sys.exit()
+"""
+
+
+@pytest.mark.long
+def test_each_rank_keeps_half_of_weights_gradients_and_optimizer_state(world):
+    both = world([], 2, HALVES)
+    assert both.wait() == [0, 0], both.output(0) + both.output(1)
+
+
 # -- what cannot be done -----------------------------------------------------------------------------------------------
 
 TOO_LARGE = """
