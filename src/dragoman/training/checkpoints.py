@@ -50,16 +50,16 @@ def _write_sharded(trainer: Trainer, folder: Path, is_best: bool) -> None:
         with trainer.evaluation_pipeline(trainer.weights()) as pipeline:
             ranks.broadcast_from_rank0(lambda: _record_replay_frame(trainer, pipeline))
     ranks.broadcast_from_rank0(lambda: _make_place(trainer, folder))
-    weights = sharding.lazy_tensors(trainer.weights())
-    state = sharding.lazy_tensors(state_tensors(trainer.model, trainer.optimizer, trainer.average))
+    weights, state = trainer.weights(), state_tensors(trainer.model, trainer.optimizer, trainer.average)
     with ranks.explain_failures():
         if ranks.is_rank0:
             extra = {PROGRESS: serialize_progress(trainer.progress)}
             extra |= kept_examples.to_files(trainer.data.kept_examples)
-            streaming.save_model(folder, trainer.config, weights, trainer.data.codec, extra, {STATE: state})
+            lazy_weights, lazy_state = sharding.lazy_tensors(weights), sharding.lazy_tensors(state)
+            streaming.save_model(folder, trainer.config, lazy_weights, trainer.data.codec, extra, {STATE: lazy_state})
         else:
             for x in (*weights.values(), *state.values()):
-                x.load()
+                sharding.gather_tensor(x)
     ranks.broadcast_from_rank0(lambda: _point_to(trainer, folder, is_best))
 
 

@@ -135,7 +135,7 @@ def copy_whole(weights: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 def lazy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    """Tensors that are gathered on the CPU when they are written; ranks that do not write load them all the same."""
+    """Tensors that are gathered on the CPU when they are written; the other ranks gather them in the same order."""
     return {name: LazyTensor(tuple(x.shape), partial(_gather_on_cpu, x)) for name, x in tensors.items()}
 
 
