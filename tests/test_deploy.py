@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,6 +164,11 @@ def test_a_ray_job_is_the_same_command_on_ray(tmp_path: Path) -> None:
     ]
 
 
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
+
+
 TINY = """
 data: {{train: {folder}/train.tsv, valid: {folder}/train.tsv}}
 tokenizer: {{source: characters}}
@@ -176,17 +182,17 @@ runtime: {{device: cpu, threads: 1}}
 
 
 @pytest.mark.long
-def test_the_script_of_slurm_trains_on_two_machines(tmp_path: Path) -> None:
-    """Two machines are two torchruns here: srun starts its command twice."""
+def test_the_script_of_slurm_trains_on_two_ranks(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "srun").write_text('#!/bin/bash\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n')
     (programs / "torchrun").write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
-    for name in ("srun", "torchrun"):
-        (programs / name).chmod(0o755)
+    (programs / "torchrun").chmod(0o755)
     (tmp_path / "train.tsv").write_text("".join(f"{'ab' * (i % 4 + 1)}\t{'ba' * (i % 4 + 1)}\n" for i in range(40)))
     (tmp_path / "c.yaml").write_text(TINY.format(folder=tmp_path))
-    variables = {"SLURM_JOB_NODELIST": "two", "SLURM_NNODES": "2", "SLURM_JOB_ID": str(os.getpid())}
+    variables = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+    variables["SLURM_JOB_ID"] = str(
+        next(number for number in range(os.getpid(), 10**7) if is_free(20000 + number % 10000))
+    )
     run_script(DEPLOY / "slurm/train.sbatch", tmp_path, ["c.yaml", "run"], OMP_NUM_THREADS="1", **variables)
     assert (tmp_path / "run/finished").read_text() == "6\n"
     assert '"ranks": 2' in (tmp_path / "run/env.json").read_text()
