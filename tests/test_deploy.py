@@ -38,7 +38,7 @@ DIRECTIVES = {
     "output": r"[\w%.-]+",
 }
 FAKES = {
-    "scontrol": 'printf "%s\\n" 127.0.0.1 127.0.0.2',
+    "scontrol": "for i in 1 2 3; do echo 127.0.0.$i; sleep 0.01; done",
     "srun": '"$@"',
     "torchrun": 'printf "%s\\n" torchrun "$@"',
     "dragoman": 'printf "%s\\n" dragoman "$@"',
@@ -182,14 +182,17 @@ runtime: {{device: cpu, threads: 1}}
 
 
 @pytest.mark.long
-def test_the_script_of_slurm_trains_on_two_ranks(tmp_path: Path) -> None:
+def test_the_script_of_slurm_trains_on_two_machines(tmp_path: Path) -> None:
+    """Two machines are two torchruns here: srun starts its command twice."""
     programs = tmp_path / "bin"
     programs.mkdir()
+    (programs / "srun").write_text('#!/bin/bash\n"$@" & first=$!\n"$@" & second=$!\nwait $first && wait $second\n')
     (programs / "torchrun").write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
-    (programs / "torchrun").chmod(0o755)
+    for name in ("srun", "torchrun"):
+        (programs / name).chmod(0o755)
     (tmp_path / "train.tsv").write_text("".join(f"{'ab' * (i % 4 + 1)}\t{'ba' * (i % 4 + 1)}\n" for i in range(40)))
     (tmp_path / "c.yaml").write_text(TINY.format(folder=tmp_path))
-    variables = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+    variables = {"SLURM_JOB_NODELIST": "two", "SLURM_NNODES": "2"}
     variables["SLURM_JOB_ID"] = str(
         next(number for number in range(os.getpid(), 10**7) if is_free(20000 + number % 10000))
     )
