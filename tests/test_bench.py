@@ -232,3 +232,17 @@ def numbers(value: Any) -> list[float]:
         inside = value.values() if isinstance(value, dict) else value
         return [number for item in inside for number in numbers(item)]
     return [value] if isinstance(value, float) else []
+
+
+def test_the_model_of_scaling_agrees_with_hand_counting_and_with_its_page(bench):
+    scaling = bench("scaling")
+    assert scaling.moved_bytes(1000, 4) == 2 * 3 / 4 * 4000
+    assert scaling.moved_bytes(1000, 4, is_sharded=True) == 3 * 3 / 4 * 4000
+    assert scaling.efficiency(3.0, 1.0, overlaps=False) == 0.75
+    assert scaling.efficiency(3.0, 1.0, overlaps=True) == 1.0  # hidden behind two thirds of the step
+    assert scaling.efficiency(3.0, 5.0, overlaps=True) == 0.5
+    page = (Path(__file__).parents[1] / "docs/scaling.md").read_text()
+    for between in (400e9, 12.5e9):
+        cluster = scaling.Cluster(8, 450e9, between, 0.8)
+        lines = scaling.table(60_522_496, 65_536 / 1.57e6, cluster, [2, 4, 8, 16, 32, 64])
+        assert "\n".join(lines) in page

@@ -24,6 +24,7 @@ TINY = ["data.train=a.tsv", "model.width=8", "tokenizer.source=characters"]
 ONE = ["model.encoder=none", "model.decoder.source=prefix"]
 HEAD = ["model.decoder=null"]
 APART = ["tokenizer.joint=false", "model.tie=none"]
+FULL = "runtime.sharding=full"
 SHAPES = {
     "encoder-decoder": [],
     "denoising": ["training.objective=denoising"],
@@ -85,6 +86,12 @@ REFUSED = {
     ],
     "model.decoder.source is prefix, so the decoder": ["model.decoder.source=prefix"],
     "model.encoder is none, so the decoder": ["model.encoder=none"],
+    "runtime.sharding is full, which works on": [FULL, "model.encoder=rnn"],
+    "activation_checkpointing is true, which works on": ["runtime.activation_checkpointing=true", "model.decoder=conv"],
+    "runtime.sharding is full, but the matrices of": [FULL, "training.adapter=lora", "training.start_from=a"],
+    "runtime.sharding is full, but training.optimizer adafactor": [FULL, "training.optimizer=adafactor"],
+    "runtime.sharding is full, and samples": [FULL, "training.scheduled_sampling=linear"],
+    "runtime.sharding is full, so all ranks": [FULL, "model.decoder.layer_drop=0.1"],
 }
 
 

@@ -159,6 +159,18 @@ def test_training_options_decide_the_engine(change: dict[str, Any]) -> None:
     assert chosen_engine(choices) == ("fused_transformer" if "r_drop" in change else "reference")
 
 
+@pytest.mark.parametrize("change", [{"sharding": "full"}, {"activation_checkpointing": True}], ids=str)
+def test_runtime_options_that_work_on_modules_leave_the_reference(change: dict[str, Any]) -> None:
+    runtime, options = configs.RuntimeOptions().model_copy(update=change), configs.TrainingOptions()
+    for name in ("transformer", "rnn"):
+        model = build_on_meta(name)
+        choices = choose_training_engine(model, GPU, options, on_this_machine=False, runtime=runtime)
+        assert chosen_engine(choices) == "reference"
+        assert all(
+            f"runtime.{next(iter(change))}" in str(blocker) for blocker in choices.values() if blocker is not None
+        )
+
+
 def test_reference_only_leaves_the_reference() -> None:
     report = report_engines(
         build("transformer"),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from bench import letters
+from tests.training.rank_processes import World
 
 from dragoman import config as configs
 from dragoman.config import Config
@@ -197,6 +198,19 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     for command in made.started:
         if command.running:
             command.kill()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def start(arguments: list[str], count: int = 2, before: str = "") -> World:
+        made.append(World(tmp_path, arguments, count, before))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
 
 
 # -- what a run left ---------------------------------------------------------------------------------------------------

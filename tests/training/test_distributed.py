@@ -7,24 +7,20 @@ the variables that torchrun sets, so that a test can kill each of them. One test
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
+from tests.training.rank_processes import DEADLINE, progress, reached, weights
 from torch.testing import assert_close
 
 from dragoman import training
@@ -33,21 +29,7 @@ from dragoman.training import prepare
 from dragoman.training.tokenizer_learning import load_or_learn_codec
 from dragoman.training.update_batches import group_updates
 
-DEADLINE = 60.0
 SLACK = 20.0  # seconds that a busy machine may add to a timeout; far from the 600 of a run that asks for none
-
-PROGRAM = """
-import os, sys
-words = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-os.dup2(words, 1), os.dup2(words, 2)
-os.environ.update(environment)
-import torch
-torch.set_num_threads(1)
-exec(before)
-sys.argv = ["dragoman", *arguments]
-from dragoman.cli.main import main
-main()
-"""
 
 DOUBLE = "torch.set_default_dtype(torch.float64)"
 
@@ -67,90 +49,6 @@ if os.environ["RANK"] == "1":
         return found
     Seq2Seq.loss = loss
 """
-
-
-class World:
-    """The ranks of one training, as processes."""
-
-    def __init__(self, folder: Path, arguments: list[str], count: int, before: str = "") -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.words = [folder / f"words-{port}-{rank}" for rank in range(count)]
-        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.ranks: list[BaseProcess] = []
-        for rank, words in enumerate(self.words):
-            names = {
-                "words": str(words),
-                "environment": shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                "arguments": arguments,
-                "before": before,
-            }
-            process = multiprocessing.get_context("forkserver").Process(
-                target=exec, args=(PROGRAM, names | {"__name__": "rank"})
-            )
-            process.start()
-            self.ranks.append(process)
-
-    def output(self, rank: int) -> str:
-        return self.words[rank].read_text() if self.words[rank].exists() else ""
-
-    def send(self, rank: int, number: int) -> None:
-        pid = self.ranks[rank].pid
-        assert pid is not None
-        os.kill(pid, number)
-
-    def wait(self, *ranks: int, seconds: float = DEADLINE) -> list[int | None]:
-        """The exit codes of some ranks, or of all."""
-        end = time.monotonic() + seconds
-        for rank in ranks or range(len(self.ranks)):
-            self.ranks[rank].join(max(0.0, end - time.monotonic()))
-            assert self.ranks[rank].exitcode is not None, f"rank {rank} is still running:\n{self.output(rank)}"
-        return [self.ranks[rank].exitcode for rank in ranks or range(len(self.ranks))]
-
-    def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + DEADLINE
-        while not true():
-            assert time.monotonic() < end, [self.output(rank) for rank in range(len(self.ranks))]
-            assert all(process.is_alive() for process in self.ranks), [self.output(r) for r in range(len(self.ranks))]
-            time.sleep(0.005)
-
-    def end(self) -> None:
-        for process in self.ranks:
-            process.kill()
-            process.join()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def start(arguments: list[str], count: int = 2, before: str = "") -> World:
-        made.append(World(tmp_path, arguments, count, before))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
-
-
-def reached(run: Path) -> int:
-    """The last step that metrics.jsonl speaks of; its last line may be half written."""
-    try:
-        lines = (run / "metrics.jsonl").read_text().split("\n")
-    except FileNotFoundError:
-        return 0
-    return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    last = (run / "last").read_text().strip()
-    return safetensors.torch.load_file(run / "checkpoints" / last / "model.safetensors")
-
-
-def progress(run: Path) -> dict[str, Any]:
-    last = (run / "last").read_text().strip()
-    return json.loads((run / "checkpoints" / last / "training.json").read_text())
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
@@ -194,9 +92,9 @@ SAME = {
 
 # Two ranks, three parameters: one that both use, one that only the second uses, one that none uses.
 BY_HAND = """
-from dragoman.training import distributed
+from dragoman.training import distributed, gradient_buckets
 from dragoman.training.gradient import GradientResult
-distributed.BUCKET_SIZE = 1
+gradient_buckets.BUCKET_SIZE = 1
 rank = int(os.environ["RANK"])
 with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
     a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=kind)) for kind in (torch.float32, torch.float64, torch.float32))
@@ -228,6 +126,70 @@ sys.exit()
 def test_gradients_are_weighted_by_tokens_and_what_no_rank_used_has_none(world):
     both = world([], 2, BY_HAND)
     assert both.wait() == [0, 0], both.output(0) + both.output(1)
+
+
+# Sums made during the backward pass, against those of whole gradients that are collected afterwards. Of the parameters,
+# rank 0 does not use one, and nobody uses another; update 1 has two passes; in update 2 the last rank starts again.
+OVERLAPPED = """
+from dragoman.training import distributed, gradient_buckets
+from dragoman.training.gradient import GradientResult
+gradient_buckets.BUCKET_SIZE = 40
+rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(3)
+layers = [torch.nn.Linear(6, 6) for _ in range(6)]
+parameters = [p for layer in layers for p in layer.parameters()]
+def backward():
+    x = torch.randn(4, 6)
+    for number, layer in enumerate(layers):
+        if number != 0 and (number != 2 or rank != 0):
+            x = torch.tanh(layer(x))
+    x.pow(2).sum().backward()
+with distributed.join_ranks(torch.device("cpu"), 30) as ranks:
+    ranks.overlap_gradients(parameters)
+    torch.manual_seed(100 + rank)
+    for update in range(4):
+        for p in parameters:
+            p.grad = None
+        weight = [4, 12, 0, 5][rank]
+        assert ranks.start_update(weight) == sum([4, 12, 0, 5][:n])
+        failed = update == 2 and rank == n - 1
+        if update == 1:
+            backward()
+            assert not ranks.overlap.sent
+        ranks.overlap.arm()
+        backward()
+        whole = [set(bucket) & {p for p in parameters if p.grad is None} == set() for bucket in ranks.overlap.buckets]
+        filled = (whole + [False]).index(False)
+        assert len(ranks.overlap.sent) == filled >= 6, (filled, len(ranks.overlap.sent))  # while the pass was under way
+        if failed:
+            ranks.overlap.invalidate()
+            for p in parameters:
+                p.grad = None
+            ranks.overlap.arm()
+            backward()
+            assert len(ranks.overlap.sent) == filled
+        own = [None if p.grad is None else p.grad.clone() for p in parameters]
+        result = ranks.reduce_gradient(GradientResult(1.0, weight, None), weight, parameters)
+        assert result.tokens == sum([4, 12, 0, 5][:n])
+        everyones = ranks.all_gather(own)
+        for number, p in enumerate(parameters):
+            parts = [g[number] for g in everyones]
+            if all(g is None for g in parts):
+                assert p.grad is None
+                continue
+            shares = [w / result.tokens for w in [4, 12, 0, 5][:n]]
+            expected = sum(g * share for g, share in zip(parts, shares) if g is not None)
+            if n == 2:
+                assert torch.equal(p.grad, expected), (update, number)
+            assert torch.allclose(p.grad, expected, rtol=0, atol=1e-6), (update, number)
+sys.exit()
+"""
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sums_made_during_the_backward_pass_are_those_of_whole_gradients(count, world):
+    ranks = world([], count, OVERLAPPED)
+    assert ranks.wait() == [0] * count, [ranks.output(rank) for rank in range(count)]
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -263,6 +225,45 @@ def test_a_split_or_skipped_update_of_one_rank_is_one_of_all_ranks(tiny, world, 
     assert progress(tmp_path / "run")["max_area"] is not None  # saved by the first rank, for all
     recorded = [line["step"] for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert recorded == [1, 2, *range(4, 13)]  # of a skipped update there is nothing to record
+
+
+AFTERWARDS = """
+from dragoman.training.distributed import DistributedRanks
+DistributedRanks.overlap_gradients = lambda self, parameters: None
+"""
+
+
+@pytest.mark.long
+def test_two_ranks_take_the_same_steps_whether_or_not_sums_are_made_during_the_backward_pass(
+    tiny, world, same_end, tmp_path
+):
+    made = tiny("transformer")
+    sets = ["training.accumulate=2", "training.epochs=4", "training.validate_metrics=[exact]"]
+    for run, before in (("during", ""), ("after", AFTERWARDS)):
+        both = world(made.command(tmp_path / run, *sets), 2, FAULTS + before)
+        assert both.wait() == [0, 0], both.output(0) + both.output(1)
+    same_end(tmp_path / "during", tmp_path / "after")
+
+
+# Steps so small that the weights stay as they are: validations of the same weights by another number of ranks.
+STILL = ["training.optimizer={name: sgd, rate: 1.0e-30}", "training.steps=2", "training.validate_every=1"]
+FEW = "from dragoman.training import validation; validation.WINDOW = 4"
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_validation_does_not_depend_on_the_number_of_ranks(count, tiny, world, metrics, tmp_path):
+    made = tiny("transformer")
+    sets = [*STILL, "training.validate_metrics=[exact, per, chrf]", "training.batch_tokens=60", "training.average=2"]
+    sets += ["training.save_every=1", "training.validate_generation={search: sample}"]
+    many = world(made.command(tmp_path / "many", *sets), count, FEW)
+    one = world(made.command(tmp_path / "one", *sets), 1, FEW)
+    assert many.wait() == [0] * count, [many.output(rank) for rank in range(count)]
+    assert one.wait() == [0], one.output(0)
+    lines = [
+        [line for line in metrics(tmp_path / run) if line["kind"] in ("valid", "average")] for run in ("many", "one")
+    ]
+    assert len(lines[0]) == 3
+    assert json.dumps(lines[0]) == json.dumps(lines[1])
 
 
 REPORTS = """

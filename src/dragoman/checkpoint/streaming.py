@@ -40,21 +40,31 @@ class LazyTensor(NamedTuple):
 
 
 def save_model(
-    folder: Path, config: Config, weights: Mapping[str, LazyTensor], codec: Codec, extra: Mapping[str, bytes]
+    folder: Path,
+    config: Config,
+    weights: Mapping[str, LazyTensor],
+    codec: Codec,
+    extra: Mapping[str, bytes],
+    state: Mapping[str, Mapping[str, LazyTensor]] = {},
 ) -> None:
-    """Write a model folder atomically, its weights in float32 and one at a time; `extra` are further files."""
+    """Write a model folder atomically, its weights in float32 and one at a time; `extra` are further files.
+
+    `state` are further safetensors files, which are written in the same way, after the weights.
+    """
     contents = {"config.yaml": config.to_yaml().encode(), **codec.to_files(), **extra}
-    size = sum(map(len, contents.values())) + 4 * sum(math.prod(x.shape) for x in weights.values())
-    with files.new_folder(folder, size) as temporary:
+    large = {WEIGHTS: weights, **state}
+    numbers = sum(math.prod(x.shape) for tensors in large.values() for x in tensors.values())
+    with files.new_folder(folder, sum(map(len, contents.values())) + 4 * numbers) as temporary:
         entries = {name: describe_file(data) for name, data in contents.items()}
-        entries[WEIGHTS] = write_weights(temporary / WEIGHTS, weights)
+        for name, tensors in large.items():
+            entries[name] = write_weights(temporary / name, tensors, check_finite=name == WEIGHTS)
         for name, data in {**contents, "manifest.json": sign_entries(entries)}.items():
             (temporary / name).write_bytes(data)
         for path in temporary.iterdir():
             files.flush_to_disk(path)
 
 
-def write_weights(path: Path, weights: Mapping[str, LazyTensor]) -> FileEntry:
+def write_weights(path: Path, weights: Mapping[str, LazyTensor], check_finite: bool = True) -> FileEntry:
     """Write a safetensors file in float32; returns its size and SHA-256."""
     header: dict[str, object] = {}
     end = 0
@@ -75,7 +85,7 @@ def write_weights(path: Path, weights: Mapping[str, LazyTensor]) -> FileEntry:
             flat = values.detach().reshape(-1)
             for start in range(0, flat.numel(), CHUNK_VALUES):
                 part = flat[start : start + CHUNK_VALUES].to(torch.float32).contiguous()
-                if not torch.isfinite(part).all():
+                if check_finite and not torch.isfinite(part).all():
                     raise ModelError(f"{name}: has values that are not finite; the file it comes from is damaged")
                 data = part.numpy().tobytes()
                 digest.update(data)

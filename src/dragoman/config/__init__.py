@@ -16,7 +16,7 @@ from dragoman.config.building import (
 from dragoman.config.checks import validate
 from dragoman.config.loading import LoadedConfig, explain_origins, list_presets, load
 from dragoman.config.rehearsal import rehearse
-from dragoman.config.schema import Backbone, Config, TokenizerOptions, TrainingOptions
+from dragoman.config.schema import Backbone, Config, RuntimeOptions, TokenizerOptions, TrainingOptions
 
 __all__ = [
     "NEEDS_MEMORY",
@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "LoadedConfig",
     "ModelTooLarge",
+    "RuntimeOptions",
     "TokenizerOptions",
     "TrainingOptions",
     "build_codec",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # How a decoder-only model reads its source, and what an objective needs each for.
 PREFIXES = {"prefix": "reads from left to right only", "full_prefix": "sees words from both sides"}
+PARTS_WITHOUT_LAYERS = ("none", "identity")
 MAX_SOURCE_TOKENS = 256  # of a text, where a config does not set data.max_source
 
 
@@ -61,6 +62,41 @@ def find_problems(config: Config) -> Iterator[str]:
         yield "model.encoder is none, so the decoder must read the source itself: set model.decoder.source to prefix"
     yield from _second_source_problems(config, objective, source)
     yield from _position_problems(config, objective, source)
+    yield from _block_problems(config)
+    if config.runtime.sharding != "none":
+        yield from _sharding_problems(config)
+
+
+def _block_problems(config: Config) -> Iterator[str]:
+    """Yield a problem for each part without blocks, where runtime options work on blocks."""
+    model, runtime = config.model, config.runtime
+    parts = {"encoder": model.encoder, "decoder": model.decoder}
+    if model.second_source is not None:
+        parts["second_source.encoder"] = model.second_source.encoder
+    for key, off in {"sharding": "none", "activation_checkpointing": False}.items():
+        if (value := getattr(runtime, key)) == off:
+            continue
+        for name, part in parts.items():
+            if part is not None and part.name not in ("transformer", *PARTS_WITHOUT_LAYERS):
+                yield (
+                    f"runtime.{key} is {str(value).lower()}, which works on Transformer blocks, but model.{name} is "
+                    f"{part.name}: set runtime.{key} to {str(off).lower()}"
+                )
+
+
+def _sharding_problems(config: Config) -> Iterator[str]:
+    """Yield what needs whole weights on every rank, or would let the ranks run different blocks."""
+    training, model = config.training, config.model
+    full = "runtime.sharding is full"
+    if training.adapter is not None:
+        yield f"{full}, but the matrices of training.adapter fit on every rank: set runtime.sharding to none"
+    if training.optimizer.name == "adafactor":
+        yield f"{full}, but training.optimizer adafactor needs whole matrices: set training.optimizer to adamw"
+    if training.scheduled_sampling.name != "teacher_forcing":
+        yield f"{full}, and samples need whole weights: set training.scheduled_sampling to teacher_forcing"
+    for name, part in {"encoder": model.encoder, "decoder": model.decoder}.items():
+        if part is not None and part.options.get("layer_drop"):
+            yield f"{full}, so all ranks must run the same blocks: set model.{name}.layer_drop to 0"
 
 
 def _decoder_only_problems(part: Part, needed: str | None, source: str) -> Iterator[str]:

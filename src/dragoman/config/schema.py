@@ -224,6 +224,8 @@ class RuntimeOptions(Options):
     engine: Literal["auto", "reference"] = "auto"  # reference: the equations of nn/ and search/, nothing faster
     precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of searching; training has its own
     workers: PositiveInt | None = None  # processes that search on a CPU; null: as many as pay
+    sharding: Literal["none", "full"] = "none"  # full: each rank keeps a part of weights, gradients, optimizer state
+    activation_checkpointing: bool = False  # compute a block's activations again in the backward pass
     tensorboard: bool = False  # event files beside metrics.jsonl
 
     @model_validator(mode="before")

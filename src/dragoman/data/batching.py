@@ -346,8 +346,13 @@ def _stored_pair(store: TokenStore, row: int) -> tuple[Ids, Ids]:
     return store.sources[row], store.targets[row]
 
 
-def validation_batches(store: TokenStore, tokens: int, objective: Objective = Pairs()) -> Iterator[Batch]:
-    """Every row once, short rows first, without sampling and with the same noise each time; `lines` are row numbers."""
+def validation_batches(
+    store: TokenStore, tokens: int, objective: Objective = Pairs(), rank: int = 0, ranks: int = 1
+) -> Iterator[Batch]:
+    """Every row once, short rows first, without sampling and with the same noise each time; `lines` are row numbers.
+
+    The batches do not depend on the number of ranks, which take turns.
+    """
     source, target = objective.max_lengths(*store.lengths(np.arange(len(store))))
 
     def make_row(row: int) -> TrainingRow:
@@ -355,6 +360,6 @@ def validation_batches(store: TokenStore, tokens: int, objective: Objective = Pa
         made = TrainingRow(*pair) if objective.is_identity else objective(*pair, np.random.default_rng(row))
         return made._replace(second_source=None if store.second_sources is None else store.second_sources[row])
 
-    for rows in _split_by_length(source, target + 1, np.arange(len(store)), tokens, None):
+    for rows in _split_by_length(source, target + 1, np.arange(len(store)), tokens, None)[rank::ranks]:
         numbers: list[int] = rows.tolist()
         yield collate([make_row(row) for row in numbers], numbers)

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from dragoman.config import Config, TrainingOptions, build_meta_model
+from dragoman.config import Config, RuntimeOptions, TrainingOptions, build_meta_model
 from dragoman.core.generation import GenerationOptions, fields_of
 from dragoman.core.types import Hypothesis
 from dragoman.data.objectives import objectives
@@ -137,6 +137,7 @@ def report_engines(
     *,
     decoding: DecodingRequest,
     training: TrainingOptions | None = None,
+    runtime: RuntimeOptions | None = None,
     reference_only: bool = False,
     on_this_machine: bool = True,
 ) -> EngineReport:
@@ -146,7 +147,9 @@ def report_engines(
     """
     return EngineReport(
         device.type,
-        {} if training is None else choose_training_engine(model, device, training, reference_only, on_this_machine),
+        {}
+        if training is None
+        else choose_training_engine(model, device, training, reference_only, on_this_machine, runtime),
         choose_decoding_engine(model, device, precision, decoding, reference_only, on_this_machine),
         list(_notes(model, device, precision, on_this_machine)),
     )
@@ -168,6 +171,7 @@ def report_config(
         device,
         precision or config.runtime.precision,
         training=config.training if with_training else None,
+        runtime=config.runtime,
         decoding=DecodingRequest.from_options(config.generation, continues_text=continues_text),
         reference_only=reference_only or config.runtime.engine == "reference",
         on_this_machine=on_this_machine,
@@ -202,8 +206,9 @@ def choose_training_engine(
     options: TrainingOptions,
     reference_only: bool = False,
     on_this_machine: bool = True,
+    runtime: RuntimeOptions | None = None,
 ) -> EngineChoices:
-    blocker = NOT_ALLOWED if reference_only else None
+    blocker = NOT_ALLOWED if reference_only else None if runtime is None else _runtime_blocker(runtime)
     if options.adapter is not None:
         blocker = blocker or "an adapter is trained (training.adapter), which only the model's own modules compute"
     if not isinstance(model, Seq2Seq):
@@ -221,11 +226,24 @@ def choose_training_engine(
     )
 
 
+def _runtime_blocker(runtime: RuntimeOptions) -> str | None:
+    """Why only the model's own modules train with these options; None: engines may."""
+    if runtime.sharding != "none":
+        return "runtime.sharding gathers the weights of a block when its module runs"
+    if runtime.activation_checkpointing:
+        return "runtime.activation_checkpointing runs each block's module a second time"
+    return None
+
+
 def open_training_engine(
-    model: Seq2Seq, device: torch.device, options: TrainingOptions, reference_only: bool = False
+    model: Seq2Seq,
+    device: torch.device,
+    options: TrainingOptions,
+    reference_only: bool = False,
+    runtime: RuntimeOptions | None = None,
 ) -> tuple[GraphStep | None, EngineChoices]:
     """Set up the engine that trains a model: return its graph step, if it is one, and the choice."""
-    choices = choose_training_engine(model, device, options, reference_only)
+    choices = choose_training_engine(model, device, options, reference_only, runtime=runtime)
     chosen = chosen_engine(choices)
     if chosen == "rnn_graph":
         model.decoder.step_loop = CapturedLoop(model.decoder)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
@@ -155,6 +156,7 @@ class TransformerStack(nn.Module):
         blocks = [TransformerBlock(d, d_memory, config) for _ in range(distinct)]
         self.blocks = nn.ModuleList(blocks * (layers // distinct))
         self.norm = norms.build(config.norm, d) if config.norm_order == "pre" else None
+        self.activation_checkpointing = False  # keep only each block's input, and compute the rest again when needed
 
     def position_scheme(self, layer: int) -> PositionScheme:
         """The position scheme of a layer; all layers share one unless the scheme has parameters per layer."""
@@ -185,7 +187,10 @@ class TransformerStack(nn.Module):
         for block, position in self.layers():
             if self.training and self.layer_drop > 0 and torch.rand(()) < self.layer_drop:
                 continue  # this layer is dropped in this pass (Fan et al. 2020)
-            x = block(x, mask, position, memory, cross_mask)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, mask, position, memory, cross_mask, use_reentrant=False)
+            else:
+                x = block(x, mask, position, memory, cross_mask)
         return x if self.norm is None else self.norm(x, mask.real)
 
     def packing_blocker(self) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.checkpoint.model_folder import saved_weights
+from dragoman.training.sharding import local_part, shard_like
 
 
 class MovingAverage:
@@ -46,4 +47,4 @@ def temporary_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterat
 def copy_weights(weights: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
     """Overwrite tensors in place with those of the same names."""
     for name, x in into.items():
-        x.copy_(weights[name])
+        local_part(x).copy_(local_part(shard_like(weights[name], x)))

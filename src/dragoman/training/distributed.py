@@ -2,15 +2,17 @@
 
     g = Σ_r n_r g_r / Σ_r n_r        g_r: the gradient of rank r's batches, a mean over their n_r tokens (or sentences)
 
-n_r g_r is a sum over tokens, so g does not depend on the number of ranks. Gradients are all-reduced after the backward
-pass, in flat buckets, and not by torch's DistributedDataParallel (docs/architecture.md says why). So communication does
-not overlap with the backward pass: 260 MB per update for a Transformer-base.
+n_r g_r is a sum over tokens, so g does not depend on the number of ranks. Gradients are all-reduced in flat buckets
+while the backward pass computes the next ones (gradient_buckets.py), and not by torch's DistributedDataParallel
+(docs/architecture.md says why). Where that is not possible (a captured step has no hooks; a rank had to split a batch),
+they are all-reduced after the backward pass.
 
-    update         all-gather of a few numbers (loss, tokens, signals) → gradient buckets → the same optimizer step
-    rank 0         prepares, validates, saves and logs; the others wait for its result, as long as it is alive
+    update         n_r → backward pass with gradient buckets → a few numbers (loss, tokens, signals) → optimizer step
+    validation     every rank computes its share; the values are put together in the order of one rank
+    rank 0         prepares, saves and logs; the others wait for its result, as long as it is alive
     heartbeat.py   every rank sends heartbeats; one that stops is named, and all end
 
-Only this file imports torch.distributed, and only with several ranks.
+Only this file and sharding.py import torch.distributed, and only with several ranks.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ from torch import Tensor, nn
 
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped, UserError
 from dragoman.training.gradient import GradientResult
+from dragoman.training.gradient_buckets import (
+    OverlappedReduction,
+    assign_gradients,
+    flatten_gradients,
+    split_buckets,
+)
 from dragoman.training.heartbeat import EXIT_SECONDS, RESTART_HINT, HeartbeatMonitor, format_ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-BUCKET_SIZE = 1 << 23  # numbers reduced at once: 32 MB of float32, large for the network, small beside the model
 
 T = TypeVar("T")
 StopSignal = Callable[[], int | None]  # the number of the signal that asks for a stop, if one came
@@ -58,11 +64,28 @@ class RankGroup:
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
 
+    def overlap_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on, all-reduce the gradients of these parameters during the last backward pass of an update."""
+
+    def start_update(self, weight: int) -> int:
+        """Announce what the gradient of this rank will count in an update; returns the sum over all ranks."""
+        return weight
+
+    @property
+    def overlap(self) -> OverlappedReduction | None:
+        """The reduction to arm before the last backward pass of an update, if gradients overlap with it."""
+        return None
+
     def reduce_gradient(
         self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
     ) -> GradientResult:
         """Average the gradients of all ranks, weighted by `weight`, and sum their losses and tokens."""
         return result
+
+    @contextmanager
+    def explain_failures(self) -> Iterator[None]:
+        """Turn a failure of the connection inside the block into an error that names the lost rank."""
+        yield
 
     def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
         """Turn the stop signal of this process into one that is the same on all ranks."""
@@ -74,6 +97,10 @@ class RankGroup:
 
     def all_gather(self, value: T) -> list[T]:
         """A small value of every rank, in their order."""
+        return [value]
+
+    def gather_when_ready(self, value: T) -> list[T]:
+        """A value of every rank, as JSON can hold it, in their order; a rank may take any time to have it."""
         return [value]
 
 
@@ -116,7 +143,8 @@ class DistributedRanks(RankGroup):
         self.rank, self.world_size, self.dist = rank, world_size, torch.distributed
         dist: Any = torch.distributed  # parts of its interface are untyped
         self._device = select_rank_device(device)
-        self._broadcasts = self._signal = 0
+        self._broadcasts = self._gathers = self._signal = 0
+        self._overlap: OverlappedReduction | None = None
         self._own_signal: StopSignal = lambda: None
         limit = timedelta(seconds=timeout)
         try:
@@ -141,8 +169,18 @@ class DistributedRanks(RankGroup):
         return self._device
 
     @contextmanager
+    def explain_failures(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_connection_error(error):
+                raise
+            raise self.monitor.explain_failure(str(error), time.monotonic() - started) from None
+
+    @contextmanager
     def _explain_failures(self) -> Iterator[None]:
-        """Turn a failure of the connection into an error that names the lost rank."""
+        """Turn a failure of a block that does nothing but communicate into an error that names the lost rank."""
         started = time.monotonic()
         try:
             yield
@@ -162,22 +200,51 @@ class DistributedRanks(RankGroup):
             with self._collective():
                 self.dist.broadcast(x, 0)
 
+    def overlap_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._overlap = OverlappedReduction(parameters, self._start_all_reduce)
+
+    @property
+    def overlap(self) -> OverlappedReduction | None:
+        return self._overlap
+
+    def start_update(self, weight: int) -> int:
+        total = sum(row[0] for row in self._all_gather_numbers([weight]))
+        if self._overlap is not None:
+            self._overlap.start(weight / total)
+        return int(total)
+
+    def _start_all_reduce(self, flat: Tensor) -> Any:
+        with self._collective():
+            return self.dist.all_reduce(flat, async_op=True)
+
     def reduce_gradient(
         self, result: GradientResult, weight: int, parameters: Sequence[nn.Parameter]
     ) -> GradientResult:
         """RankGroup.reduce_gradient, with one exchange of numbers: loss, tokens, smallest batch limit, stop signal.
 
-        If any loss or gradient is not finite, the sum is not, so all ranks skip the same updates.
+        If any loss or gradient is not finite, the sum is not, so all ranks skip the same updates. Sums that were made
+        during the backward pass count only if no rank had to repeat its own.
         """
         absent = [p.grad is None for p in parameters]
         max_area = math.inf if result.max_area is None else result.max_area
+        overlap = self._overlap
+        if overlap is not None:
+            with self._explain_failures():
+                overlap.finish()
+        needs_reduction = overlap is None or not overlap.is_valid
         row = [float(result.loss), result.tokens, weight, max_area, self._own_signal() or 0, sum(absent)]
-        losses, tokens, weights, max_areas, signals, missing = zip(*self._all_gather_numbers(row), strict=True)
+        columns = zip(*self._all_gather_numbers([*row, needs_reduction]), strict=True)
+        losses, tokens, weights, max_areas, signals, missing, invalid = columns
         self._signal = max(self._signal, int(max(signals)))
         if any(missing):  # a parameter without a gradient on any rank must get none, not zeros
             absent = self._all_true(absent)
         present = [p for p, is_absent in zip(parameters, absent, strict=True) if not is_absent]
-        self._all_reduce_gradients(present, weight / sum(weights))
+        if overlap is not None and not any(invalid):
+            overlap.assign(set(present))
+        else:
+            self._all_reduce_gradients(present, weight / sum(weights))
+        if overlap is not None:
+            overlap.end()
         smallest = min(max_areas)
         return GradientResult(sum(losses), int(sum(tokens)), None if math.isinf(smallest) else int(smallest))
 
@@ -195,16 +262,12 @@ class DistributedRanks(RankGroup):
         return every.bool().tolist()
 
     def _all_reduce_gradients(self, parameters: Sequence[nn.Parameter], share: float) -> None:
-        """Replace every gradient by Σ_r share_r g_r; a rank without a gradient adds zeros."""
+        """Replace every gradient by Σ_r share_r g_r."""
         for bucket in split_buckets(parameters):
-            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
-            flat *= share
+            flat = flatten_gradients(bucket, share)
             with self._collective():
                 self.dist.all_reduce(flat)
-            for p, g in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
-                if p.grad is None:
-                    p.grad = torch.empty_like(p)
-                p.grad.copy_(g.view_as(p))  # in place: a captured backward pass writes to the same memory again
+            assign_gradients(bucket, flat, set(bucket))
 
     def synchronize_signals(self, own_signal: StopSignal) -> StopSignal:
         # `reduce_gradient` exchanges it with every update.
@@ -226,12 +289,27 @@ class DistributedRanks(RankGroup):
             with self._explain_failures():
                 self.store.set(key, json.dumps(value))
             return value
+        received: T = json.loads(self._wait_for_key(key))
+        return received
+
+    def gather_when_ready(self, value: T) -> list[T]:
+        self._gathers += 1
+        name = f"gather/{self._gathers}"
+        with self._explain_failures():
+            self.store.set(f"{name}/{self.rank}", json.dumps(value))
+        values = [json.loads(self._wait_for_key(f"{name}/{rank}")) for rank in range(self.world_size)]
+        if self._gathers > 1:  # all ranks have set this value, so they have read the one before
+            with self._explain_failures():
+                self.store.delete_key(f"gather/{self._gathers - 1}/{self.rank}")
+        return values
+
+    def _wait_for_key(self, key: str) -> bytes:
+        """The value of a key of the store, as soon as it is there; raises if a rank is lost."""
         pause = 0.001
         while True:
             with self._explain_failures():
                 if self.store.check([key]):
-                    received: T = json.loads(self.store.get(key))
-                    return received
+                    return self.store.get(key)
             self.monitor.raise_failure()
             time.sleep(pause)
             pause = min(0.1, 1.2 * pause)
@@ -301,18 +379,11 @@ def select_rank_device(device: torch.device) -> torch.device:
     return torch.device("cuda", local)
 
 
-def split_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters in order, grouped into buckets of one dtype and at most BUCKET_SIZE numbers."""
-    bucket: list[nn.Parameter] = []
-    size = 0
-    for p in parameters:
-        if bucket and (size + p.numel() > BUCKET_SIZE or p.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(p)
-        size += p.numel()
-    if bucket:
-        yield bucket
+def is_connection_error(error: RuntimeError) -> bool:
+    """Whether an error is one of the connection between ranks; gloo's are plain RuntimeErrors."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or any(name in str(error) for name in ("gloo", "Gloo", "NCCL"))
 
 
 def describe_error(error: BaseException | None) -> str:

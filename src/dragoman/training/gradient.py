@@ -23,6 +23,7 @@ from dragoman.engines.training.graph_step import GraphStep
 from dragoman.engines.training.rnn_graph import release_captured_loops
 from dragoman.inference.device import is_out_of_memory
 from dragoman.nn.seq2seq import Seq2Seq
+from dragoman.training.gradient_buckets import OverlappedReduction
 
 
 @dataclass
@@ -48,8 +49,12 @@ def compute_gradient(
     rank: int = 0,
     world_size: int = 1,
     graph_step: GraphStep | None = None,
+    overlap: OverlappedReduction | None = None,
 ) -> GradientResult:
-    """Compute the gradient of mean loss into `p.grad`; batches above `max_area` or out of memory are split."""
+    """Compute the gradient of mean loss into `p.grad`; batches above `max_area` or out of memory are split.
+
+    `overlap` sends gradients to the other ranks during the last backward pass.
+    """
     tokens = sum(batch.tokens for batch in batches)
     count = tokens if loss_per == "token" else sum(len(batch) for batch in batches)
     while True:
@@ -68,6 +73,8 @@ def compute_gradient(
                 else:
                     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                         loss = loss_function(piece.to(device))
+                    if overlap is not None and done == len(pieces) - 1:
+                        overlap.arm()
                     torch.autograd.backward(loss / count)
                     total += loss.detach().double()
                 done += 1
@@ -76,6 +83,8 @@ def compute_gradient(
             if not is_out_of_memory(error):
                 raise
             too_large = pieces[done]
+            if overlap is not None:
+                overlap.invalidate()
         # Not in the except block: there the traceback still holds the tensors that did not fit.
         if len(too_large) == 1:
             raise UserError(
@@ -95,7 +104,15 @@ def optimizer_step(
 ) -> tuple[float, float]:
     """Clip the gradient and take a step, unless loss or norm is not finite; returns loss and norm as numbers."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
-    if norm.is_cuda and isinstance(loss, Tensor) and getattr(optimizer, "_step_supports_amp_scaling", False):
+    is_sharded = hasattr(norm, "full_tensor")
+    if is_sharded:
+        norm = norm.full_tensor()  # type: ignore[attr-defined]
+    if (
+        not is_sharded
+        and norm.is_cuda
+        and isinstance(loss, Tensor)
+        and getattr(optimizer, "_step_supports_amp_scaling", False)
+    ):
         # The device itself skips a step that is not finite, so the host need not wait for the numbers first.
         both = torch.stack([loss.double(), norm.double()])
         optimizer.found_inf = (~both.isfinite().all()).float()  # type: ignore[attr-defined]

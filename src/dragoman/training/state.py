@@ -18,6 +18,9 @@ from dragoman.core.errors import ModelError
 from dragoman.core.formats import FORMAT, check_format
 from dragoman.optim.schedules import Schedule, ScheduleState
 from dragoman.training.averaging import MovingAverage, copy_weights
+from dragoman.training.sharding import shard_like
+
+PROGRESS, STATE = "training.json", "training.safetensors"
 
 
 @dataclass
@@ -50,10 +53,10 @@ class Progress:
         return None if self.best is None or self.best_loss is None else (self.best, self.best_loss)
 
 
-def serialize_state(
-    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
-) -> dict[str, bytes]:
-    """Progress, optimizer state and, with a moving average, the raw weights, as files of a checkpoint."""
+def state_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+) -> dict[str, Tensor]:
+    """Optimizer state and, with a moving average, the raw weights, by the names they are saved under."""
     tensors = {
         f"optimizer.{index}.{key}": value
         for index, state in optimizer.state_dict()["state"].items()
@@ -62,42 +65,70 @@ def serialize_state(
     }
     if average is not None:  # the file of the weights then holds the average
         tensors |= {f"weights.{name}": x for name, x in model_folder.saved_weights(model).items()}
-    return {
-        "training.json": (json.dumps({"format": FORMAT} | asdict(progress), indent=1) + "\n").encode(),
-        "training.safetensors": model_folder.tensors_to_bytes(tensors),
-    }
+    return tensors
+
+
+def serialize_state(
+    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, average: MovingAverage | None
+) -> dict[str, bytes]:
+    """Progress, optimizer state and, with a moving average, the raw weights, as files of a checkpoint."""
+    tensors = state_tensors(model, optimizer, average)
+    return {PROGRESS: serialize_progress(progress), STATE: model_folder.tensors_to_bytes(tensors)}
+
+
+def serialize_progress(progress: Progress) -> bytes:
+    """Progress as the content of training.json."""
+    return (json.dumps({"format": FORMAT} | asdict(progress), indent=1) + "\n").encode()
+
+
+def restore_weights(folder: Path, model: nn.Module, has_average: bool) -> None:
+    """Load the weights that training goes on with: beside a moving average they are in the training state."""
+    if has_average:
+        tensors = model_folder.load_tensors(folder, STATE)
+        weights = {name.removeprefix("weights."): x for name, x in tensors.items() if name.startswith("weights.")}
+    else:
+        weights = _saved_weights(folder)
+    model_folder.load_weights(model, weights, str(folder))
 
 
 def restore_state(
     folder: Path,
-    model: nn.Module,
+    model: nn.Module | None,
     optimizer: torch.optim.Optimizer,
     schedule: Schedule,
     average: MovingAverage | None,
 ) -> Progress:
-    """Load a checkpoint into model, optimizer, schedule and moving average; returns its progress."""
+    """Load a checkpoint into model, optimizer, schedule and moving average; returns its progress.
+
+    `model` is None where its weights are loaded already: they have to be whole for that.
+    """
     progress = read_progress(folder)
-    name = model_folder.ADAPTER if model_folder.has_adapter(folder) else model_folder.WEIGHTS
-    weights = model_folder.load_tensors(folder, name)
-    tensors = model_folder.load_tensors(folder, "training.safetensors")
+    if model is not None:
+        restore_weights(folder, model, average is not None)
+    tensors = model_folder.load_tensors(folder, STATE)
     if average is not None:
-        copy_weights(weights, average.shadow)
-        weights = {name.removeprefix("weights."): x for name, x in tensors.items() if name.startswith("weights.")}
-    model_folder.load_weights(model, weights, str(folder))
+        copy_weights(_saved_weights(folder), average.shadow)
+    groups = optimizer.state_dict()["param_groups"]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("optimizer."):
             _, index, key = name.split(".", 2)
-            states.setdefault(int(index), {})[key] = x
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+            states.setdefault(int(index), {})[key] = shard_like(x, parameters[int(index)])
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
     schedule.restore(progress.schedule) if progress.schedule else None
     return progress
+
+
+def _saved_weights(folder: Path) -> dict[str, Tensor]:
+    name = model_folder.ADAPTER if model_folder.has_adapter(folder) else model_folder.WEIGHTS
+    return model_folder.load_tensors(folder, name)
 
 
 def read_progress(folder: Path) -> Progress:
     """Read the progress of a checkpoint."""
     try:
-        value = json.loads(files.read_plain(folder / "training.json", model_folder.MAX_SMALL_BYTES))
+        value = json.loads(files.read_plain(folder / PROGRESS, model_folder.MAX_SMALL_BYTES))
         check_format(value.pop("format", None), folder)
         return Progress(**value)
     except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -4,8 +4,8 @@ update       gradient of some batches → clip → optimizer step; skipped if lo
 after_step   every now and then a line of metrics, a validation, a checkpoint
 finish       average the last checkpoints if the config says so, and mark the run as finished
 
-Of several ranks each has its own batches. All take the same steps and keep the same state; rank 0 validates and writes
-while the others wait.
+Of several ranks each has its own batches. All take the same steps and keep the same state, or of a sharded model each a
+part of it; they share the validation, and rank 0 writes (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dragoman.checkpoint import kept_examples, model_folder
+from dragoman.checkpoint import model_folder
 from dragoman.config import Config, build_model
 from dragoman.core import files
 from dragoman.core.errors import RunError, TrainingDiverged, TrainingStopped
@@ -28,19 +29,21 @@ from dragoman.data.loader import load_batches
 from dragoman.engines.base import open_training_engine
 from dragoman.inference.device import select_device
 from dragoman.inference.pipeline import Pipeline
+from dragoman.nn.blocks import TransformerStack
+from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.optim.optimizers import optimizers
 from dragoman.optim.sampling_schedules import sampling_schedules
 from dragoman.optim.schedules import schedules
-from dragoman.training import divergence, replay
+from dragoman.training import checkpoints, divergence, replay, sharding
 from dragoman.training.averaging import MovingAverage, temporary_weights
 from dragoman.training.distributed import RankGroup
-from dragoman.training.gradient import compute_gradient, optimizer_step
+from dragoman.training.gradient import GradientResult, compute_gradient, optimizer_step
 from dragoman.training.initial_weights import attach_adapter, freeze_parameters, load_backbone, load_initial_weights
 from dragoman.training.prepare import TrainingData
-from dragoman.training.report import Clock, Metrics, Report, ReportKind
+from dragoman.training.report import Clock, Report, ReportKind
 from dragoman.training.run_folder import RunFolder
 from dragoman.training.scheduled_sampling import sample_inputs
-from dragoman.training.state import Progress, read_progress, restore_state, serialize_state
+from dragoman.training.state import Progress, read_progress, restore_state, restore_weights
 from dragoman.training.update_batches import group_updates
 from dragoman.training.validation import is_better, validate
 
@@ -59,6 +62,8 @@ class Trainer:
         self.device = self.ranks.local_device(select_device(config.runtime.device))
         self.progress = Progress(data=data.fingerprints, ranks=self.ranks.world_size)
         self.base: model_folder.WeightsFile | None = None  # of the adapter
+        self.is_sharded = config.runtime.sharding == "full" and self.ranks.world_size > 1
+        self.last_batch: Batch | None = None
 
     # -- before the first step -------------------------------------------------------------------------------------
 
@@ -76,6 +81,7 @@ class Trainer:
         if self.options.adapter is not None:
             self.base = attach_adapter(self.model, self.options.adapter, other)
         self.ranks.broadcast_tensors(list(model_folder.unique_weights(self.model).values()))
+        self._shard_model()
         self._build_optimizer()
         if self.ranks.is_rank0:
             files.make_folder(self.run_folder.checkpoints)
@@ -103,8 +109,10 @@ class Trainer:
             base = model_folder.locate_weights(checkpoint).folder
             load_initial_weights(self.model, base, [])
             self.base = attach_adapter(self.model, self.options.adapter, base)
+        restore_weights(checkpoint, self.model, self.options.ema > 0)
+        self._shard_model()
         self._build_optimizer()
-        self.progress = restore_state(checkpoint, self.model, self.optimizer, self.schedule, self.average)
+        self.progress = restore_state(checkpoint, None, self.optimizer, self.schedule, self.average)
         self.progress.data, self.progress.ranks = self.data.fingerprints, self.ranks.world_size
 
     def rewind_run_folder(self, checkpoint: Path) -> Iterator[Report]:
@@ -131,16 +139,27 @@ class Trainer:
         self.progress.threads = threads
         self.run_folder.describe_machine(self.device, threads, self.ranks.world_size)
 
+    def _new_model(self) -> Seq2Seq:
+        codec = self.data.codec
+        return build_model(self.config, codec.source_size, len(codec.target), codec.second_source_size)
+
     def _build_model(self) -> None:
         torch.manual_seed(self.config.seed)
-        codec = self.data.codec
-        model = build_model(self.config, codec.source_size, len(codec.target), codec.second_source_size)
-        self.model = model.to(self.device)
-        self.pipeline = Pipeline(self.model, codec, self.config, self.device)
+        model = self._new_model()
+        self.model = model if self.is_sharded else model.to(self.device)  # its parts are moved when it is sharded
+        self.pipeline = Pipeline(self.model, self.data.codec, self.config, self.device)
         self.replay_examples = replay.select_examples(self.pipeline)
 
-    def _build_optimizer(self) -> None:
+    def _shard_model(self) -> None:
+        """Prepare the model, which has its weights, for training as the config's runtime says."""
         freeze_parameters(self.model, self.options.freeze)
+        for module in self.model.modules():
+            if isinstance(module, TransformerStack):
+                module.activation_checkpointing = self.config.runtime.activation_checkpointing
+        if self.is_sharded:
+            sharding.shard_model(self.model, self.device, self.ranks.world_size)
+
+    def _build_optimizer(self) -> None:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizers.build(self.options.optimizer, self.parameters)
         self.peak_rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -155,10 +174,12 @@ class Trainer:
         options, progress = self.options, self.progress
         batches = self.batch_stream()
         yield from self._open_engine()
+        if self.graph_step is None and not self.is_sharded:
+            self.ranks.overlap_gradients(self.parameters)
         ahead, prepare = (2, self.graph_step.prepare) if self.graph_step is not None else (0, lambda batch: batch)
         cursor = Cursor(progress.epoch, progress.batch)
         stream = load_batches(batches, cursor, self.config.data.workers, prefetch=ahead, prepare=prepare)
-        updates = group_updates(stream, batches, options.accumulate, options.epochs)
+        updates = group_updates(self._keep_last(stream), batches, options.accumulate, options.epochs)
         clock = Clock(options.steps - progress.step, self.run_folder.seconds)
         try:
             while progress.step < options.steps and not self.is_out_of_patience:
@@ -174,6 +195,11 @@ class Trainer:
                     self._raise_stopped(signal_number)
         finally:
             stream.close()
+
+    def _keep_last(self, stream: Iterator[tuple[Batch, Cursor]]) -> Iterator[tuple[Batch, Cursor]]:
+        for batch, cursor in stream:
+            self.last_batch = batch
+            yield batch, cursor
 
     def batch_stream(self) -> BatchStream:
         """The training batches of this rank."""
@@ -192,7 +218,8 @@ class Trainer:
         """Set up the training engine; on a GPU, report why a step is not one CUDA graph."""
         reference_only = self.config.runtime.engine == "reference"
         self.model.uses_fused_loss = not reference_only
-        self.graph_step, choices = open_training_engine(self.model, self.device, self.options, reference_only)
+        runtime = self.config.runtime
+        self.graph_step, choices = open_training_engine(self.model, self.device, self.options, reference_only, runtime)
         if self.graph_step is None and self.device.type == "cuda" and not reference_only:
             blocker = choices["compiled"]
             yield self.report("notice", message=f"batches are padded, and steps are not captured as a whole: {blocker}")
@@ -209,28 +236,17 @@ class Trainer:
         factor = self.schedule.factor(progress.step)
         for group, peak in zip(self.optimizer.param_groups, self.peak_rates, strict=True):
             group["lr"] = peak * factor
-        result = compute_gradient(
-            self.model,
-            batches,
-            self.loss,
-            seed=self.config.seed,
-            step=progress.step,
-            device=self.device,
-            precision=options.precision,
-            max_area=progress.max_area,
-            loss_per=options.loss_per,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            graph_step=self.graph_step,
-        )
+        weight = sum(batch.tokens if options.loss_per == "token" else len(batch) for batch in batches)
+        needs_total = self.is_sharded or self.ranks.overlap is not None
+        result = self._compute_gradient(batches, self.ranks.start_update(weight) if needs_total else weight)
         own_loss = result.loss
-        weight = result.tokens if options.loss_per == "token" else sum(len(batch) for batch in batches)
-        result = self.ranks.reduce_gradient(result, weight, self.parameters)
+        result = self.ranks.reduce_gradient(result, weight, [] if self.is_sharded else self.parameters)
         if result.max_area != progress.max_area:
             progress.max_area = result.max_area
             text = "a batch did not fit into memory and was split; from now on all batches of more than "
             yield self.report("split", message=f"{text}{result.max_area:,} tokens are split")
-        loss, norm = optimizer_step(self.optimizer, self.parameters, options.clip, result.loss)
+        with self.ranks.explain_failures():
+            loss, norm = optimizer_step(self.optimizer, self.parameters, options.clip, result.loss)
         if math.isfinite(loss) and math.isfinite(norm):
             progress.nonfinite_updates = 0
             progress.window_loss += loss
@@ -245,6 +261,39 @@ class Trainer:
         self.gradient_norm = norm
         clock.tick(result.tokens)
         yield self.report("step", loss=loss / result.tokens, **_speed(clock))
+
+    def _compute_gradient(self, batches: list[Batch], total_weight: int) -> GradientResult:
+        """Compute the gradient of this rank; of a sharded model, this rank's part of that of all."""
+        options = self.options
+        known: dict[str, Any] = {
+            "seed": self.config.seed,
+            "step": self.progress.step,
+            "device": self.device,
+            "precision": options.precision,
+            "rank": self.ranks.rank,
+            "world_size": self.ranks.world_size,
+        }
+        if self.is_sharded:
+            with self.ranks.explain_failures():
+                return sharding.compute_sharded_gradient(
+                    self.model,
+                    batches,
+                    self.last_batch,
+                    self.loss,
+                    passes=options.accumulate,
+                    total_weight=total_weight,
+                    **known,
+                )
+        return compute_gradient(
+            self.model,
+            batches,
+            self.loss,
+            max_area=self.progress.max_area,
+            loss_per=options.loss_per,
+            graph_step=self.graph_step,
+            overlap=self.ranks.overlap,
+            **known,
+        )
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The training loss of a batch at this step; a decoder reads the inputs that scheduled sampling draws."""
@@ -310,9 +359,9 @@ class Trainer:
             clock.skip()
 
     def validate(self) -> tuple[Report, bool]:
-        """Validate on rank 0, record it, and tell the schedule; returns the report, and whether it is the best."""
+        """Validate, record it, and tell the schedule; returns the report, and whether it is the best."""
         options, progress = self.options, self.progress
-        scores = self.ranks.broadcast_from_rank0(lambda: self.validate_weights(self.weights()))
+        scores = self.validate_weights(self.weights())
         improved = is_better(options.best, scores, progress.best_scores, options.validate_metrics)
         if improved:
             progress.best, progress.best_loss = scores[options.best], scores["loss"]
@@ -327,8 +376,24 @@ class Trainer:
 
     def validate_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, float]:
         """The loss and metrics of the model on the validation set with these weights instead of its own."""
-        with temporary_weights(self.model, weights), torch.compiler.set_stance("force_eager"):
-            return validate(self.pipeline, self.data, self.config)
+        parameters = {name for name, _ in self.model.named_parameters()}
+        buffers = {name: x.clone() for name, x in weights.items() if name not in parameters}
+        self.ranks.broadcast_tensors(list(buffers.values()))  # rank 0's are saved
+        with self.evaluation_pipeline({**weights, **buffers}) as pipeline:
+            return validate(pipeline, self.data, self.config, self.ranks)
+
+    @contextmanager
+    def evaluation_pipeline(self, weights: dict[str, torch.Tensor]) -> Iterator[Pipeline]:
+        """The model with these weights instead of its own; of a sharded one, a whole copy on every rank."""
+        with torch.compiler.set_stance("force_eager"):
+            if not self.is_sharded:
+                with temporary_weights(self.model, weights):
+                    yield self.pipeline
+                return
+            model = self._new_model().to(self.device)
+            with self.ranks.explain_failures():
+                sharding.copy_whole(weights, model)
+            yield Pipeline(model, self.data.codec, self.config, self.device)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -339,35 +404,15 @@ class Trainer:
     def save_checkpoint(self, is_best: bool) -> Report:
         """Save a checkpoint of this step; raises TrainingDiverged if a weight is not finite."""
         progress = self.progress
-        if not all(x.isfinite().all() for x in self.weights().values()):  # a finite gradient, but too large a step
+        is_finite = sharding.all_finite(self.weights().values())
+        if self.is_sharded:
+            is_finite = all(self.ranks.all_gather(is_finite))
+        if not is_finite:  # a finite gradient, but too large a step
             raise TrainingDiverged(f"step {progress.step}: some weights are not finite, so it is not saved. {REMEDY}")
         progress.schedule = self.schedule.state()
         folder = self.run_folder.checkpoints / f"step-{progress.step}"
-        self.ranks.broadcast_from_rank0(lambda: self._write_checkpoint(folder, is_best))
+        checkpoints.write_checkpoint(self, folder, is_best)
         return self.report("saved", message=f"saved {folder}")
-
-    def _write_checkpoint(self, folder: Path, is_best: bool) -> None:
-        if self.replay_examples:  # before the checkpoint: a process killed between the two repeats both
-            with temporary_weights(self.model, self.weights()), torch.compiler.set_stance("force_eager"):
-                frame = replay.replay_frame(self.pipeline, self.replay_examples, self.progress.step)
-                self.run_folder.record(frame, "replay.jsonl")
-        self.run_folder.flush_records()
-        if folder.exists():
-            files.remove_folder(folder)
-        extra = serialize_state(self.progress, self.model, self.optimizer, self.average)
-        extra |= kept_examples.to_files(self.data.kept_examples)
-        model_folder.save(folder, self.config, self.weights(), self.data.codec, extra, self.base)
-        self.run_folder.write_pointer("last", folder.name)
-        if is_best:
-            self.run_folder.write_pointer("best", folder.name)
-        self._remove_old_checkpoints()
-
-    def _remove_old_checkpoints(self) -> None:
-        best = model_folder.read_pointer(self.run_folder.path, "best")
-        old = model_folder.list_checkpoints(self.run_folder.path)[: -self.options.keep]
-        for folder in [*old, *self.run_folder.checkpoints.glob("average-*")]:
-            if folder.name != best:
-                files.remove_folder(folder)
 
     def finish(self) -> Iterator[Report]:
         """Validate and save the last step if need be, average checkpoints if asked for, mark the run as finished."""
@@ -376,13 +421,13 @@ class Trainer:
         if self.data.valid is not None and progress.last_validation < progress.step:  # the epochs ended between two
             report, improved = self.validate()
             yield report
-        if not self.ranks.broadcast_from_rank0(self._is_saved):
+        if not self.ranks.broadcast_from_rank0(lambda: checkpoints.is_saved(self)):
             yield self.save_checkpoint(is_best=improved)
         elif improved:  # not saved again: that would first remove the checkpoint, maybe the only one
             self.run_folder.write_pointer("best", f"step-{progress.step}")
         averaged = 0
         if options.average > 1:
-            values, is_kept = self.ranks.broadcast_from_rank0(self._average_checkpoints)
+            values, is_kept = checkpoints.average_checkpoints(self)
             averaged = int(values["checkpoints"]) if is_kept else 0
             if "loss" in values:
                 yield self.report("validation", values=values)
@@ -395,32 +440,6 @@ class Trainer:
             summary += f", no improvement in {progress.bad_validations} validations"
         text = f"finished at step {progress.step} ({summary}); the model is in {self.run_folder.path}"
         yield self.report("end", message=text)
-
-    def _is_saved(self) -> bool:
-        """Whether the newest checkpoint in the run folder is that of the current step."""
-        names = [folder.name for folder in model_folder.list_checkpoints(self.run_folder.path)]
-        return names[-1:] == [f"step-{self.progress.step}"]
-
-    def _average_checkpoints(self) -> tuple[Metrics, bool]:
-        """Average the last checkpoints, saved as best if validation improves: the values, and whether kept."""
-        options, progress = self.options, self.progress
-        folders = model_folder.list_checkpoints(self.run_folder.path)[-options.average :]
-        values: Metrics = {"kind": "average", "step": progress.step, "checkpoints": len(folders)}
-        if len(folders) == 1:
-            return values, False
-        mean = model_folder.average_weights(folders)
-        if self.data.valid is not None:
-            values |= self.validate_weights(mean)
-            self.run_folder.record(values)
-            if not is_better(options.best, values, progress.best_scores, options.validate_metrics):
-                return values, False
-        folder = self.run_folder.checkpoints / f"average-{progress.step}"
-        if folder.exists():
-            files.remove_folder(folder)
-        extra = kept_examples.to_files(self.data.kept_examples)
-        model_folder.save(folder, self.config, mean, self.data.codec, extra)
-        self.run_folder.write_pointer("best", folder.name)
-        return values, True
 
     def _raise_stopped(self, number: int) -> None:
         name = signal.Signals(number).name
