@@ -158,6 +158,13 @@ def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[E
         )
 
 
+def warn_truncated(pipeline: Pipeline, count: int) -> None:
+    """Say how many sources were longer than the model reads."""
+    unit = "tokens" if pipeline.codec.modality is None else "positions"
+    longest = pipeline.input_processor.max_source_length
+    print_to_stderr(f"too long, so only the first {longest:,} {unit} were read: {count:,} of the sources")
+
+
 def check_choice(value: str, allowed: Sequence[str], option: str) -> str:
     """Return the value of an option if it is allowed, else raise a UserError that lists the allowed ones."""
     if value in allowed:
