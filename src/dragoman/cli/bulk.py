@@ -27,7 +27,7 @@ from dragoman.core.errors import CheckFailed, RunError, Stopped, UserError
 if TYPE_CHECKING:
     from dragoman.cli.shard_results import EvaluateShard, ModelSpec, PredictShard, ScoreShard
     from dragoman.inference.pipeline import Pipeline
-    from dragoman.jobs.compute import Progress, Selection
+    from dragoman.jobs.compute import JobProgress, Selection
     from dragoman.jobs.executors import Executor
     from dragoman.jobs.ledger import Ledger
     from dragoman.jobs.shards import InputFile, Shard
@@ -126,7 +126,7 @@ def refuse_format(file: str) -> None:
 # -- the job -----------------------------------------------------------------------------------------------------------
 
 
-def describe_model(pipeline: Pipeline, model: str, lm: str | None, lm_weight: float) -> dict[str, Any]:
+def describe_model(pipeline: Pipeline, spec: ModelSpec) -> dict[str, Any]:
     """What of a model, its precision and the programs decides the results."""
     import torch
 
@@ -134,15 +134,15 @@ def describe_model(pipeline: Pipeline, model: str, lm: str | None, lm_weight: fl
     from dragoman.version import __version__
 
     described: dict[str, Any] = {
-        "MODEL": model_folder.fingerprint(model),
+        "MODEL": spec.fingerprint,
         "--precision": pipeline.precision,
         "--reference": not pipeline.fast,
-        "--device": pipeline.device.type,
+        "--device": spec.device.partition(":")[0],
         "dragoman": __version__,
         "torch": torch.__version__,
     }
-    if lm is not None:
-        described |= {"--lm": model_folder.fingerprint(lm), "--lm-weight": lm_weight}
+    if spec.lm is not None:
+        described |= {"--lm": model_folder.fingerprint(spec.lm), "--lm-weight": spec.lm_weight}
     return described
 
 
@@ -227,7 +227,7 @@ def run(
     read: Callable[[Iterable[int]], Iterable[Shard]],
     selection: Selection,
     name: str,
-) -> Progress:
+) -> JobProgress:
     """Compute the missing shards of a selection, and show how far all of them are; a signal keeps what is done."""
     from dragoman.jobs.compute import compute_shards, missing_shards
 
@@ -271,7 +271,7 @@ class ShardProgress:
     def _done_lines(self) -> int:
         return sum(len(self._job.lines_of(number)) for number in self._ledger.done() if number in self._selection)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: JobProgress) -> None:
         """Show the progress, as often as is worth it."""
         now = time.monotonic()
         if self._bar is None and now - self._printed_at < RESULT_INTERVAL_S:
@@ -304,14 +304,13 @@ def check_failures(ledger: Ledger, output: Path | None = None) -> None:
 def finish(ledger: Ledger, bulk: BulkOptions, output: Path | None, inputs: Iterable[str | Path]) -> dict[str, int]:
     """Write the output if all shards are done, say how far they are, and return the sums of the shards' counts."""
     from dragoman.jobs.merge import merge, unfinished
-    from dragoman.jobs.status import read_status
 
     counts: dict[str, int] = {}
     is_waiting = bool(unfinished(ledger))
     if output is not None and not is_waiting:
         counts = dict(merge(ledger, output, inputs))
     if bulk.as_json:
-        print(json.dumps(read_status(ledger).as_json()))
+        print_status(ledger)
     check_failures(ledger, output)
     if is_waiting:
         options.print_to_stderr(f"{unfinished(ledger)}; the output is written when all are")
@@ -321,6 +320,13 @@ def finish(ledger: Ledger, bulk: BulkOptions, output: Path | None, inputs: Itera
             f"dragoman shards merge {ledger.folder} --output FILE"
         )
     return counts
+
+
+def print_status(ledger: Ledger) -> None:
+    """Print the status as one JSON object."""
+    from dragoman.jobs.status import read_status
+
+    print(json.dumps(read_status(ledger).as_json()))
 
 
 def status_lines(status: Status) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dragoman.data.columns import Columns
     from dragoman.data.lines import OnError
     from dragoman.inference.pipeline import Pipeline
-    from dragoman.jobs.compute import Progress
+    from dragoman.jobs.compute import JobProgress
     from dragoman.jobs.ledger import Ledger
     from dragoman.jobs.shards import LineFile, Shard
 
@@ -53,11 +53,10 @@ class PredictJob:
     def describe(self, forks: bool) -> dict[str, Any]:
         """What decides the results, by command-line option."""
         function, columns = self.function, self.columns
-        described = bulk.describe_model(self.pipeline, self.spec.model, self.spec.lm, self.spec.lm_weight)
+        described = bulk.describe_model(self.pipeline, self.spec)
         described |= bulk.describe_generation(self.pipeline, function.generation)
         source_lang, target_lang = self.languages
         return described | {
-            "--device": self.spec.device if self.spec.device != "auto" else self.pipeline.device.type,
             "--format": function.format if self.table is None else f"table {self.table.kind}",
             "--probability": function.probability,
             "--check": function.check,
@@ -139,7 +138,7 @@ def _open(job: PredictJob, folder: Path, forks: bool) -> tuple[Ledger, LineFile 
     return bulk.open_ledger(folder, "predict", described, identities, count, size), None
 
 
-def _run(job: PredictJob, ledger: Ledger, lines: LineFile | None, chosen: BulkOptions, forks: bool) -> Progress:
+def _run(job: PredictJob, ledger: Ledger, lines: LineFile | None, chosen: BulkOptions, forks: bool) -> JobProgress:
     from dragoman.data.lines import ReadReport
     from dragoman.jobs.shards import cut_shards, read_shards
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli import options
+from dragoman.cli import bulk, options
 from dragoman.cli.output import write_results
 from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import UserError
@@ -36,6 +36,11 @@ def score(
     ] = 0,
     plugins: options.Plugins = [],
     files: options.MediaFolders = [],
+    shards: bulk.ShardsFolder = None,
+    shard: bulk.ShardChoice = None,
+    executor: bulk.ExecutorName = "local",
+    ray_address: bulk.RayAddress = None,
+    as_json: bulk.JSONStatus = False,
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error.
 
@@ -43,15 +48,29 @@ def score(
     """
     if worst and tokens:
         raise UserError("--worst and --tokens go apart: of the worst pairs the mean over their tokens is printed")
+    chosen_bulk = bulk.BulkOptions(shards, shard, executor, ray_address, workers, as_json)
+    chosen_bulk.check()
     options.load_plugins(plugins)
     from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
 
-    loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
-    examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
-    examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
+    own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
+    loaded = pipeline.load(model, own_device, precision=precision, reference=reference).with_media_roots(files)
     waiting: deque[Example] = deque()  # for their scores
-    token_scores = parallel.score_stream(loaded, _watch(examples, waiting), workers=workers, skip=on_error == "skip")
+    if shards is None:
+        examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
+        examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
+        watched, skip = _watch(examples, waiting), on_error == "skip"
+        token_scores = parallel.score_stream(loaded, watched, workers=workers, skip=skip)
+    else:
+        from dragoman.cli.pair_shards import score_in_shards
+        from dragoman.cli.shard_results import ModelSpec
+
+        spec = ModelSpec.of(loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins)
+        stored = score_in_shards(loaded, spec, pairs, columns, on_error, chosen_bulk, output)
+        if stored is None:
+            return
+        token_scores = _watch_pairs(*stored, waiting)
     total, count, scored, skipped = 0.0, 0, 0, 0
 
     def lines() -> Iterator[str]:
@@ -84,3 +103,12 @@ def _watch(examples: Iterable[Example], waiting: deque[Example]) -> Iterator[Exa
     for example in examples:
         waiting.append(example)
         yield example
+
+
+def _watch_pairs(
+    examples: Iterable[Example], scores: Iterable[list[float]], waiting: deque[Example]
+) -> Generator[list[float], None, None]:
+    """Yield scores that are known, and keep the example of each until it is taken."""
+    for example, row in zip(examples, scores, strict=True):
+        waiting.append(example)
+        yield row

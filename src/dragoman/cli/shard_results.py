@@ -54,15 +54,18 @@ class ModelSpec:
         """The model that a pipeline was loaded from, with the checkpoint of today where `model` is a run."""
         from dragoman.checkpoint import model_folder, model_paths
 
-        paths = [os.path.abspath(model_folder.resolve(Path(path))) for path in model_paths.parse_model_paths(model)]
-        resolved = "+".join(paths)
+        def resolve(model: str) -> str:
+            paths = model_paths.parse_model_paths(model)
+            return "+".join(os.path.abspath(model_folder.resolve(Path(path))) for path in paths)
+
+        resolved = resolve(model)
         return cls(
             resolved,
             model_folder.fingerprint(resolved),
             pipeline.device.type if device == "auto" else device,
             pipeline.precision,
             not pipeline.fast,
-            lm,
+            None if lm is None else resolve(lm),
             lm_weight,
             tuple(media_folders),
             tuple(plugins),

@@ -32,7 +32,7 @@ class Selection:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """What a command has done so far."""
 
     computed: int = 0  # shards
@@ -47,10 +47,10 @@ def missing_shards(ledger: Ledger, selection: Selection) -> list[int]:
 
 
 def compute_shards(
-    ledger: Ledger, shards: Iterable[Shard], executor: Executor, report: Callable[[Progress], None]
-) -> Progress:
+    ledger: Ledger, shards: Iterable[Shard], executor: Executor, report: Callable[[JobProgress], None]
+) -> JobProgress:
     """Compute shards until each is done or set aside; `report` is called after each."""
-    queue, progress = _Queue(ledger, iter(shards)), Progress()
+    queue, progress = _Queue(ledger, iter(shards)), JobProgress()
     deaths: Counter[int] = Counter()
 
     def end(shard: Shard, outcome: Outcome) -> None:
