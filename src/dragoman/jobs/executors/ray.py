@@ -22,6 +22,8 @@ from dragoman.jobs.shards import Shard
 
 TASKS_PER_CPU = 2  # one that runs and one that waits, so that a worker never waits for this process
 WAIT_S = 1.0  # seconds of one wait, which Ctrl-C can end
+# No telemetry unless it is asked for; and what the next version of Ray does, without its warning.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 _opened: tuple[bytes, Compute] | None = None  # in a worker of Ray: the model it has loaded, and what for
 
@@ -47,9 +49,8 @@ class RayTasks:
         self._ledger, self._workers = ledger, workers
         self._resource = "GPU" if device.startswith("cuda") else "CPU"
         self._was_connected = ray.is_initialized()
-        os.environ.setdefault(
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # the next version's behavior, without a warning
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         if not self._was_connected:
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
@@ -65,8 +66,8 @@ class RayTasks:
         self._count_workers()
 
     def _count_workers(self) -> None:
-        nodes = int(self._ray.cluster_resources().get(self._resource, 0))
-        self._capacity = TASKS_PER_CPU * max(1, nodes) if self._workers is None else self._workers
+        workers = int(self._ray.cluster_resources().get(self._resource, 0))
+        self._capacity = TASKS_PER_CPU * max(1, workers) if self._workers is None else self._workers
 
     @property
     def has_room(self) -> bool:
@@ -74,7 +75,7 @@ class RayTasks:
         return len(self._running) < self._capacity
 
     def submit(self, shard: Shard) -> None:
-        """Submit a task, unless the shard is done."""
+        """Submit a task for a shard."""
         self._running[self._task.remote(self._arguments, shard)] = shard
 
     def wait(self) -> list[tuple[Shard, Outcome]]:
