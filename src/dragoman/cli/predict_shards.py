@@ -179,7 +179,7 @@ def _prepare_shards(shards: Iterable[Shard], job: PredictJob) -> Iterator[Shard]
             yield replace(shard, error=str(error))
             return
         job.results.discard_waiting()
-        rows = (row for row, _ in shard.inputs)
+        rows = (row if job.table else None for row, _ in shard.inputs)  # less to send
         yield replace(shard, inputs=list(zip(rows, examples, strict=True)))
     waiting.append(None)
     for _ in prepared:
