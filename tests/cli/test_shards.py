@@ -208,6 +208,24 @@ def test_a_large_file_goes_through_a_ledger_that_is_gone_at_the_end(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "pairs.tsv", "sources.txt"]
 
 
+@pytest.mark.usefixtures("small")
+def test_a_large_file_that_cannot_be_finished_goes_on_and_not_with_other_options(
+    here: Callable[..., Done], sources: Path, tmp_path: Path
+) -> None:
+    lines, output = sources.read_bytes().splitlines(keepends=True), tmp_path / "out"
+    sources.write_bytes(b"".join([*lines[:20], b"a \xff b\n", *lines[20:]]))
+    done = here("predict", RUN, sources, *FAST, "-o", output)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"{sources}:21: byte 0xFF" in done.err
+    assert "8 of 9 shards are kept" in done.err
+    assert not output.exists()
+    done = here("predict", RUN, sources, *FAST, "-o", output, "--check")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "--check was false and is true; give the same again, delete" in done.err
+    assert here("predict", RUN, sources, *FAST, "-o", output, "--on-error", "skip").code == 0
+    assert output.read_text() == here("predict", RUN, sources, *FAST, "--on-error", "skip").out
+
+
 def stop_in_the_middle(args: list[str | Path], work: Path, folder: Path, number: signal.Signals) -> tuple[int, str]:
     """Start a command, and send it a signal when two shards are done."""
     command = [sys.executable, "-m", "dragoman", *map(str, args)]

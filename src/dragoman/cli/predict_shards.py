@@ -103,11 +103,18 @@ def predict_in_shards(job: PredictJob, chosen: BulkOptions) -> None:
 
 def predict_large_file(job: PredictJob, workers: int) -> None:
     """Predict a large file through a ledger beside the output, which is removed at the end; so it resumes."""
+    from dragoman.jobs.ledger import JobMismatch
+
     assert job.output is not None
     chosen = bulk.BulkOptions(bulk.hidden_folder(job.output), workers=workers)
     assert chosen.folder is not None
     forks = workers > 1
-    ledger, lines = _open(job, chosen.folder, forks)
+    try:
+        ledger, lines = _open(job, chosen.folder, forks)
+    except JobMismatch as error:
+        begun = f"{job.output}: an earlier command was stopped while it wrote this file, with other inputs or options"
+        remedy = f"give the same again, delete {chosen.folder} to begin anew, or choose another output"
+        raise UserError(f"{begun}: {error.differences}; {remedy}") from None
     bulk.claim_hidden(ledger, job.output)
     ledger.clear_failures()
     progress = _run(job, ledger, lines, chosen, forks)

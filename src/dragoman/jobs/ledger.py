@@ -104,6 +104,14 @@ class ShardResult:
     counts: dict[str, int]
 
 
+class JobMismatch(UserError):
+    """A folder is that of another job."""
+
+    def __init__(self, folder: Path, differences: str) -> None:
+        self.differences = differences
+        super().__init__(f"{folder}: belongs to another job: {differences}. Give the same as before, or another folder")
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -179,10 +187,7 @@ class Ledger:
         if shard_size != self.job.shard_size:
             differences.append(f"its shards have {self.job.shard_size:,} lines, not {shard_size:,}")
         if differences:
-            raise UserError(
-                f"{self.folder}: belongs to another job: {'; '.join(differences)}. "
-                "Give the same as before, or another folder"
-            )
+            raise JobMismatch(self.folder, "; ".join(differences))
 
     # -- results -------------------------------------------------------------------------------------------------------
 
