@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.errors import RunError, UserError
-from dragoman.jobs.ledger import Job, Ledger
+from dragoman.jobs.ledger import Job, Ledger, failure_name, result_name
 from dragoman.jobs.merge import merge
 from dragoman.jobs.shards import InputFile
 from dragoman.jobs.status import read_status
@@ -99,7 +99,7 @@ def test_results_without_their_job_are_refused(ledger: Ledger) -> None:
 def test_a_changed_result_is_found_when_results_are_merged(ledger: Ledger, edit: Any, tmp_path: Path) -> None:
     for number in range(3):
         ledger.write_result(number, b"a\n" * 4, {})
-    path = ledger.result_path(1)
+    path = ledger.folder / result_name(1)
     path.write_bytes(edit(path.read_bytes()))
     with pytest.raises(UserError, match=r"shard-000001.result: was changed or damaged .*delete it"):
         merge(ledger, tmp_path / "out")
@@ -115,7 +115,7 @@ def test_a_result_of_another_job_is_not_merged(ledger: Ledger, tmp_path: Path) -
     for number in range(3):
         ledger.write_result(number, b"", {})
     other.write_result(1, b"", {})
-    other.result_path(1).replace(ledger.result_path(1))
+    (other.folder / result_name(1)).replace(ledger.folder / result_name(1))
     with pytest.raises(UserError, match="belongs to another job"):
         merge(ledger, tmp_path / "out")
 
@@ -123,7 +123,7 @@ def test_a_result_of_another_job_is_not_merged(ledger: Ledger, tmp_path: Path) -
 def test_a_clock_that_jumps_changes_nothing(ledger: Ledger) -> None:
     for number, seconds in enumerate((2_000_000_000, 10, 500_000_000)):
         ledger.write_result(number, b"", {})
-        os.utime(ledger.result_path(number), (seconds, seconds))
+        os.utime((ledger.folder / result_name(number)), (seconds, seconds))
     assert ledger.done() == {0, 1, 2}
     status = read_status(ledger)
     assert status.is_complete
@@ -133,7 +133,7 @@ def test_a_clock_that_jumps_changes_nothing(ledger: Ledger) -> None:
 def test_the_speed_and_the_time_left_are_those_of_all_processes_together(ledger: Ledger) -> None:
     for number, seconds in enumerate((1000, 1002)):
         ledger.write_result(number, b"", {})
-        os.utime(ledger.result_path(number), (seconds, seconds))
+        os.utime((ledger.folder / result_name(number)), (seconds, seconds))
     status = read_status(ledger)
     assert (status.lines_per_second, status.done_lines, status.seconds_left) == (2.0, 8, 1.0)
     ledger.set_aside(2, "no")
@@ -160,7 +160,7 @@ def test_many_processes_may_write_the_same_at_once(ledger: Ledger) -> None:
 def test_a_failure_that_cannot_be_read_is_still_one(ledger: Ledger) -> None:
     ledger.set_aside(1, "because")
     assert [str(failure) for failure in ledger.failures()] == ["shard 1 (lines 5 to 8): because"]
-    ledger.failure_path(1).write_bytes(b"\xff")
+    (ledger.folder / failure_name(1)).write_bytes(b"\xff")
     (failure,) = ledger.failures()
     assert failure.error == "the reason cannot be read"
     assert json.dumps(failure.as_json())

@@ -58,7 +58,7 @@ def drive(cluster: Any, file: Path, folder: Path, log: Path, deadly: int = -1) -
 
     ledger, lines = open_ledger(folder, file), scan_lines(file, SIZE)
     shards = read_shards(lines, str(file), missing_shards(ledger, Selection()), "stop", ReadReport())
-    executor = RayTasks(ledger, log, open_compute, cluster.address, None, "cpu")
+    executor = RayTasks(log, open_compute, cluster.address, None, "cpu")
     return compute_shards(ledger, shards, executor, lambda progress: None)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PANEL = "Bulk work"
 
 ShardsFolder = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--shards",
         help="Keep the results of each 4,096 lines in this folder: what is done is never done again.",
@@ -74,7 +74,7 @@ JSONStatus = Annotated[
 class BulkOptions:
     """What the command line says of shards."""
 
-    folder: Path | None
+    folder: str | Path | None
     shard: str | None = None
     executor: str = "local"
     ray_address: str | None = None
@@ -153,7 +153,7 @@ def describe_generation(pipeline: Pipeline, generation: Any) -> dict[str, Any]:
 
 
 def open_ledger(
-    folder: Path,
+    folder: str | Path,
     command: str,
     described: dict[str, Any],
     inputs: Sequence[InputFile],
@@ -193,14 +193,19 @@ def open_executor(
     forks: bool,
 ) -> Executor:
     """Start no worker yet; return what will."""
+    import torch
+
     from dragoman.inference import parallel
     from dragoman.jobs.executors import local
 
     if bulk.executor == "ray":
         from dragoman.jobs.executors.ray import RayTasks
 
-        return RayTasks(ledger, (function, spec), _open_in_ray, bulk.ray_address, bulk.workers, spec.device)
-    count = parallel.count_workers(pipeline, bulk.workers)
+        return RayTasks((function, spec), _open_in_ray, bulk.ray_address, bulk.workers, spec.device)
+    workers = bulk.workers
+    if workers is None and ledger.is_remote:  # whose connections are threads, which do not matter here
+        workers = pipeline.config.runtime.workers or torch.get_num_threads()
+    count = parallel.count_workers(pipeline, workers if forks else bulk.workers)
     compute = function.open(pipeline)
     if not forks:
         return local.ThisProcess(ledger, compute)

@@ -58,6 +58,8 @@ def evaluate(
 
     if errors is not None:
         check_format(errors)
+    source, model = model, options.fetch_model(model)
+    name, pairs = pairs, options.fetch_files(pairs)
     own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
     loaded = pipeline.load(model, own_device, precision=precision, reference=reference).with_media_roots(files)
     if loaded.continues_text:
@@ -72,7 +74,9 @@ def evaluate(
         from dragoman.cli.pair_shards import predict_pairs_in_shards
         from dragoman.cli.shard_results import ModelSpec
 
-        spec = ModelSpec.of(loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins)
+        spec = ModelSpec.of(
+            loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins, source
+        )
         examples = [loaded.codec.normalize_targets(example) for example in examples if example.target is not None]
         predictions = predict_pairs_in_shards(loaded, spec, pairs, columns, examples, beam, on_error, chosen_bulk)
         if predictions is None:
@@ -81,14 +85,14 @@ def evaluate(
         loaded,
         examples,
         metric_parts,
-        model=str(model),
-        pairs=pairs,
+        model=source,
+        pairs=name,
         beam=beam,
         workers=workers,
         predictions=predictions,
     )
     if as_json:
-        result = {"model": str(model), "pairs": pairs, **assessment.as_json(), "report": report.as_json()}
+        result = {"model": source, "pairs": name, **assessment.as_json(), "report": report.as_json()}
         print(json.dumps(result, indent=1))
     else:
         for line in report_lines(report):

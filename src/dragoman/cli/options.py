@@ -109,6 +109,26 @@ def predict_command(model: Path, plugins: Sequence[str], *, takes_text: bool = T
     return f"echo {shlex.quote(source)} | {command}"
 
 
+def fetch_model(model: str) -> str:
+    """Copy the models of a MODEL argument that are at URLs to this machine; return their paths here."""
+    if "://" not in model:
+        return model
+    from dragoman.checkpoint.model_paths import parse_model_paths
+    from dragoman.core import remote
+
+    parts = parse_model_paths(model)
+    return "+".join(str(remote.fetch_model(part)) if remote.is_url(part) else part for part in parts)
+
+
+def fetch_files(spec: str) -> str:
+    """Copy the files of a FILE or PAIRS argument that are at URLs to this machine; return their paths here."""
+    if "://" not in spec:
+        return spec
+    from dragoman.core import remote
+
+    return ",".join(str(remote.fetch_file(part)) if remote.is_url(part) else part for part in spec.split(","))
+
+
 def load_plugins(plugins: Sequence[str]) -> None:
     """Import the modules and files of --plugin."""
     from dragoman.core.plugins import load_plugin

@@ -90,6 +90,7 @@ def predict(
     from dragoman.inference import pipeline
     from dragoman.inference.parallel import count_workers
 
+    source, model, files = model, options.fetch_model(model), [options.fetch_files(file) for file in files]
     own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
     loaded = pipeline.load(model, own_device, precision=precision, reference=reference, lm=lm, lm_weight=lm_weight)
     loaded = loaded.with_media_roots(media_folders)
@@ -136,7 +137,14 @@ def predict(
         job = PredictJob(
             loaded,
             ModelSpec.of(
-                loaded, model, own_device if executor == "local" else device, lm, lm_weight, media_folders, plugins
+                loaded,
+                model,
+                own_device if executor == "local" else device,
+                lm,
+                lm_weight,
+                media_folders,
+                plugins,
+                source,
             ),
             PredictShard(generation, kind, probability, check, attention, trace, table),
             files[0],

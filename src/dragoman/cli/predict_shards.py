@@ -128,7 +128,7 @@ def predict_large_file(job: PredictJob, workers: int) -> None:
     ledger.remove()
 
 
-def _open(job: PredictJob, folder: Path, forks: bool) -> tuple[Ledger, LineFile | None]:
+def _open(job: PredictJob, folder: str | Path, forks: bool) -> tuple[Ledger, LineFile | None]:
     from dragoman.data.lines import ReadReport
     from dragoman.data.readers import spec_files
     from dragoman.jobs.shards import identify_file, scan_lines

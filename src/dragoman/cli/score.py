@@ -54,6 +54,7 @@ def score(
     from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
 
+    source, model, pairs = model, options.fetch_model(model), options.fetch_files(pairs)
     own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
     loaded = pipeline.load(model, own_device, precision=precision, reference=reference).with_media_roots(files)
     waiting: deque[Example] = deque()  # for their scores
@@ -66,7 +67,9 @@ def score(
         from dragoman.cli.pair_shards import score_in_shards
         from dragoman.cli.shard_results import ModelSpec
 
-        spec = ModelSpec.of(loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins)
+        spec = ModelSpec.of(
+            loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins, source
+        )
         stored = score_in_shards(loaded, spec, pairs, columns, on_error, chosen_bulk, output)
         if stored is None:
             return

@@ -50,8 +50,12 @@ class ModelSpec:
         lm_weight: float,
         media_folders: Sequence[str],
         plugins: Sequence[str],
+        source: str,
     ) -> ModelSpec:
-        """The model that a pipeline was loaded from, with the checkpoint of today where `model` is a run."""
+        """The model that a pipeline was loaded from, with the checkpoint of today where `model` is a run.
+
+        `source` is how the command line names it: other machines fetch a URL themselves.
+        """
         from dragoman.checkpoint import model_folder, model_paths
 
         def resolve(model: str) -> str:
@@ -60,7 +64,7 @@ class ModelSpec:
 
         resolved = resolve(model)
         return cls(
-            resolved,
+            source if "://" in source else resolved,
             model_folder.fingerprint(resolved),
             pipeline.device.type if device == "auto" else device,
             pipeline.precision,
@@ -74,14 +78,15 @@ class ModelSpec:
     def load(self) -> Pipeline:
         """Load the model; RunError if it is not the one that the job began with."""
         from dragoman.checkpoint import model_folder
-        from dragoman.cli.options import load_plugins
+        from dragoman.cli.options import fetch_model, load_plugins
         from dragoman.inference import pipeline
 
         load_plugins(self.plugins)
-        if model_folder.fingerprint(self.model) != self.fingerprint:
+        model = fetch_model(self.model)
+        if model_folder.fingerprint(model) != self.fingerprint:
             raise RunError(f"{self.model}: is another model on this machine than where the command was started")
         loaded = pipeline.load(
-            self.model,
+            model,
             self.device,
             precision=self.precision,
             reference=self.reference,

@@ -12,7 +12,7 @@ from dragoman.cli import options
 
 app = typer.Typer(help="Bulk work: status, merge and retry of a folder of shards.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(help="The folder of --shards.", metavar="DIR")]
+Folder = Annotated[str, typer.Argument(help="The folder of --shards.", metavar="DIR")]
 
 
 @app.command()

@@ -65,6 +65,8 @@ def compute_shards(
                 return
             times = f"{MAX_DEATHS} times in a row it ended without a result, at last because "
             outcome = Outcome("failed", times + outcome.error)
+        if outcome.result is not None and not ledger.is_done(shard.number):
+            ledger.write_result(shard.number, *outcome.result)
         if outcome.kind == "failed":
             progress.failures.append(ledger.set_aside(shard.number, outcome.error))
         else:

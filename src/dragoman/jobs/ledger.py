@@ -3,7 +3,7 @@
     job.json               the command, the model, the options and the input that decide the results; its own SHA-256
     shard-000123.result    a line of JSON (number, lines, bytes, SHA-256, the job's SHA-256), then the results
     failed-000123.json     a shard that was set aside: its lines, and why
-    claims                 no content; a worker locks the byte of the shard that it computes
+    claims                 no content; a worker locks the byte of the shard that it computes; not at a URL
     .tmp-*                 what is being written
 
 A result appears under its name when it is whole. So whoever finds it need not ask who wrote it or when: processes of
@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core import files
-from dragoman.core.errors import RunError, UserError
+from dragoman.core.errors import UserError
+from dragoman.core.remote import StoredFile
 from dragoman.jobs.shards import InputFile, count_shards
+from dragoman.jobs.storage import LocalFolder, open_storage
 
 KIND, FORMAT = "dragoman shards", 1
 JOB = "job.json"
 CLAIMS = "claims"
 RESULT = re.compile(r"shard-(\d{6,})\.result")
 FAILURE = re.compile(r"failed-(\d{6,})\.json")
-MAX_JOB_BYTES = 1 << 24
-MAX_FAILURE_BYTES = 1 << 20
 ALL_SHARDS = 1 << 40  # the byte of `claims` that is locked by who needs the folder alone
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}  # of file systems without locks
 
@@ -107,7 +107,7 @@ class ShardResult:
 class JobMismatch(UserError):
     """A folder is that of another job."""
 
-    def __init__(self, folder: Path, differences: str) -> None:
+    def __init__(self, folder: str | Path, differences: str) -> None:
         self.differences = differences
         super().__init__(f"{folder}: belongs to another job: {differences}. Give the same as before, or another folder")
 
@@ -117,25 +117,29 @@ def _digest(value: Any) -> str:
 
 
 class Ledger:
-    """A ledger's folder, opened."""
+    """A ledger's folder, a path or a URL, opened."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
+    def __init__(self, folder: str | Path, job: Job) -> None:
         self.folder, self.job = folder, job
+        self._storage = open_storage(folder)
         self.digest = hashlib.sha256(job.serialize()).hexdigest()
         self._claims: tuple[int, int] | None = None  # process and file handle
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the folder is at a URL."""
+        return not isinstance(self._storage, LocalFolder)
 
     # -- open ----------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, folder: Path) -> Ledger:
+    def read(cls, folder: str | Path) -> Ledger:
         """Open the ledger in a folder; UserError if there is none, or if job.json was changed."""
-        path = folder / JOB
+        path = f"{folder}/{JOB}"
         try:
-            data = files.read_plain(path, MAX_JOB_BYTES)
+            data = open_storage(folder).read(JOB)
         except FileNotFoundError:
             raise UserError(f"{folder}: holds no shards: there is no {JOB}") from None
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
         try:
             value = json.loads(data)
             if value.pop("sha256") != _digest(value) or value["kind"] != KIND:
@@ -153,25 +157,25 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, folder: Path, command: str, options: Mapping[str, Any], inputs: Iterable[InputFile], shard_size: int
+        cls, folder: str | Path, command: str, options: Mapping[str, Any], inputs: Iterable[InputFile], shard_size: int
     ) -> Ledger | None:
         """Open the ledger of a job if there is one; UserError if the folder is that of another job."""
-        if not (folder / JOB).exists():
-            if folder.is_dir() and any(RESULT.fullmatch(name) for name in os.listdir(folder)):
+        names = {file.name for file in open_storage(folder).files()}
+        if JOB not in names:
+            if any(map(RESULT.fullmatch, names)):
                 raise UserError(f"{folder}: has results, but no {JOB}; copy it back, or give another folder")
-            if folder.exists() and not folder.is_dir():
-                raise UserError(f"{folder}: is a file; name a folder for the shards")
             return None
         ledger = cls.read(folder)
         ledger.check_same(command, options, list(inputs), shard_size)
         return ledger
 
     @classmethod
-    def create(cls, folder: Path, job: Job) -> Ledger:
+    def create(cls, folder: str | Path, job: Job) -> Ledger:
         """Begin a ledger; the folder and those on its way are made."""
-        files.make_folder(folder)
-        files.write_shared(folder / JOB, job.serialize())  # others that begin it now write the same
-        return cls(folder, job)
+        ledger = cls(folder, job)
+        ledger._storage.make()
+        ledger._storage.write(JOB, job.serialize())  # others that begin it now write the same
+        return ledger
 
     def check_same(self, command: str, options: Mapping[str, Any], inputs: list[InputFile], shard_size: int) -> None:
         """Raise UserError, which says what differs, if the folder is that of another job."""
@@ -197,11 +201,7 @@ class Ledger:
 
     def is_done(self, number: int) -> bool:
         """Whether a shard is done."""
-        return self.result_path(number).exists()
-
-    def result_path(self, number: int) -> Path:
-        """Where the results of a shard are."""
-        return self.folder / f"shard-{number:06}.result"
+        return self._storage.exists(result_name(number))
 
     def write_result(self, number: int, data: bytes, counts: Mapping[str, int]) -> None:
         """Write the results of a shard, aside and then under their name."""
@@ -213,24 +213,22 @@ class Ledger:
             "job": self.digest,
             "counts": dict(counts),
         }
-        files.write_shared(self.result_path(number), json.dumps(header).encode() + b"\n" + data)
-        with suppress(FileNotFoundError):
-            self.failure_path(number).unlink()
+        self._storage.write(result_name(number), json.dumps(header).encode() + b"\n" + data)
 
     def read_result(self, number: int) -> ShardResult:
         """Read and check the results of a shard; UserError if they were changed, or are of another job."""
-        path = self.result_path(number)
+        path = f"{self.folder}/{result_name(number)}"
         remedy = "delete it, and run the same command again: it computes this shard alone"
         try:
-            head, _, data = path.read_bytes().partition(b"\n")
+            head, _, data = self._storage.read(result_name(number)).partition(b"\n")
             header = json.loads(head)
             if header["shard"] != number or header["bytes"] != len(data) or not isinstance(header["counts"], dict):
                 raise ValueError
             if header["sha256"] != hashlib.sha256(data).hexdigest():
                 raise ValueError
             job = header["job"]
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror or error}; run the same command again") from None
+        except FileNotFoundError:
+            raise UserError(f"{path}: is gone; run the same command again") from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path}: was changed or damaged (its checksum differs); {remedy}") from None
         if job != self.digest:
@@ -239,15 +237,11 @@ class Ledger:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def failure_path(self, number: int) -> Path:
-        """Where it is said why a shard was set aside."""
-        return self.folder / f"failed-{number:06}.json"
-
     def set_aside(self, number: int, error: str) -> Failure:
         """Record that a shard cannot be computed."""
         lines = self.job.lines_of(number)
         failure = Failure(number, lines.start + 1, lines.stop, error)
-        files.write_shared(self.failure_path(number), (json.dumps(failure.as_json()) + "\n").encode())
+        self._storage.write(failure_name(number), (json.dumps(failure.as_json()) + "\n").encode())
         return failure
 
     def failures(self) -> list[Failure]:
@@ -256,25 +250,26 @@ class Ledger:
         for number in sorted(self._numbers(FAILURE) - self.done()):
             lines = self.job.lines_of(number)
             error = "the reason cannot be read"
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                error = str(json.loads(files.read_plain(self.failure_path(number), MAX_FAILURE_BYTES))["error"])
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                error = str(json.loads(self._storage.read(failure_name(number)))["error"])
             found.append(Failure(number, lines.start + 1, lines.stop, error))
         return found
 
     def clear_failures(self) -> int:
         """Let the shards that are set aside be computed again; returns their number."""
         failures = self.failures()
-        with files.explain_write_errors(self.folder, 0):
-            for failure in failures:
-                self.failure_path(failure.number).unlink(missing_ok=True)
+        for failure in failures:
+            self._storage.remove(failure_name(failure.number))
         return len(failures)
 
     def _numbers(self, pattern: re.Pattern[str]) -> set[int]:
-        try:
-            names = os.listdir(self.folder)
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be read: {error.strerror}") from None
+        names = (file.name for file in self._storage.files())
         return {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
+
+    def results(self) -> list[tuple[int, StoredFile]]:
+        """The number and the file of each result."""
+        found = ((RESULT.fullmatch(file.name), file) for file in self._storage.files())
+        return [(int(match[1]), file) for match, file in found if match]
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -297,10 +292,12 @@ class Ledger:
 
     def _claims_file(self) -> int | None:
         """The handle of `claims`, one for each process: to close any would unlock all. None: no locks here."""
+        if not isinstance(self._storage, LocalFolder):
+            return None
         if self._claims is None or self._claims[0] != os.getpid():
             try:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._claims = os.getpid(), os.open(self.folder / CLAIMS, flags, 0o666)
+                self._claims = os.getpid(), os.open(self._storage.path / CLAIMS, flags, 0o666)
             except OSError:
                 return None
         return self._claims[1]
@@ -309,12 +306,23 @@ class Ledger:
 
     def remove(self) -> None:
         """Remove the folder; job.json goes last, so that one that is half removed is still that of its job."""
-        with files.explain_write_errors(self.folder, 0):
-            for path in self.folder.iterdir():
-                if path.name != JOB:
-                    path.unlink(missing_ok=True)
-            (self.folder / JOB).unlink(missing_ok=True)
-            self.folder.rmdir()
+        for file in self._storage.files():
+            if file.name != JOB:
+                self._storage.remove(file.name)
+        self._storage.remove(JOB)
+        if isinstance(self._storage, LocalFolder):
+            with files.explain_write_errors(self._storage.path, 0):
+                self._storage.path.rmdir()
+
+
+def result_name(number: int) -> str:
+    """The file of a shard's results."""
+    return f"shard-{number:06}.result"
+
+
+def failure_name(number: int) -> str:
+    """The file that says why a shard was set aside."""
+    return f"failed-{number:06}.json"
 
 
 def _lock(handle: int, byte: int) -> bool:

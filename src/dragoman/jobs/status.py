@@ -5,12 +5,10 @@ The speed is that of the results' times in the folder, all processes together. I
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.jobs.ledger import RESULT, Failure, Ledger
+from dragoman.jobs.ledger import Failure, Ledger
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,9 @@ def read_status(ledger: Ledger) -> Status:
     """Read how far a job is."""
     written: list[tuple[float, int]] = []  # time and lines of each result
     size = 0
-    with os.scandir(ledger.folder) as entries:
-        for entry in entries:
-            if (match := RESULT.fullmatch(entry.name)) is not None:
-                with suppress(FileNotFoundError):
-                    status = entry.stat()
-                    size += status.st_size
-                    written.append((status.st_mtime, len(ledger.job.lines_of(int(match[1])))))
+    for number, file in ledger.results():
+        size += file.size
+        written.append((file.modified, len(ledger.job.lines_of(number))))
     written.sort()
     seconds = written[-1][0] - written[0][0] if written else 0.0
     speed = sum(lines for _, lines in written[1:]) / seconds if seconds > 0 else None

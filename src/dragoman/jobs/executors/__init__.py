@@ -21,10 +21,12 @@ Compute = Callable[[Shard], tuple[bytes, dict[str, int]]]  # the results of a sh
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a shard ended: done; claimed by another process; failed, the reason said; or its worker died."""
+    """How a shard ended: done; computed, with results that are to be written; claimed by another process; failed, the
+    reason said; or its worker died."""
 
-    kind: Literal["done", "claimed", "failed", "died"]
+    kind: Literal["done", "computed", "claimed", "failed", "died"]
     error: str = ""
+    result: tuple[bytes, dict[str, int]] | None = None
     is_own_fault: bool = True  # of a death: a shard that kills its workers, not a machine that went away
 
 
@@ -53,14 +55,21 @@ def compute_into(ledger: Ledger, compute: Compute, shard: Shard) -> Outcome:
             return Outcome("claimed")
         if ledger.is_done(shard.number):
             return Outcome("done")
-        try:
-            data, counts = compute(shard)
-        except MemoryError:
-            return Outcome("died", "memory ran out")
-        except Exception as error:
-            return explain_failure(error)
-        ledger.write_result(shard.number, data, counts)
+        outcome = compute_outcome(compute, shard)
+        if outcome.result is None:
+            return outcome
+        ledger.write_result(shard.number, *outcome.result)
     return Outcome("done")
+
+
+def compute_outcome(compute: Compute, shard: Shard) -> Outcome:
+    """Compute a shard for a process that writes its results."""
+    try:
+        return Outcome("computed", result=compute(shard))
+    except MemoryError:
+        return Outcome("died", "memory ran out")
+    except Exception as error:
+        return explain_failure(error)
 
 
 def explain_failure(error: Exception) -> Outcome:

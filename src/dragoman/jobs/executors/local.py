@@ -5,13 +5,16 @@ from __future__ import annotations
 from multiprocessing import connection
 
 from dragoman.core.processes import Child, answer_tasks, defer_interrupt, kill_children
-from dragoman.jobs.executors import Compute, Outcome, compute_into
+from dragoman.jobs.executors import Compute, Outcome, compute_into, compute_outcome
 from dragoman.jobs.ledger import Ledger
 from dragoman.jobs.shards import Shard
 
 
 class ForkedWorkers:
-    """Up to `count` forks of this process; each writes its results itself, and one that dies is replaced."""
+    """Up to `count` forks of this process; one that dies is replaced.
+
+    Each writes its results itself; at a URL this process does, since connections do not survive a fork.
+    """
 
     def __init__(self, ledger: Ledger, compute: Compute, count: int) -> None:
         self._ledger, self._compute, self._count = ledger, compute, count
@@ -36,6 +39,8 @@ class ForkedWorkers:
             worker.process.kill()
 
     def _run(self, shard: Shard) -> Outcome:
+        if self._ledger.is_remote:
+            return compute_outcome(self._compute, shard)
         return compute_into(self._ledger, self._compute, shard)
 
     def wait(self) -> list[tuple[Shard, Outcome]]:

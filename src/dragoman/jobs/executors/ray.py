@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.core.errors import MissingExtra, UserError
-from dragoman.jobs.executors import Compute, Outcome, explain_failure
-from dragoman.jobs.ledger import Ledger
+from dragoman.jobs.executors import Compute, Outcome, compute_outcome
 from dragoman.jobs.shards import Shard
 
 TASKS_PER_CPU = 2  # one that runs and one that waits, so that a worker never waits for this process
@@ -33,7 +32,6 @@ class RayTasks:
 
     def __init__(
         self,
-        ledger: Ledger,
         arguments: object,
         open_compute: Callable[[Any], Compute],
         address: str | None,
@@ -46,7 +44,7 @@ class RayTasks:
         except ImportError:
             raise MissingExtra("ray", "ray", "--executor ray") from None
         self._ray: Any = ray
-        self._ledger, self._workers = ledger, workers
+        self._workers = workers
         self._resource = "GPU" if device.startswith("cuda") else "CPU"
         self._was_connected = ray.is_initialized()
         for name, value in ENVIRONMENT.items():
@@ -79,7 +77,7 @@ class RayTasks:
         self._running[self._task.remote(self._arguments, shard)] = shard
 
     def wait(self) -> list[tuple[Shard, Outcome]]:
-        """Wait for a task, and write its results."""
+        """Wait for a task."""
         while self._running:
             ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_S)
             self._count_workers()  # nodes come and go
@@ -97,13 +95,10 @@ class RayTasks:
             machine_left = isinstance(error, errors.NodeDiedError | errors.ObjectLostError)
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             return Outcome("died", f"its worker in Ray ended: {reason}", is_own_fault=not machine_left)
-        if isinstance(result, Outcome):
-            return result
         if isinstance(result, UserError):
             raise result
-        if not self._ledger.is_done(shard.number):
-            self._ledger.write_result(shard.number, *result)
-        return Outcome("done")
+        outcome: Outcome = result
+        return outcome
 
     def close(self) -> None:
         """Cancel what runs, and disconnect from a cluster that this command connected to."""
@@ -114,9 +109,7 @@ class RayTasks:
             self._ray.shutdown()
 
 
-def compute_in_ray(
-    opened: tuple[Callable[[Any], Compute], Any], shard: Shard
-) -> tuple[bytes, dict[str, int]] | Outcome | UserError:
+def compute_in_ray(opened: tuple[Callable[[Any], Compute], Any], shard: Shard) -> Outcome | UserError:
     """In a worker of Ray: compute a shard with the model that this process has loaded."""
     import pickle
 
@@ -126,13 +119,6 @@ def compute_in_ray(
         key = pickle.dumps(arguments)
         if _opened is None or _opened[0] != key:
             _opened = key, open_compute(arguments)
-        return _opened[1](shard)
-    except UserError as error:
-        try:
-            return explain_failure(error)
-        except UserError:
-            return error
-    except MemoryError:
-        return Outcome("died", "memory ran out")
-    except Exception as error:
-        return explain_failure(error)
+        return compute_outcome(_opened[1], shard)
+    except UserError as error:  # wrong options, no model at this path: it ends the command
+        return error
