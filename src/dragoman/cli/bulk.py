@@ -292,9 +292,9 @@ class ShardProgress:
             self._bar.update(self._task, completed=done, description=text)
 
 
-def check_failures(ledger: Ledger, output: Path | None = None) -> None:
-    """Raise CheckFailed (exit code 4), which names the first shards that are set aside, if there are any."""
-    failures = ledger.failures()
+def check_failures(ledger: Ledger, selection: Selection, output: Path | None = None) -> None:
+    """Raise CheckFailed (exit code 4), which names the first shards of a selection that are set aside, if any are."""
+    failures = [failure for failure in ledger.failures() if failure.number in selection]
     if not failures:
         return
     count = "1 shard is" if len(failures) == 1 else f"{len(failures):,} shards are"
@@ -316,7 +316,7 @@ def finish(ledger: Ledger, bulk: BulkOptions, output: Path | None, inputs: Itera
         counts = dict(merge(ledger, output, inputs))
     if bulk.as_json:
         print_status(ledger)
-    check_failures(ledger, output)
+    check_failures(ledger, bulk.selection, output)
     if is_waiting:
         options.print_to_stderr(f"{unfinished(ledger)}; the output is written when all are")
     elif output is None and not bulk.as_json:

@@ -144,7 +144,7 @@ def _finish(ledger: Ledger, chosen: BulkOptions) -> Iterator[bytes] | None:
 
     if chosen.as_json:
         bulk.print_status(ledger)
-    bulk.check_failures(ledger)
+    bulk.check_failures(ledger, chosen.selection)
     if problem := unfinished(ledger):
         options.print_to_stderr(f"{problem}; the same command says more when all are")
         return None

@@ -93,7 +93,10 @@ def score(
             yield "\t".join(cells)
 
     with closing(token_scores):
-        write_results(lines(), output, spec_files(pairs))
+        if as_json and output is None:  # the standard output has the status
+            deque(lines(), maxlen=0)
+        else:
+            write_results(lines(), output, spec_files(pairs))
     perplexity = math.exp(min(-total / max(count, 1), 700.0))
     text = f"perplexity {perplexity:.4f} over {count:,} tokens in {scored:,} pairs" if count else f"{pairs}: no pairs"
     if skipped:

@@ -17,6 +17,7 @@ from dragoman.jobs.ledger import Failure, Ledger
 from dragoman.jobs.shards import Shard
 
 MAX_DEATHS = 3  # of workers that had a shard, until it is set aside
+READ_AHEAD = 4  # shards that wait for a worker
 CLAIM_INTERVAL_S = 0.2  # seconds between two looks at shards that another process computes
 
 
@@ -75,19 +76,17 @@ def compute_shards(
 
     try:
         while True:
-            has_submitted = False
             while executor.has_room and (shard := queue.next()) is not None:
                 if shard.error:
                     end(shard, Outcome("failed", shard.error))
                 else:
                     executor.submit(shard)
-                    has_submitted = True
-            queue.read_ahead()
-            ended = executor.wait()
+            if executor.is_idle:
+                return progress
+            has_read = queue.read_ahead()
+            ended = executor.wait(block=not has_read)
             for shard, outcome in ended:
                 end(shard, outcome)
-            if not ended and not has_submitted:
-                return progress
             if ended and all(outcome.kind == "claimed" for _, outcome in ended):
                 time.sleep(CLAIM_INTERVAL_S)
     finally:
@@ -107,8 +106,7 @@ class _Queue:
         """The next shard; None if there is none now."""
         if self.again:
             return self.again.popleft()
-        self.read_ahead()
-        if self._ahead:
+        if self._ahead or self.read_ahead():
             return self._ahead.popleft()
         while self.claimed:
             shard = self.claimed.popleft()
@@ -116,7 +114,9 @@ class _Queue:
                 return shard
         return None
 
-    def read_ahead(self) -> None:
-        """Read the next shard, while the workers compute, unless one was read already."""
-        if not self._ahead:
+    def read_ahead(self) -> bool:
+        """Read one more shard, while the workers compute; False if enough were read, or all."""
+        before = len(self._ahead)
+        if before < READ_AHEAD:
             self._ahead.extend(islice(self._shards, 1))
+        return len(self._ahead) > before

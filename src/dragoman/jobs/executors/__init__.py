@@ -38,8 +38,11 @@ class Executor(Protocol):
 
     def submit(self, shard: Shard) -> None: ...
 
-    def wait(self) -> list[tuple[Shard, Outcome]]:
-        """Wait for some shards to end; none if none is being computed."""
+    @property
+    def is_idle(self) -> bool: ...
+
+    def wait(self, *, block: bool) -> list[tuple[Shard, Outcome]]:
+        """The shards that have ended; with `block`, wait for one."""
         ...
 
     def close(self) -> None: ...

@@ -43,10 +43,15 @@ class ForkedWorkers:
             return compute_outcome(self._compute, shard)
         return compute_into(self._ledger, self._compute, shard)
 
-    def wait(self) -> list[tuple[Shard, Outcome]]:
-        """Wait until a worker has answered or died."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no shard is being computed."""
+        return not self._running
+
+    def wait(self, *, block: bool) -> list[tuple[Shard, Outcome]]:
+        """The shards whose workers have answered or died; with `block`, wait for one."""
         ended = []
-        ready = connection.wait([worker.pipe for worker in self._running]) if self._running else []
+        ready = connection.wait([worker.pipe for worker in self._running], None if block else 0)
         for worker in [worker for worker in self._running if worker.pipe in ready]:
             shard = self._running[worker]
             try:
@@ -84,7 +89,12 @@ class ThisProcess:
         """Keep a shard for wait()."""
         self._next = shard
 
-    def wait(self) -> list[tuple[Shard, Outcome]]:
+    @property
+    def is_idle(self) -> bool:
+        """Whether no shard waits."""
+        return self._next is None
+
+    def wait(self, *, block: bool) -> list[tuple[Shard, Outcome]]:
         """Compute the shard that waits."""
         shard, self._next = self._next, None
         return [] if shard is None else [(shard, compute_into(self._ledger, self._compute, shard))]

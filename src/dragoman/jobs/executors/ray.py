@@ -76,16 +76,20 @@ class RayTasks:
         """Submit a task for a shard."""
         self._running[self._task.remote(self._arguments, shard)] = shard
 
-    def wait(self) -> list[tuple[Shard, Outcome]]:
-        """Wait for a task."""
-        while self._running:
-            ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_S)
-            self._count_workers()  # nodes come and go
-            if ready:
-                return [(shard, self._receive(task, shard)) for task in ready for shard in [self._running.pop(task)]]
-        return []
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task was submitted that has not ended."""
+        return not self._running
 
-    def _receive(self, task: Any, shard: Shard) -> Outcome:
+    def wait(self, *, block: bool) -> list[tuple[Shard, Outcome]]:
+        """The tasks that have ended; with `block`, wait for one."""
+        while True:
+            ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_S if block else 0)
+            self._count_workers()  # nodes come and go
+            if ready or not block:
+                return [(shard, self._receive(task)) for task in ready for shard in [self._running.pop(task)]]
+
+    def _receive(self, task: Any) -> Outcome:
         errors = self._ray.exceptions
         try:
             result = self._ray.get(task)
