@@ -254,16 +254,15 @@ class ShardProgress:
     def __init__(self, ledger: Ledger, selection: Selection, name: str) -> None:
         self._job, self._name, self._out = ledger.job, name, options.console(error=True)
         self._total = sum(len(self._job.lines_of(n)) for n in range(self._job.shards) if n in selection)
-        self._missing_at_start = 0
         self._ledger, self._selection = ledger, selection
         self._start = self._printed_at = time.monotonic()
+        self._done_at_start = self._done_lines()
         self._stack = ExitStack()
         self._bar: Any = None
 
     def __enter__(self) -> ShardProgress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._done_at_start = self._done_lines()
         if self._out.is_terminal:
             columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn()
             self._bar = self._stack.enter_context(Progress(*columns, console=self._out, refresh_per_second=5))
