@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.output import signal_name, stop_by_signal
+from dragoman.cli.output import raise_pending, signal_name, stop_by_signal
 from dragoman.cli.progress import RESULT_INTERVAL_S, format_duration
 from dragoman.core.errors import CheckFailed, RunError, Stopped, UserError
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dragoman.jobs.status import Status
 
 PANEL = "Bulk work"
+BAR_INTERVAL_S = 1.0  # seconds between two updates of a bar, each of which lists the folder
 
 ShardsFolder = Annotated[
     str | None,
@@ -240,7 +241,12 @@ def run(
         try:
             missing = missing_shards(ledger, selection)
             show = stack.enter_context(ShardProgress(ledger, selection, name))
-            return compute_shards(ledger, read(missing), executor, show)
+
+            def report(progress: JobProgress) -> None:
+                raise_pending(received)
+                show(progress)
+
+            return compute_shards(ledger, read(missing), executor, report)
         except KeyboardInterrupt:
             done = len(ledger.done())
             text = f"stopped by {signal_name(received)}: {done:,} of {ledger.job.shards:,} shards are kept in "
@@ -278,7 +284,7 @@ class ShardProgress:
     def __call__(self, progress: JobProgress) -> None:
         """Show the progress, as often as is worth it."""
         now = time.monotonic()
-        if self._bar is None and now - self._printed_at < RESULT_INTERVAL_S:
+        if now - self._printed_at < (BAR_INTERVAL_S if self._bar is not None else RESULT_INTERVAL_S):
             return
         self._printed_at, done = now, self._done_lines()
         rate = (done - self._done_at_start) / max(now - self._start, 1e-9)

@@ -58,6 +58,10 @@ class RemoteFolder:
     def __str__(self) -> str:
         return self.url
 
+    def names(self) -> set[str]:
+        """The names of the files in the folder; none if it does not exist."""
+        return {file.name for file in self.files()}
+
     def files(self) -> Iterator[StoredFile]:
         """The files in the folder; none if it does not exist."""
 

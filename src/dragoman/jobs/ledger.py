@@ -160,7 +160,7 @@ class Ledger:
         cls, folder: str | Path, command: str, options: Mapping[str, Any], inputs: Iterable[InputFile], shard_size: int
     ) -> Ledger | None:
         """Open the ledger of a job if there is one; UserError if the folder is that of another job."""
-        names = {file.name for file in open_storage(folder).files()}
+        names = open_storage(folder).names()
         if JOB not in names:
             if any(map(RESULT.fullmatch, names)):
                 raise UserError(f"{folder}: has results, but no {JOB}; copy it back, or give another folder")
@@ -263,8 +263,7 @@ class Ledger:
         return len(failures)
 
     def _numbers(self, pattern: re.Pattern[str]) -> set[int]:
-        names = (file.name for file in self._storage.files())
-        return {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
+        return {int(match[1]) for name in self._storage.names() if (match := pattern.fullmatch(name))}
 
     def results(self) -> list[tuple[int, StoredFile]]:
         """The number and the file of each result."""
@@ -306,9 +305,8 @@ class Ledger:
 
     def remove(self) -> None:
         """Remove the folder; job.json goes last, so that one that is half removed is still that of its job."""
-        for file in self._storage.files():
-            if file.name != JOB:
-                self._storage.remove(file.name)
+        for name in self._storage.names() - {JOB}:
+            self._storage.remove(name)
         self._storage.remove(JOB)
         if isinstance(self._storage, LocalFolder):
             with files.explain_write_errors(self._storage.path, 0):

@@ -19,6 +19,8 @@ from dragoman.core.remote import RemoteFolder, StoredFile, is_url
 class Storage(Protocol):
     """Files that are read and written whole."""
 
+    def names(self) -> set[str]: ...
+
     def files(self) -> Iterator[StoredFile]: ...
 
     def exists(self, name: str) -> bool: ...
@@ -41,20 +43,23 @@ class LocalFolder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def files(self) -> Iterator[StoredFile]:
-        """The files in the folder; none if it does not exist."""
+    def names(self) -> set[str]:
+        """The names of the files in the folder; none if it does not exist."""
         try:
-            entries = list(os.scandir(self.path))
+            return set(os.listdir(self.path))
         except FileNotFoundError:
-            return
+            return set()
         except NotADirectoryError:
             raise UserError(f"{self.path}: is a file; name a folder for the shards") from None
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read: {error.strerror}") from None
-        for entry in entries:
+
+    def files(self) -> Iterator[StoredFile]:
+        """The files in the folder, with their sizes and times."""
+        for name in self.names():
             with suppress(FileNotFoundError):  # it was renamed or removed just now
-                status = entry.stat()
-                yield StoredFile(entry.name, status.st_size, status.st_mtime)
+                status = (self.path / name).stat()
+                yield StoredFile(name, status.st_size, status.st_mtime)
 
     def exists(self, name: str) -> bool:
         """Whether there is a file of this name."""
