@@ -15,7 +15,7 @@ test: $(VENV)/.dev lint
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2
 
 # Soaks, sweeps and trainings that take longer; their last results are in docs/results.md.
-test-long: $(VENV)/.dev
+test-long: $(VENV)/.long
 	DRAGOMAN_TEST_SEED=$${DRAGOMAN_TEST_SEED:-fresh} OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 -m long
 
 # Debian's Chromium, for the tests of pages; without one they are skipped.
@@ -52,6 +52,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,interop,onnx,sweep,dev]'
+	touch $@
+
+# Ray and S3, with a server of it: 400 MB that no other target needs.
+$(VENV)/.long: $(VENV)/.dev
+	$(PIP) -e '.[ray,remote]' moto flask flask-cors
 	touch $@
 
 $(VENV)/.audit: | $(VENV)/bin/python

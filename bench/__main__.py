@@ -1,4 +1,4 @@
-"""python -m bench train|decode|loader|startup|growth|serve: measure, print a table, and print the ratios last."""
+"""python -m bench train|decode|loader|startup|growth|serve|shards: measure, print a table, and the ratios last."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "loader": "tokens a second of the batches alone",
     "startup": "seconds until something happens",
     "growth": "tokens a second and memory against length, batch, depth and vocabulary",
+    "shards": "bulk work: speed and memory beside plain predict, and how a ledger grows",
     "serve": "requests a second of the server, against a loop without batching; and what it does when too many come",
 }
 

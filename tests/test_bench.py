@@ -155,6 +155,7 @@ COMMANDS = [
         ["serve", "--workers", "2", "--clients", "1", "--overload", "30"], "the server", marks=pytest.mark.long
     ),
     pytest.param(["startup", "--competitors"], "| dragoman predict, one line |", marks=pytest.mark.long),
+    pytest.param(["shards", "--lines", "9000", "--growth", "9000"], "equal outputs", marks=pytest.mark.long),
     pytest.param(["growth", "--axes", "length", "--points", "1"], "| 16 |", marks=pytest.mark.long),
 ]
 

@@ -186,13 +186,16 @@ def test_a_model_with_a_weight_of_nan_gives_an_error_and_no_blank_results(
 @pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("number", [*SIGNALS, signal.SIGKILL])
-def test_a_large_prediction_stopped_or_killed_loses_nothing_that_was_finished(
+def test_a_prediction_of_a_stream_stopped_or_killed_loses_nothing_that_was_finished(
     number: signal.Signals, workers: str, work: Path, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "sources.txt", tmp_path / "out.txt"
     source.write_text("a b c d\n" * 60_000)
-    args = ["-m", "dragoman", "predict", RUN, str(source), "-o", str(output), "--workers", workers]
-    with subprocess.Popen([sys.executable, *args], cwd=work, stderr=subprocess.PIPE, text=True) as parent:
+    args = [sys.executable, "-m", "dragoman", "predict", RUN, "-o", str(output), "--workers", workers]
+    with (
+        source.open() as stream,
+        subprocess.Popen(args, cwd=work, stdin=stream, stderr=subprocess.PIPE, text=True) as parent,
+    ):
         deadline = time.monotonic() + 120
         while not any(path.stat().st_size > 5000 for path in tmp_path.glob(".tmp-*")):
             assert parent.poll() is None

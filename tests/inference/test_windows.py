@@ -1,4 +1,4 @@
-"""Inputs are cut into windows once, in order, and shared evenly by workers."""
+"""Inputs are cut into windows once, in order: whole ones, but few inputs are shared evenly by workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def test_windows_hold_every_source_once_in_order_and_count_where_they_begin(line
     assert all(1 <= len(window.inputs) <= WINDOW for window in windows)
 
 
-@given(lines=st.integers(2 * SMALLEST, 30_000), count=st.integers(2, 5))
-def test_a_file_is_shared_out_evenly(lines: int, count: int) -> None:
+@given(lines=st.integers(2 * SMALLEST, 5 * WINDOW), count=st.integers(2, 5))
+def test_a_file_too_small_for_whole_windows_is_shared_out_evenly(lines: int, count: int) -> None:
+    lines = min(lines, count * WINDOW - 1)
     sizes = [len(window.inputs) for window in cut_windows(iter(range(lines)), count)]
     assert len(sizes) >= min(count, lines // SMALLEST)
     loads = [0] * count
@@ -28,6 +29,16 @@ def test_a_file_is_shared_out_evenly(lines: int, count: int) -> None:
         loads[loads.index(min(loads))] += size
     if lines >= count * SMALLEST:
         assert max(loads) - lines / count <= max(sizes[-2:])
+
+
+@given(lines=st.integers(0, 40_000), count=st.integers(2, 5))
+def test_from_a_whole_window_for_each_worker_on_windows_do_not_depend_on_their_number(lines: int, count: int) -> None:
+    lines = max(lines, count * WINDOW)
+    several, one = (
+        [(window.first_index, len(window.inputs)) for window in cut_windows(range(lines), workers)]
+        for workers in (count, 1)
+    )
+    assert several == one
 
 
 def test_one_process_has_windows_as_large_as_they_may_be() -> None:

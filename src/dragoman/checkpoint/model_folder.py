@@ -350,6 +350,18 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     return entries
 
 
+def fingerprint(models: str | Path) -> str:
+    """The SHA-256 of what decides a model's results: the checksums of its files, or of those of an ensemble's members.
+
+    A copy of a model has the same, with or without its training state.
+    """
+    digests = [
+        {name: entry["sha256"] for name, entry in read_manifest(resolve(Path(path))).items() if "training." not in name}
+        for path in model_paths.parse_model_paths(models)
+    ]
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
 def _is_entry(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli import options
+from dragoman.cli import bulk, options
 from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import DataError, UserError
 
@@ -39,8 +39,14 @@ def evaluate(
     reference: options.Reference = False,
     plugins: options.Plugins = [],
     files: options.MediaFolders = [],
+    shards: bulk.ShardsFolder = None,
+    shard: bulk.ShardChoice = None,
+    executor: bulk.ExecutorName = "local",
+    ray_address: bulk.RayAddress = None,
 ) -> None:
     """Decode every source, score the results and report on the errors; columns after the target are references."""
+    chosen_bulk = bulk.BulkOptions(shards, shard, executor, ray_address, workers)
+    chosen_bulk.check()
     options.load_plugins(plugins)
     from dragoman.evaluation.metrics import parse_metrics
 
@@ -52,7 +58,10 @@ def evaluate(
 
     if errors is not None:
         check_format(errors)
-    loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
+    source, model = model, options.fetch_model(model)
+    name, pairs = pairs, options.fetch_files(pairs)
+    own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
+    loaded = pipeline.load(model, own_device, precision=precision, reference=reference).with_media_roots(files)
     if loaded.continues_text:
         raise UserError("a language model has no targets to compare with; use `dragoman score` for its perplexity")
     read = read_pairs_for(pairs, columns, loaded, extra_targets=True, on_error=on_error)
@@ -60,11 +69,30 @@ def evaluate(
     examples = list(options.warn_untagged(loaded, readable))
     if not examples:
         raise DataError("there are no pairs to evaluate; a pair is a source and a target", pairs)
+    predictions = None
+    if shards is not None:
+        from dragoman.cli.pair_shards import predict_pairs_in_shards
+        from dragoman.cli.shard_results import ModelSpec
+
+        spec = ModelSpec.of(
+            loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins, source
+        )
+        examples = [loaded.codec.normalize_targets(example) for example in examples if example.target is not None]
+        predictions = predict_pairs_in_shards(loaded, spec, pairs, columns, examples, beam, on_error, chosen_bulk)
+        if predictions is None:
+            return
     assessment, report = reports.evaluate(
-        loaded, examples, metric_parts, model=str(model), pairs=pairs, beam=beam, workers=workers
+        loaded,
+        examples,
+        metric_parts,
+        model=source,
+        pairs=name,
+        beam=beam,
+        workers=workers,
+        predictions=predictions,
     )
     if as_json:
-        result = {"model": str(model), "pairs": pairs, **assessment.as_json(), "report": report.as_json()}
+        result = {"model": source, "pairs": name, **assessment.as_json(), "report": report.as_json()}
         print(json.dumps(result, indent=1))
     else:
         for line in report_lines(report):

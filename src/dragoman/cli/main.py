@@ -30,6 +30,7 @@ from dragoman.cli import (
     recipe,
     score,
     serve,
+    shards,
     sweep,
     tokenizer,
     train,
@@ -68,6 +69,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.add_typer(data.app, name="data")
     app.add_typer(tokenizer.app, name="tokenizer")
     app.add_typer(config.app, name="config")
+    app.add_typer(shards.app, name="shards")
     app.command("list")(list_parts.list_parts)
     return app
 

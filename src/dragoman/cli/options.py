@@ -109,6 +109,26 @@ def predict_command(model: Path, plugins: Sequence[str], *, takes_text: bool = T
     return f"echo {shlex.quote(source)} | {command}"
 
 
+def fetch_model(model: str) -> str:
+    """Copy the models of a MODEL argument that are at URLs to this machine; return their paths here."""
+    if "://" not in model:
+        return model
+    from dragoman.checkpoint.model_paths import parse_model_paths
+    from dragoman.core import remote
+
+    parts = parse_model_paths(model)
+    return "+".join(str(remote.fetch_model(part)) if remote.is_url(part) else part for part in parts)
+
+
+def fetch_files(spec: str) -> str:
+    """Copy the files of a FILE or PAIRS argument that are at URLs to this machine; return their paths here."""
+    if "://" not in spec:
+        return spec
+    from dragoman.core import remote
+
+    return ",".join(str(remote.fetch_file(part)) if remote.is_url(part) else part for part in spec.split(","))
+
+
 def load_plugins(plugins: Sequence[str]) -> None:
     """Import the modules and files of --plugin."""
     from dragoman.core.plugins import load_plugin
@@ -156,6 +176,13 @@ def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[E
         print_to_stderr(
             f"{untagged:,} sources do not name their target language ({', '.join(languages)}); see --target-lang"
         )
+
+
+def warn_truncated(pipeline: Pipeline, count: int) -> None:
+    """Say how many sources were longer than the model reads."""
+    unit = "tokens" if pipeline.codec.modality is None else "positions"
+    longest = pipeline.input_processor.max_source_length
+    print_to_stderr(f"too long, so only the first {longest:,} {unit} were read: {count:,} of the sources")
 
 
 def check_choice(value: str, allowed: Sequence[str], option: str) -> str:

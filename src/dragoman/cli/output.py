@@ -73,7 +73,7 @@ def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[
     from dragoman.core import files
 
     done, size = 0, 0
-    with _stop_by_signal() as received:
+    with stop_by_signal() as received:
         if output is None:
             out = sys.stdout
             if hasattr(out, "reconfigure"):
@@ -84,7 +84,7 @@ def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[
                     done += 1
                     if out.isatty():
                         out.flush()
-                    _raise_pending(received)
+                    raise_pending(received)
                 out.flush()
             except KeyboardInterrupt:
                 out.flush()
@@ -96,7 +96,7 @@ def write_results(results: Iterable[str], output: Path | None, inputs: Iterable[
                     data = (result + "\n").encode()
                     file.write(data)
                     done, size = done + 1, size + len(data)
-                    _raise_pending(received)
+                    raise_pending(received)
             except KeyboardInterrupt:
                 if done == 0 or isinstance(file.name, int):  # a pipe or a device, which keeps what it got
                     raise _stopped(received, done, f"were written to {output}") from None
@@ -128,7 +128,7 @@ def write_table(
         return files.set_aside(Path(journal.name), "partial", Path(f"{os.path.realpath(output)}.jsonl"))
 
     done, target = 0, Path(os.path.realpath(output))
-    with _stop_by_signal() as received, files.open_output(output, inputs) as file:
+    with stop_by_signal() as received, files.open_output(output, inputs) as file:
         folder = target.parent if not isinstance(file.name, int) else Path.cwd()
         with files.open_journal(folder / target.name) as journal, files.open_scratch(folder) as scratch:
             table, is_complete = open_format(scratch), False
@@ -140,7 +140,7 @@ def write_table(
                         raise RunError(f"{output}: {error}. The first {done:,} results are kept in {keep()}") from None
                     journal.write(f"{journal_format.line(row, results)}\n".encode())
                     done += 1
-                    _raise_pending(received)
+                    raise_pending(received)
                 table.close()
                 is_complete = True
             except KeyboardInterrupt:
@@ -165,24 +165,24 @@ def write_document(
     from dragoman.core import files
 
     done: list[Translation] = []
-    with _stop_by_signal() as received, files.open_output(output, inputs) as file:
+    with stop_by_signal() as received, files.open_output(output, inputs) as file:
         try:
             for translation in translations:
                 done.append(translation)
-                _raise_pending(received)
+                raise_pending(received)
         except KeyboardInterrupt:
             if not done or isinstance(file.name, int):
                 raise _stopped(received, 0, "") from None
             document.write([*done, *[None] * (len(document.segments) - len(done))], file)
             kept = files.set_aside(Path(file.name), "partial", Path(os.path.realpath(output)))
-            stopped = f"stopped by {_signal_name(received)}: the document with its first {len(done):,} segments"
-            code = 128 + signal.Signals[_signal_name(received)]
+            stopped = f"stopped by {signal_name(received)}: the document with its first {len(done):,} segments"
+            code = 128 + signal.Signals[signal_name(received)]
             raise Stopped(f"{stopped} translated is kept in {kept}, and {_as_before(output)}", code) from None
         document.write(done, file)
 
 
 @contextmanager
-def _stop_by_signal() -> Iterator[list[int]]:
+def stop_by_signal() -> Iterator[list[int]]:
     """Let SIGTERM raise KeyboardInterrupt inside the block, as Ctrl-C does; yields a list with its number if it did."""
     from dragoman.core.processes import handle_signal
 
@@ -196,21 +196,21 @@ def _stop_by_signal() -> Iterator[list[int]]:
         yield received
 
 
-def _raise_pending(received: Sequence[int]) -> None:
+def raise_pending(received: Sequence[int]) -> None:
     """Raise KeyboardInterrupt if a signal has come: an exception that comes while Python forks is lost."""
     if received:
         raise KeyboardInterrupt
 
 
 def _stopped(received: Sequence[int], done: int, outcome: str) -> Stopped:
-    name = _signal_name(received)
+    name = signal_name(received)
     if done == 0:
         return Stopped(f"stopped by {name} before the first result", 128 + signal.Signals[name])
     text = f"stopped by {name}: the first {done:,} results {outcome}; to go on, give the inputs from {done + 1:,} on"
     return Stopped(text, 128 + signal.Signals[name])
 
 
-def _signal_name(received: Sequence[int]) -> str:
+def signal_name(received: Sequence[int]) -> str:
     return signal.Signals(received[0] if received else signal.SIGINT).name
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dragoman.cli import documents, inputs, options, source_columns
+from dragoman.cli import bulk, documents, inputs, options, source_columns
 from dragoman.cli.output import render, write_results, write_table
 from dragoman.cli.prediction_table import PredictionTable, ResultColumns
 from dragoman.cli.progress import with_progress_bar, with_progress_lines
@@ -21,6 +21,7 @@ from dragoman.core.errors import UserError
 if TYPE_CHECKING:
     from dragoman.core.generation import GenerationOptions
     from dragoman.core.types import Example
+    from dragoman.data.columns import ColumnsLike
     from dragoman.data.readers import Row
     from dragoman.inference.pipeline import Pipeline
     from dragoman.inference.prediction import Prediction
@@ -65,6 +66,11 @@ def predict(
     attention: Annotated[bool, typer.Option(help="With jsonl: the attention weights of each token.")] = False,
     media_folders: options.MediaFolders = [],
     second_source: inputs.SecondSource = "",
+    shards: bulk.ShardsFolder = None,
+    shard: bulk.ShardChoice = None,
+    executor: bulk.ExecutorName = "local",
+    ray_address: bulk.RayAddress = None,
+    as_json: bulk.JSONStatus = False,
     *,
     generation: GenerationOptions,
 ) -> None:
@@ -76,17 +82,25 @@ def predict(
 
     if (trace or attention) and format != "jsonl":
         raise UserError("--trace and --attention need --format jsonl: a text line has no room for them")
+    chosen_bulk = bulk.BulkOptions(shards, shard, executor, ray_address, workers, as_json)
+    chosen_bulk.check()
+    if shards is not None:
+        bulk.refuse_format(files[0])
     options.load_plugins(plugins)
     from dragoman.inference import pipeline
     from dragoman.inference.parallel import count_workers
 
-    loaded = pipeline.load(model, device, precision=precision, reference=reference, lm=lm, lm_weight=lm_weight)
+    source, model, files = model, options.fetch_model(model), [options.fetch_files(file) for file in files]
+    own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
+    loaded = pipeline.load(model, own_device, precision=precision, reference=reference, lm=lm, lm_weight=lm_weight)
     loaded = loaded.with_media_roots(media_folders)
     request = loaded.request(generation, attention=attention, trace=trace)  # bad options fail before the first line
     if explain_engine:
         options.print_to_stderr("\n".join(loaded.report_engines(request).lines()))
     report, out = ReadReport(), options.console(error=True)
     if is_document(files[0]):
+        if shards is not None:
+            raise UserError(f"{files[0]}: --shards needs lines, and this is a document; leave out --shards")
         unused = {"--format": format, "--column": column, "--second-source": second_source}
         documents.refuse_options(files, unused | {"--probability": probability, "--check": check}, request)
         predictions_of = partial(
@@ -96,6 +110,8 @@ def predict(
         documents.predict_document(loaded, Path(files[0]), output, languages, predictions_of)
         return
     media = inputs.media_examples(loaded, files, second_source)
+    if media is not None and shards is not None:
+        raise UserError("--shards needs lines: give the names of the files in a list, one on each line (.txt)")
     chosen = source_columns.choose_source_columns(files[0], column, loaded) if media is None else None
     columns, proposal, sentence = chosen or (None, None, "")
     results = ResultColumns(loaded, probability, check, request.options.nbest)
@@ -105,13 +121,48 @@ def predict(
     read = inputs.LineInputs(files[0], on_error, report, columns) if media is None else inputs.MediaInputs(media)
     inputs_read = files if media is not None else spec_files(files[0])  # a sheet is not part of a file's name
     rows: deque[Row] = deque()  # of the sources that are being answered
-    trained, examples = loaded.config.columns, _split_rows(read, rows)
-    if media is None and columns is None and loaded.reads_media and isinstance(trained, list):
-        examples = inputs.drop_target_columns(examples, trained)
-    readable = options.skip_unreadable(loaded, examples, on_error, keep_blank=True)
-    has_second_source = loaded.codec.second_source is not None
-    tagged = inputs.set_languages(readable, source_lang, target_lang, has_second_source)
-    sources = results.watch(options.warn_untagged(loaded, tagged))
+    trained = loaded.config.columns if media is None and columns is None else None
+    prepare = partial(
+        _prepare_sources,
+        loaded,
+        trained=trained,
+        on_error=on_error,
+        languages=(source_lang, target_lang),
+    )
+    kind = "nbest" if request.options.nbest > 1 and (format or "text") == "text" else format or "text"
+    if media is None and (shards is not None or output is not None):
+        from dragoman.cli.predict_shards import PredictJob, is_large, predict_in_shards, predict_large_file
+        from dragoman.cli.shard_results import ModelSpec, PredictShard
+
+        job = PredictJob(
+            loaded,
+            ModelSpec.of(
+                loaded,
+                model,
+                own_device if executor == "local" else device,
+                lm,
+                lm_weight,
+                media_folders,
+                plugins,
+                source,
+            ),
+            PredictShard(generation, kind, probability, check, attention, trace, table),
+            files[0],
+            columns,
+            on_error,
+            results,
+            table,
+            prepare,
+            (source_lang, target_lang),
+            output,
+        )
+        if shards is not None:
+            predict_in_shards(job, chosen_bulk)
+            return
+        if is_large(job, count_workers(loaded, workers)):
+            predict_large_file(job, count_workers(loaded, workers))
+            return
+    sources = results.watch(prepare(_split_rows(read, rows)))
     is_interactive = read.interactive
     shows_bar = out.is_terminal and not is_interactive and (output is not None or not sys.stdout.isatty())
     show = with_progress_bar if shows_bar else with_progress_lines
@@ -124,7 +175,6 @@ def predict(
     ):
         answered = ((row, prediction) for prediction in shown for row in [rows.popleft()])
         if table is None:
-            kind = "nbest" if request.options.nbest > 1 and (format or "text") == "text" else format or "text"
             texts = (
                 "\n".join(render(i, prediction, kind, results.further(prediction)))
                 for i, (_, prediction) in enumerate(answered, 1)
@@ -145,6 +195,25 @@ def _split_rows(read: Iterable[tuple[Row, Example]], rows: deque[Row]) -> Iterat
     for row, source in read:
         rows.append(row)
         yield source
+
+
+def _prepare_sources(
+    loaded: Pipeline,
+    sources: Iterable[Example],
+    *,
+    trained: ColumnsLike | None,
+    on_error: str,
+    languages: tuple[str | None, str | None],
+) -> Iterator[Example]:
+    """Yield a source for each one: without targets, blank if unreadable, with its languages; warnings come at the end.
+
+    `trained` are the columns of the model where lines may have all of them.
+    """
+    if loaded.reads_media and isinstance(trained, list):
+        sources = inputs.drop_target_columns(sources, trained)
+    readable = options.skip_unreadable(loaded, sources, on_error, keep_blank=True)
+    tagged = inputs.set_languages(readable, *languages, loaded.codec.second_source is not None)
+    return options.warn_untagged(loaded, tagged)
 
 
 def _predictions(
@@ -173,8 +242,4 @@ def _predictions(
             truncated += prediction.source_truncated
             yield prediction
     if truncated:
-        unit = "tokens" if loaded.codec.modality is None else "positions"
-        longest = loaded.input_processor.max_source_length
-        options.print_to_stderr(
-            f"too long, so only the first {longest:,} {unit} were read: {truncated:,} of the sources"
-        )
+        options.warn_truncated(loaded, truncated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
@@ -29,15 +29,19 @@ class ResultColumns:
     It sees the sources as they are read, and keeps what the model has never seen in each until its prediction comes.
     """
 
-    def __init__(self, pipeline: Pipeline, probability: bool, check: bool, nbest: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, probability: bool, check: bool, nbest: int, *, counts_unseen: bool = True
+    ) -> None:
+        """Count what is unseen for the notices, unless others do."""
         from dragoman.text.unseen import UnseenCounter
 
         side: Literal["source", "target"] = "target" if pipeline.continues_text else "source"
         self.probability, self.check, self.nbest = probability, check, nbest
+        self._counts_unseen = counts_unseen or check
         self.target_tokenizer = pipeline.codec.target.kind
         self._unseen, self._of_source = (UnseenCounter(pipeline.codec, side=side) for _ in range(2))
         self._waiting: deque[Sequence[str]] = deque()
-        self._formulas = 0
+        self._formulas = 0  # predictions that look like formulas
         self.count, self.doubtful = 0, 0  # predictions, and those that deserve a look
 
     @property
@@ -60,12 +64,26 @@ class ResultColumns:
         """Yield sources unchanged, and keep what is unseen in them."""
         for source in sources:
             units: list[str] = []
-            if self._unseen.add(source) and self.check:
+            if self._counts_unseen and self._unseen.add(source) and self.check:
                 self._of_source.report.counts.clear()
                 self._of_source.add(source)
                 units = list(self._of_source.report.counts)
             self._waiting.append(units)
             yield source
+
+    def discard_waiting(self) -> None:
+        """Forget sources whose predictions are made elsewhere."""
+        self._waiting.clear()
+
+    def counts(self) -> dict[str, int]:
+        """What was counted, to be added to the counts of others."""
+        return {"predictions": self.count, "doubtful": self.doubtful, "formulas": int(self._formulas)}
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Add what others have counted."""
+        self.count += counts.get("predictions", 0)
+        self.doubtful += counts.get("doubtful", 0)
+        self._formulas += counts.get("formulas", 0)
 
     def further(self, prediction: Prediction) -> dict[str, str | float]:
         """The columns after the prediction of the next source, by name."""
@@ -178,8 +196,11 @@ class PredictionTable:
 
         return self.kind not in FILE_KINDS
 
-    def lines(self, answered: Iterable[tuple[Row, Prediction]]) -> Iterator[str]:
-        """Yield the text of each row with its results; the header comes with the first, or alone."""
+    def lines(self, answered: Iterable[tuple[Row, Prediction]], *, continues: bool = False) -> Iterator[str]:
+        """Yield the text of each row with its results; the header comes with the first, or alone.
+
+        A table that `continues` another one has no header.
+        """
         from dragoman.data.writers.lines import CSVFormat, JSONLinesFormat, TSVFormat
 
         names, width = self.results.names, len(self.names)
@@ -190,7 +211,7 @@ class PredictionTable:
             table = CSVFormat(self.header, names, width, self.keys, self.delimiter)
         else:
             table = TSVFormat(self.header, names, width, self.keys)
-        header = table.header()
+        header = None if continues else table.header()
         for row, prediction in answered:
             line = table.line(row, self.results.results(prediction))
             yield line if header is None else f"{header}\n{line}"

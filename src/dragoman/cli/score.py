@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli import options
+from dragoman.cli import bulk, options
 from dragoman.cli.output import write_results
 from dragoman.cli.source_columns import read_pairs_for
 from dragoman.core.errors import UserError
@@ -36,6 +36,11 @@ def score(
     ] = 0,
     plugins: options.Plugins = [],
     files: options.MediaFolders = [],
+    shards: bulk.ShardsFolder = None,
+    shard: bulk.ShardChoice = None,
+    executor: bulk.ExecutorName = "local",
+    ray_address: bulk.RayAddress = None,
+    as_json: bulk.JSONStatus = False,
 ) -> None:
     """Print one log-probability for each pair; the perplexity goes to the standard error.
 
@@ -43,16 +48,33 @@ def score(
     """
     if worst and tokens:
         raise UserError("--worst and --tokens go apart: of the worst pairs the mean over their tokens is printed")
+    chosen_bulk = bulk.BulkOptions(shards, shard, executor, ray_address, workers, as_json)
+    chosen_bulk.check()
     options.load_plugins(plugins)
     from dragoman.data.lines import format_count
     from dragoman.data.readers import spec_files
     from dragoman.inference import parallel, pipeline
 
-    loaded = pipeline.load(model, device, precision=precision, reference=reference).with_media_roots(files)
-    examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
-    examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
+    source, model, pairs = model, options.fetch_model(model), options.fetch_files(pairs)
+    own_device = "cpu" if executor == "ray" else device  # Ray's workers have the others
+    loaded = pipeline.load(model, own_device, precision=precision, reference=reference).with_media_roots(files)
     waiting: deque[Example] = deque()  # for their scores
-    token_scores = parallel.score_stream(loaded, _watch(examples, waiting), workers=workers, skip=on_error == "skip")
+    if shards is None:
+        examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
+        examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
+        watched, skip = _watch(examples, waiting), on_error == "skip"
+        token_scores = parallel.score_stream(loaded, watched, workers=workers, skip=skip)
+    else:
+        from dragoman.cli.pair_shards import score_in_shards
+        from dragoman.cli.shard_results import ModelSpec
+
+        spec = ModelSpec.of(
+            loaded, model, own_device if executor == "local" else device, None, 0.0, files, plugins, source
+        )
+        stored = score_in_shards(loaded, spec, pairs, columns, on_error, chosen_bulk, output)
+        if stored is None:
+            return
+        token_scores = _watch_pairs(*stored, waiting)
     total, count, scored, skipped = 0.0, 0, 0, 0
 
     def lines() -> Iterator[str]:
@@ -72,7 +94,10 @@ def score(
             yield "\t".join(cells)
 
     with closing(token_scores):
-        write_results(lines(), output, spec_files(pairs))
+        if as_json and output is None:  # the standard output has the status
+            deque(lines(), maxlen=0)
+        else:
+            write_results(lines(), output, spec_files(pairs))
     perplexity = math.exp(min(-total / max(count, 1), 700.0))
     sizes = f"{format_count(count, 'token')} in {format_count(scored, 'pair')}"
     text = f"perplexity {perplexity:.4f} over {sizes}" if count else f"{pairs}: no pairs"
@@ -86,3 +111,12 @@ def _watch(examples: Iterable[Example], waiting: deque[Example]) -> Iterator[Exa
     for example in examples:
         waiting.append(example)
         yield example
+
+
+def _watch_pairs(
+    examples: Iterable[Example], scores: Iterable[list[float]], waiting: deque[Example]
+) -> Generator[list[float], None, None]:
+    """Yield scores that are known, and keep the example of each until it is taken."""
+    for example, row in zip(examples, scores, strict=True):
+        waiting.append(example)
+        yield row

@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import logging
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -40,13 +41,22 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_shared(path: Path, data: bytes) -> None:
+    """Write a file, as write_file does, in a folder that processes of several machines write into."""
+    with open_atomic(path, len(data), token=secrets.token_hex(8)) as file:  # their numbers may be the same
+        file.write(data)
+
+
 @contextmanager
-def open_atomic(path: Path, size: int = 0, like: os.stat_result | None = None) -> Iterator[IO[bytes]]:
+def open_atomic(
+    path: Path, size: int = 0, like: os.stat_result | None = None, token: str | None = None
+) -> Iterator[IO[bytes]]:
     """Open a file to write piece by piece; it appears under its name when the block ends without an error.
 
-    With `like` it gets the mode and the owner of the file with that status.
+    With `like` it gets the mode and the owner of the file with that status. The temporary name ends with the `token`,
+    by default the number of this process.
     """
-    temporary = _temporary_path(path)
+    temporary = _temporary_path(path, token)
     with explain_write_errors(path, size):
         try:
             with _open_flushed(temporary, like) as file:
@@ -74,12 +84,7 @@ def open_output(path: Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[by
     file raise RunError, and so does one of the `inputs`, under whichever name. What killed processes left in the folder
     under temporary names is kept as NAME.partial-N.
     """
-    with explain_write_errors(path, 0):
-        target = Path(os.path.realpath(path))
-        try:
-            status = target.stat() if target.exists() else path.stat()  # /dev/stdout may lead to a pipe without a name
-        except FileNotFoundError:
-            status = None
+    target, status = _find_output(path)
     if status is not None:
         _check_output(path, status, inputs)
         stream = _find_standard_stream(status)
@@ -92,6 +97,28 @@ def open_output(path: Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[by
     _clean_up_after_killed(target.parent)
     with open_atomic(target, like=status) as file:
         yield file
+
+
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> bool:
+    """Raise RunError early for what open_output would refuse; returns whether it is, or will be, a plain file."""
+    target, status = _find_output(path)
+    if status is None:
+        if not os.access(target.parent, os.W_OK):
+            reason = "its folder is write-protected" if target.parent.is_dir() else "there is no such folder"
+            raise RunError(f"{path}: cannot be written: {reason}; choose another folder, or change its permissions")
+        return True
+    _check_output(path, status, inputs)
+    return stat.S_ISREG(status.st_mode) and _find_standard_stream(status) is None
+
+
+def _find_output(path: Path) -> tuple[Path, os.stat_result | None]:
+    """Where an output leads, and the status of what is there; None if nothing is."""
+    with explain_write_errors(path, 0):
+        target = Path(os.path.realpath(path))
+        try:  # /dev/stdout may lead to a pipe without a name
+            return target, target.stat() if target.exists() else path.stat()
+        except FileNotFoundError:
+            return target, None
 
 
 @contextmanager
@@ -298,8 +325,8 @@ def _free_bytes(path: Path) -> int:
     return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
-def _temporary_path(path: Path) -> Path:
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+def _temporary_path(path: Path, token: str | None = None) -> Path:
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{token or os.getpid()}")
 
 
 @contextmanager

@@ -252,7 +252,7 @@ class TaskPool(Generic[Task, Result]):
         """Send the next task to a new worker, while there are fewer than allowed, else to the least busy one."""
         if len(self.workers) < self.max_workers:
             with defer_interrupt():
-                self.workers[Child(_answer_tasks, self.function, fork=True, siblings=list(self.workers))] = deque()
+                self.workers[Child(answer_tasks, self.function, fork=True, siblings=list(self.workers))] = deque()
         worker = min(self.workers, key=lambda worker: len(self.workers[worker]))
         self.workers[worker].append((self.submitted, self.describe_task(task)))
         try:
@@ -283,7 +283,7 @@ class TaskPool(Generic[Task, Result]):
 # -- in the worker -----------------------------------------------------------------------------------------------------
 
 
-def _answer_tasks(pipe: Connection, function: Callable[[Task], Result]) -> None:
+def answer_tasks(pipe: Connection, function: Callable[[Task], Result]) -> None:
     """Answer tasks until the parent is gone. Leaves by _exit: what the parent has buffered is not written twice."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers

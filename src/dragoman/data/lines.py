@@ -311,17 +311,22 @@ def read_lines(
     on_error: OnError = "stop",
     report: ReadReport | None = None,
     has_crlf: bool = False,
+    first_number: int = 1,
 ) -> Iterator[Line]:
     """The lines of a file, of the standard input ("-"), or of a binary stream that messages call `name`.
 
-    In a format that `has_crlf`, CRLF line ends are not reported.
+    In a format that `has_crlf`, CRLF line ends are not reported. A `first_number` other than 1 is that of the line at
+    which a stream of plain text stands.
 
     With on_error="skip" a bad line is yielded, too, empty and with its `error`: parallel files must stay aligned.
     """
     report = ReadReport() if report is None else report
     with ExitStack() as stack:
-        stream, name = _open_stream(path, name, stack)
-        number = 0
+        if first_number > 1 and not isinstance(path, str | Path):
+            stream, name = _make_peekable(path, stack), name or "<stdin>"
+        else:
+            stream, name = _open_stream(path, name, stack)
+        number = first_number - 1
         while raw := _read_raw_line(stream, name, number + 1):
             number += 1
             offset = 0  # where the text of the line begins

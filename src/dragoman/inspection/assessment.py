@@ -50,7 +50,7 @@ class Assessment:
     predictions: list[Prediction]
     scores: dict[str, MetricScore]
     perplexity: float
-    seconds: float  # of decoding
+    seconds: float  # of decoding; NaN where the outputs were known
     unscored: int = 0  # pairs without perplexity: they are longer than the model reads
     length_unit: str = TOKENS  # of source lengths (length_units.py); '' where sources have none
     length_pieces: list[Sequence[str]] = field(default_factory=list)  # of each source, one for each unit of its length
@@ -76,7 +76,9 @@ class Assessment:
             "metrics": scores,
             "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
             "unscored": self.unscored,
-            "decoding": {
+            "decoding": None
+            if math.isnan(self.seconds)
+            else {
                 "seconds": self.seconds,
                 "sentences_per_second": len(self.examples) / self.seconds,
                 "tokens_per_second": tokens / self.seconds,
@@ -91,16 +93,22 @@ def assess(
     *,
     beam: int | None = None,
     workers: int | None = 1,
+    predictions: list[Prediction] | None = None,
 ) -> Assessment:
-    """Decode the sources, compute the metrics (default: all) and the perplexity, and measure the decoding speed."""
+    """Decode the sources, compute the metrics (default: all) and the perplexity, and measure the decoding speed.
+
+    Outputs that are known already, one for each pair with a target, are given as `predictions`.
+    """
     examples = [pipeline.codec.normalize_targets(example) for example in examples if example.target is not None]
     if not examples:
         raise DataError("there is no pair to evaluate on; a pair is a source and a target")
     pipeline.resolve_options(beam=beam)  # a beam below 1 raises UserError
     options = None if beam is None else GenerationOptions(beam=beam)
-    start = time.perf_counter()
-    predictions = list(parallel.predict_stream(pipeline, examples, options, workers=workers))
-    seconds = time.perf_counter() - start
+    seconds = math.nan
+    if predictions is None:
+        start = time.perf_counter()
+        predictions = list(parallel.predict_stream(pipeline, examples, options, workers=workers))
+        seconds = max(time.perf_counter() - start, 1e-9)
     parts = [Part(name) if isinstance(name, str) else name for name in names or metrics.names]
     references = [example.accepted for example in examples]
     texts = [prediction.text for prediction in predictions]
@@ -108,7 +116,7 @@ def assess(
     perplexity, unscored = compute_perplexity(pipeline, examples, workers)
     pieces = [length_pieces(pipeline, *each) for each in zip(examples, predictions, strict=True)]
     unit = length_unit(pipeline)
-    return Assessment(examples, predictions, scores, perplexity, max(seconds, 1e-9), unscored, unit, pieces)
+    return Assessment(examples, predictions, scores, perplexity, seconds, unscored, unit, pieces)
 
 
 def score_metric(part: Part, texts: Sequence[str], references: Sequence[Sequence[str]]) -> MetricScore:

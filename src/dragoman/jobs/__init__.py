@@ -1,1 +1,1 @@
-"""Work larger than one process: predictions in shards, sweeps."""
+"""Work larger than one process: inputs in shards, with a ledger of what is done; sweeps; their executors."""

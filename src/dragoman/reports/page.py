@@ -303,8 +303,7 @@ def _render_method(report: EvaluationReport) -> str:
     )
     signatures = "; ".join(score.metric.signature for score in report.scores.values() if score.metric.signature)
     lines = [
-        f"{format_count(count, 'pair')} decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second; "
-        f"perplexity per token {report.perplexity:.3f}{left_out}.",
+        f"{format_count(count, 'pair')} decoded{report.speed}; perplexity per token {report.perplexity:.3f}{left_out}.",
         "Intervals hold 95 % of the scores of a thousand resampled test sets (bootstrap over pairs). "
         "A part is named among the findings only if its errors are more frequent by two standard errors.",
         *([f"sacreBLEU: {signatures}"] if signatures else []),

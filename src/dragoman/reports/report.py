@@ -20,6 +20,7 @@ from dragoman.core.json import replace_nonfinite
 from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference.pipeline import Pipeline
+from dragoman.inference.prediction import Prediction
 from dragoman.inspection.assessment import Assessment, MetricScore, assess, score_metric
 from dragoman.inspection.length_units import TOKENS
 from dragoman.inspection.views.quality import count_training_tokens
@@ -82,6 +83,13 @@ class EvaluationReport:
         """The wrong items of which the model was most confident."""
         return sorted(self.wrong, key=lambda item: (-item.token_probability, item.index))[:count]
 
+    @property
+    def speed(self) -> str:
+        """How long decoding took, as the end of a sentence; "" where the outputs were known."""
+        if math.isnan(self.seconds):
+            return ""
+        return f" in {self.seconds:.1f} s, {len(self.items) / self.seconds:,.0f} a second"
+
     def as_json(self) -> dict[str, Any]:
         """The findings as data that JSON can hold, without the single items."""
         flags = Counter(flag for item in self.wrong for flag in item.flags)
@@ -111,10 +119,16 @@ def evaluate(
     pairs: str = "",
     beam: int | None = None,
     workers: int | None = 1,
+    predictions: list[Prediction] | None = None,
 ) -> tuple[Assessment, EvaluationReport]:
-    """Decode and score some pairs, with the metrics that fit them unless some are given, and report on them."""
+    """Decode and score some pairs, with the metrics that fit them unless some are given, and report on them.
+
+    Outputs that are known already, one for each pair with a target, are given as `predictions`.
+    """
     task = detect_task(pipeline.config, [example for example in examples if example.target is not None])
-    assessment = assess(pipeline, examples, metrics or task.metrics, beam=beam, workers=workers)
+    assessment = assess(
+        pipeline, examples, metrics or task.metrics, beam=beam, workers=workers, predictions=predictions
+    )
     counts = count_training_tokens(pipeline)
     trained = None if counts is None else find_trained_sources(pipeline, assessment.examples)
     return assessment, build_report(pipeline, assessment, task, counts, trained, model=model, pairs=pairs)

@@ -18,7 +18,7 @@ def report_lines(report: EvaluationReport) -> Iterator[str]:
     left_out = f" without {report.unscored:,} pairs longer than the model's maximum length" if report.unscored else ""
     yield f"perplexity {report.perplexity:.3f}{left_out}"
     count = len(report.items)
-    yield f"{format_count(count, 'pair')} decoded in {report.seconds:.1f} s, {count / report.seconds:,.0f} a second"
+    yield f"{format_count(count, 'pair')} decoded{report.speed}"
     yield ""
     yield from (f"· {finding}" for finding in report.findings)
     if report.confusions:
