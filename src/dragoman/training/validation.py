@@ -55,12 +55,16 @@ def validation_loss(
 
 
 def decode_examples(pipeline: Pipeline, data: TrainingData, config: Config, ranks: RankGroup) -> list[str]:
-    """The decoded texts of the validation examples, in their order."""
-    starts = range(0, len(data.examples), WINDOW)[ranks.rank :: ranks.world_size]
-    windows = [(start, data.examples[start : start + WINDOW]) for start in starts]
-    options = config.training.validate_generation
-    own = [[p.text for p in pipeline.stream(window, options, first_index=start)] for start, window in windows]
-    return [text for texts in in_turn(ranks.gather_when_ready(own)) for text in texts]
+    """The decoded texts of the validation examples, in their order; those of a window are about as long."""
+    examples, options = data.examples, config.training.validate_generation
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].source))
+    own = []
+    for start in range(0, len(order), WINDOW)[ranks.rank :: ranks.world_size]:
+        window = [examples[i] for i in order[start : start + WINDOW]]
+        own.append([p.text for p in pipeline.stream(window, options, first_index=start)])
+    decoded = [text for texts in in_turn(ranks.gather_when_ready(own)) for text in texts]
+    texts = dict(zip(order, decoded, strict=True))
+    return [texts[i] for i in range(len(examples))]
 
 
 def in_turn(parts: Sequence[Sequence[T]]) -> Iterator[T]:
