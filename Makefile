@@ -54,9 +54,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,interop,onnx,sweep,dev]'
 	touch $@
 
-# Ray and S3, with a server of it: 400 MB that no other target needs.
+# Ray, S3 with a server of it, the schemas of Kubernetes: 400 MB that no other target needs.
 $(VENV)/.long: $(VENV)/.dev
-	$(PIP) -e '.[ray,remote]' moto flask flask-cors
+	$(PIP) -e '.[ray,remote]' moto flask flask-cors kubernetes-validate
 	touch $@
 
 $(VENV)/.audit: | $(VENV)/bin/python
