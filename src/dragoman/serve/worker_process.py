@@ -124,11 +124,14 @@ class WorkerProcess:
         self.codec_fingerprints: dict[str, str] = {}
 
     def send(self, message: JSONObject, result: bytes = b"") -> None:
-        """Write a message to the parent; safe from both threads."""
+        """Write a message to the parent; safe from both threads. Without a pipe the process ends, and is replaced."""
         data = encode_message(message, result)
         with self.write_lock:
-            self.output.write(data)
-            self.output.flush()
+            try:
+                self.output.write(data)
+                self.output.flush()
+            except OSError:  # no fault of the job: nobody can be told what came of it
+                os._exit(1)
 
     def read_messages(self) -> None:
         """Read in a thread: answer pings, interrupt cancelled jobs, queue others; exit when the pipe closes."""
