@@ -280,8 +280,9 @@ COMMANDS: dict[str, list[str]] = {
 
 
 def aborts_in_torch(case: Case) -> bool:
-    """Whether it is a call of libuv's start, below torch's store, which ends the process where that fails."""
-    return case.scenario == "ranks" and "pipe" in (case.site.call, case.site.object)
+    """Whether libuv, below torch's store, or gloo ends the process where a call fails: at the start, at an accept."""
+    calls = (case.site.call, case.site.object)
+    return case.scenario == "ranks" and ("pipe" in calls or calls == ("accept", "listener"))
 
 
 def check_command(scene: Scene, case: Case) -> list[str]:
