@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dragoman.cli.shard_results import EvaluateShard, ModelSpec, PredictShard, ScoreShard
     from dragoman.inference.pipeline import Pipeline
     from dragoman.jobs.compute import JobProgress, Selection
-    from dragoman.jobs.executors import Executor
+    from dragoman.jobs.executors import ShardExecutor
     from dragoman.jobs.ledger import Ledger
     from dragoman.jobs.shards import InputFile, Shard
     from dragoman.jobs.status import Status
@@ -192,7 +192,7 @@ def open_executor(
     bulk: BulkOptions,
     *,
     forks: bool,
-) -> Executor:
+) -> ShardExecutor:
     """Start no worker yet; return what will."""
     import torch
 
@@ -229,7 +229,7 @@ def _open_in_ray(arguments: tuple[PredictShard | ScoreShard | EvaluateShard, Mod
 
 def run(
     ledger: Ledger,
-    executor: Executor,
+    executor: ShardExecutor,
     read: Callable[[Iterable[int]], Iterable[Shard]],
     selection: Selection,
     name: str,

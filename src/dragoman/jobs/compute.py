@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from dragoman.jobs.executors import Executor, Outcome
+from dragoman.jobs.executors import ShardExecutor, Outcome
 from dragoman.jobs.ledger import Failure, Ledger
 from dragoman.jobs.shards import Shard
 
@@ -48,7 +48,7 @@ def missing_shards(ledger: Ledger, selection: Selection) -> list[int]:
 
 
 def compute_shards(
-    ledger: Ledger, shards: Iterable[Shard], executor: Executor, report: Callable[[JobProgress], None]
+    ledger: Ledger, shards: Iterable[Shard], executor: ShardExecutor, report: Callable[[JobProgress], None]
 ) -> JobProgress:
     """Compute shards until each is done or set aside; `report` is called after each."""
     queue, progress = _Queue(ledger, iter(shards)), JobProgress()

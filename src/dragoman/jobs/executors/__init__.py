@@ -30,7 +30,7 @@ class Outcome:
     is_own_fault: bool = True  # of a death: a shard that kills its workers, not a machine that went away
 
 
-class Executor(Protocol):
+class ShardExecutor(Protocol):
     """Workers that compute shards, each one at a time."""
 
     @property

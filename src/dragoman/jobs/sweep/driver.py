@@ -23,7 +23,7 @@ from dragoman.config import Config
 from dragoman.core.errors import Stopped, UserError
 from dragoman.data.readers import spec_files
 from dragoman.data.store.cache import hash_files
-from dragoman.jobs.sweep.executors import Executor, LocalExecutor
+from dragoman.jobs.sweep.executors import LocalExecutor, TrialExecutor
 from dragoman.jobs.sweep.folder import Settings, SweepFolder, finished, import_optuna
 from dragoman.jobs.sweep.space import Space, add_own_values, check_space, read_space, short_key, suited_space
 from dragoman.training import distributed
@@ -205,7 +205,7 @@ def _expected_seconds(trials: Sequence[FrozenTrial]) -> float:
 # -- executors ---------------------------------------------------------------------------------------------------------
 
 
-def _open_executor(request: SweepRequest, order: dict[str, Any], config: Config) -> Executor:
+def _open_executor(request: SweepRequest, order: dict[str, Any], config: Config) -> TrialExecutor:
     if request.executor == "ray":
         from dragoman.jobs.sweep.on_ray import RayExecutor
 

@@ -20,7 +20,7 @@ class Ended:
     killed: str | None = None
 
 
-class Executor(Protocol):
+class TrialExecutor(Protocol):
     """Something that runs workers."""
 
     workers: int  # at once
