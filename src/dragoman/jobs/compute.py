@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from dragoman.jobs.executors import ShardExecutor, Outcome
+from dragoman.jobs.executors import Outcome, ShardExecutor
 from dragoman.jobs.ledger import Failure, Ledger
 from dragoman.jobs.shards import Shard
 
