@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import subprocess
+from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes tests start
@@ -27,6 +29,19 @@ RUN = secrets.randbits(32) if FRESH else int(os.environ.get("DRAGOMAN_TEST_SEED"
 
 settings.register_profile("dragoman", deadline=None, max_examples=30, derandomize=not FRESH)
 settings.load_profile("dragoman")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 # -- which process of `pytest -n` runs what ----------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,30 +167,17 @@ def test_a_failure_that_cannot_be_read_is_still_one(ledger: Ledger) -> None:
     assert ledger.failures() == []
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_full_disk_and_a_read_only_one_are_one_sentence_and_lose_nothing(disk: Path) -> None:
-    ledger = Ledger.create(disk / "shards", Job("predict", OPTIONS, (INPUT,), 10, 4))
+def test_a_full_disk_and_a_read_only_one_are_one_sentence_and_lose_nothing(small_disk: Path) -> None:
+    ledger = Ledger.create(small_disk / "shards", Job("predict", OPTIONS, (INPUT,), 10, 4))
     ledger.write_result(0, b"a\n" * 4, {})
     with pytest.raises(RunError, match="the disk is full: 200,"):
         ledger.write_result(1, bytes(200_000), {})
     assert not list(ledger.folder.glob(".tmp-*"))
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(RunError, match=r"cannot be written: Read-only file system"):
         ledger.write_result(1, b"", {})
     with pytest.raises(RunError, match=r"cannot be written: Read-only file system"):
-        Ledger.create(disk / "other", ledger.job)
+        Ledger.create(small_disk / "other", ledger.job)
     with ledger.claim(1) as is_ours:
         assert is_ours
     assert ledger.done() == {0}
