@@ -51,7 +51,12 @@ class RemoteFolder:
         try:
             self._system, self._path = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         except ImportError as error:  # fsspec names the package of the store
-            raise MissingExtra(str(error).split()[-1] if str(error) else "s3fs", "remote", f"{url}") from None
+            named = re.search(r"[Ii]nstall ([\w-]+)", str(error))
+            if named is None:
+                raise UserError(f"{url}: {error}") from None
+            if named[1] == "s3fs":
+                raise MissingExtra("s3fs", "remote", f"{url}") from None
+            raise UserError(f"{url} needs the package '{named[1]}'. Install it with: pip install {named[1]}") from None
         except ValueError as error:
             raise UserError(f"{url}: {error}") from None
 

@@ -154,10 +154,14 @@ class DistributedRanks(RankGroup):
             raise RunError(
                 f"rank {rank}: not all {world_size} ranks connected to {address} within {timeout} s: {error}"
             ) from None
-        name = rendezvous(store, rank, world_size, timeout)
+        try:
+            name = rendezvous(store, rank, world_size, timeout)
+            monitor_store = store.clone()  # the monitor's own: a connection serves one call at a time
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RunError(f"rank {rank}: the connection broke while the ranks met: {reason}. {RESTART_HINT}") from None
         self.store: Store = dist.PrefixStore(name, store)
-        # The monitor has a connection of its own: a connection serves one call at a time.
-        self.monitor = HeartbeatMonitor(dist.PrefixStore(name, store.clone()), rank, world_size, timeout)
+        self.monitor = HeartbeatMonitor(dist.PrefixStore(name, monitor_store), rank, world_size, timeout)
         self.monitor.start()
         # CPU tensors go through gloo even where gradients go through NCCL: no GPU has to wait for them.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
