@@ -14,7 +14,7 @@ import pytest
 from dragoman.core import processes
 from dragoman.core.errors import DataError, UserError
 from dragoman.jobs.compute import MAX_DEATHS, Selection, missing_shards
-from dragoman.jobs.merge import merge, read_all, unfinished
+from dragoman.jobs.merge import merge, read_all, why_unfinished
 from dragoman.jobs.shards import Shard
 from dragoman.jobs.status import read_status
 
@@ -41,7 +41,7 @@ def test_selections_share_the_shards_out_and_their_order_does_not_matter(tmp_pat
     file, shards, log = write_lines(tmp_path), tmp_path / "shards", tmp_path / "log"
     for index in (2, 0, 1):
         drive(shards, file, log, Selection(index, 3), computing(log, FAST))
-        assert bool(unfinished(open_ledger(shards, file))) == (index != 1)
+        assert bool(why_unfinished(open_ledger(shards, file))) == (index != 1)
     assert len(begun(log)) == SHARDS
     assert b"".join(read_all(open_ledger(shards, file))) == expected(file)
 

@@ -94,7 +94,7 @@ def request_for(tmp_path: Path) -> Callable[..., SweepRequest]:
 def train_here(request: SweepRequest) -> SweepFolder:
     """Train the trials of a sweep in this process."""
     folder = open_sweep(request).folder
-    while trial.work(folder, request.trials, "here") == "trained":
+    while trial.claim_and_train(folder, request.trials, "here") == "trained":
         pass
     return folder
 
@@ -179,7 +179,7 @@ SMALL = {  # presets of each family, small
 }
 
 
-@pytest.mark.parametrize("name", sorted(space.list_spaces()))
+@pytest.mark.parametrize("name", sorted(space.list_preset_spaces()))
 def test_every_preset_space_suits_presets_of_its_family(name: str) -> None:
     preset, *sets = SMALL[name]
     request = SweepRequest(None, 1, preset=preset, overrides=("data.train=x", *sets))
@@ -188,7 +188,7 @@ def test_every_preset_space_suits_presets_of_its_family(name: str) -> None:
     assert suited.where == f"space {name}"
     assert left_out == []
     widened = space.add_own_values(suited, config)
-    own, outside = widened.locate(config)
+    own, outside = widened.own_values(config)
     assert outside == []
     assert configs.load(None, preset, [*request.overrides, *widened.overrides(own)]).config == config
     space.check_space(widened, config, request.load)
@@ -462,7 +462,7 @@ def test_a_line_that_was_not_written_to_its_end_is_dropped(copied: SweepRequest)
     with (copied.folder / "journal.log").open("a") as file:
         file.write('{"op_code":4,"worker_id":"x","study_')
     folder = open_sweep(copied).folder
-    assert trial.work(folder, 5, "here") == "trained"
+    assert trial.claim_and_train(folder, 5, "here") == "trained"
     assert states_of(folder) == ["COMPLETE"] * 5
 
 
@@ -476,7 +476,7 @@ def test_a_trial_that_is_killed_again_and_again_has_failed_and_is_replaced(
     study = folder.open_study()
     asked = study.ask(folder.space.distributions())
     asked.set_user_attr("begun_at", (0, trial.MAX_KILLS))
-    assert trial.work(folder, 1, "here") == "trained"
+    assert trial.claim_and_train(folder, 1, "here") == "trained"
     assert states_of(folder) == ["FAIL", "COMPLETE"]
     assert "was killed 3 times" in study.get_trials()[0].user_attrs["reason"]
 
@@ -486,7 +486,7 @@ def test_a_trial_that_was_killed_before_it_had_its_values_is_replaced(
 ) -> None:
     folder = open_sweep(request_for(trials=1)).folder
     folder.open_study().ask()
-    assert trial.work(folder, 1, "here") == "trained"
+    assert trial.claim_and_train(folder, 1, "here") == "trained"
     assert states_of(folder) == ["FAIL", "COMPLETE"]
 
 
@@ -515,9 +515,9 @@ def test_a_trial_that_is_trained_by_another_process_is_left_alone(request_for: C
     with folder.claiming():
         claim = trial.claim_trial(folder, folder.open_study(), 1, "another")
     assert claim is not None
-    assert trial.work(folder, 1, "here") == "nothing"
+    assert trial.claim_and_train(folder, 1, "here") == "nothing"
     claim.lock.close()  # as the system does when a process ends
-    assert trial.work(folder, 1, "here") == "trained"
+    assert trial.claim_and_train(folder, 1, "here") == "trained"
     assert states_of(folder) == ["COMPLETE"]
 
 
@@ -610,7 +610,7 @@ def test_a_trial_whose_process_is_killed_goes_on_with_the_same_bytes(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         wait_until(lambda: has_checkpoint(tmp_path, 0) or process.poll() is not None)
         process.kill()
-    assert trial.work(folder, 1, "here") == "trained"
+    assert trial.claim_and_train(folder, 1, "here") == "trained"
     assert_same_bytes(folder, tmp_path / "alone")
 
 

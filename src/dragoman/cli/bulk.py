@@ -313,17 +313,17 @@ def check_failures(ledger: Ledger, selection: Selection, output: Path | None = N
 
 def finish(ledger: Ledger, bulk: BulkOptions, output: Path | None, inputs: Iterable[str | Path]) -> dict[str, int]:
     """Write the output if all shards are done, say how far they are, and return the sums of the shards' counts."""
-    from dragoman.jobs.merge import merge, unfinished
+    from dragoman.jobs.merge import merge, why_unfinished
 
     counts: dict[str, int] = {}
-    is_waiting = bool(unfinished(ledger))
+    is_waiting = bool(why_unfinished(ledger))
     if output is not None and not is_waiting:
         counts = dict(merge(ledger, output, inputs))
     if bulk.as_json:
         print_status(ledger)
     check_failures(ledger, bulk.selection, output)
     if is_waiting:
-        options.print_to_stderr(f"{unfinished(ledger)}; the output is written when all are")
+        options.print_to_stderr(f"{why_unfinished(ledger)}; the output is written when all are")
     elif output is None and not bulk.as_json:
         options.print_to_stderr(
             f"all {ledger.job.shards:,} shards are done; to write them into one file: "

@@ -140,12 +140,12 @@ def _compute(
 
 def _finish(ledger: Ledger, chosen: BulkOptions) -> Iterator[bytes] | None:
     """Say how far the shards are; return the results of all, or None if some are missing."""
-    from dragoman.jobs.merge import read_all, unfinished
+    from dragoman.jobs.merge import read_all, why_unfinished
 
     if chosen.as_json:
         bulk.print_status(ledger)
     bulk.check_failures(ledger, chosen.selection)
-    if problem := unfinished(ledger):
+    if problem := why_unfinished(ledger):
         options.print_to_stderr(f"{problem}; the same command says more when all are")
         return None
     return read_all(ledger)

@@ -11,7 +11,7 @@ from dragoman.core.errors import UserError
 from dragoman.jobs.ledger import Ledger
 
 
-def unfinished(ledger: Ledger) -> str:
+def why_unfinished(ledger: Ledger) -> str:
     """Why the results cannot be merged yet, as a sentence; "" if all shards are done."""
     done, failures = ledger.done(), ledger.failures()
     missing = ledger.job.shards - len(done)
@@ -25,7 +25,7 @@ def unfinished(ledger: Ledger) -> str:
 
 def read_all(ledger: Ledger) -> Iterator[bytes]:
     """Yield the results of each shard, checked, in order; UserError unless all are done."""
-    if problem := unfinished(ledger):
+    if problem := why_unfinished(ledger):
         raise UserError(problem)
     for number in range(ledger.job.shards):
         yield ledger.read_result(number).data
@@ -33,7 +33,7 @@ def read_all(ledger: Ledger) -> Iterator[bytes]:
 
 def merge(ledger: Ledger, output: Path, inputs: Iterable[str | Path] = ()) -> Counter[str]:
     """Write the results of all shards into one file, which appears when it is whole; returns the sums of the counts."""
-    if problem := unfinished(ledger):
+    if problem := why_unfinished(ledger):
         raise UserError(problem)
     counts: Counter[str] = Counter()
     with files.open_output(output, inputs) as file:

@@ -43,7 +43,7 @@ def write_sweep_report(folder: Path) -> Path:
     pictures = dict[str, Path]()
     if any(trial["state"] == "complete" for trial in sweep["trials"]):
         pictures["coordinates"] = folder / "coordinates.png"
-        draw_coordinates(pictures["coordinates"], sweep)
+        draw_parallel_coordinates(pictures["coordinates"], sweep)
     if sweep["importance"]:
         pictures["importance"] = folder / "importance.png"
         draw_importance(pictures["importance"], sweep)
@@ -101,7 +101,7 @@ def _label(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
-def draw_coordinates(path: Path, sweep: Json) -> None:
+def draw_parallel_coordinates(path: Path, sweep: Json) -> None:
     """Draw a line for each trial through its values; the better, the darker, and the best in orange."""
     figure = new_figure()
     figure.set_layout_engine("constrained")

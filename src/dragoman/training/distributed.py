@@ -174,21 +174,18 @@ class DistributedRanks(RankGroup):
 
     @contextmanager
     def explain_failures(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
+        with self._explain_failures(is_connection_error):
             yield
-        except RuntimeError as error:
-            if not is_connection_error(error):
-                raise
-            raise self.monitor.explain_failure(str(error), time.monotonic() - started) from None
 
     @contextmanager
-    def _explain_failures(self) -> Iterator[None]:
-        """Turn a failure of a block that does nothing but communicate into an error that names the lost rank."""
+    def _explain_failures(self, is_failure: Callable[[RuntimeError], bool] = lambda error: True) -> Iterator[None]:
+        """As explain_failures, for a block that does nothing but communicate: every error is one of the connection."""
         started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
+            if not is_failure(error):
+                raise
             raise self.monitor.explain_failure(str(error), time.monotonic() - started) from None
 
     @contextmanager

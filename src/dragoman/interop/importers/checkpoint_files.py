@@ -34,7 +34,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES, needed_for: str = "") ->
     try:
         return files.read_plain(path.resolve() if path.is_symlink() else path, limit)
     except FileNotFoundError:
-        reason = f", which has {needed_for}," if needed_for else ""
+        reason = f", which has {needed_for}" if needed_for else ""
         raise ModelError(f"{path}: is missing{reason}; copy the whole model folder") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None

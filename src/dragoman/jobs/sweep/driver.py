@@ -97,7 +97,7 @@ def open_sweep(request: SweepRequest, *, may_begin: bool = True) -> Sweep:
     space, said = _choose_space(request, config)
     notices += said
     check_space(space, config, request.load)
-    first, outside = space.locate(config)
+    first, outside = space.own_values(config)
     if outside:
         notices.append(f"the config's own values are no trial: the space does not have its {', '.join(outside)}")
     paths = [corpus.path for corpus in config.data.train] + [config.data.valid]

@@ -161,7 +161,7 @@ class Space:
         """The text of a space file."""
         return yaml.dump({key: domain.model_dump(exclude_unset=True) for key, domain in self.domains.items()})
 
-    def locate(self, config: Config) -> tuple[Params, list[str]]:
+    def own_values(self, config: Config) -> tuple[Params, list[str]]:
         """The point of a config's own values, and the keys whose values are outside of the space."""
         values, outside, params = config.model_dump(), [], {}
         for key, domain in self.domains.items():
@@ -204,7 +204,7 @@ def _value_at(values: Any, path: str) -> Any:
 # -- reading and checking ----------------------------------------------------------------------------------------------
 
 
-def list_spaces() -> dict[str, str]:
+def list_preset_spaces() -> dict[str, str]:
     """The first comment line of every preset space, by name."""
     return {
         file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
@@ -217,7 +217,7 @@ def read_space(name: str) -> Space:
     """Read a space file (.yaml), or a preset space by its name."""
     if name.lower().endswith((".yaml", ".yml")):
         return parse_space(yaml.read(Path(name)), name)
-    names = list_spaces()
+    names = list_preset_spaces()
     if name not in names:
         near = did_you_mean(name, names)
         raise ConfigError(f"--space {name}", [f"no space called '{name}'{near} (there is {', '.join(names)})"])
@@ -313,9 +313,9 @@ def find_problems(config: Config, values: Mapping[str, Any]) -> list[str]:
 def suited_space(config: Config) -> tuple[Space, list[str]]:
     """The preset space of a config's encoder, or decoder if it has none; and its keys that the config lacks."""
     name = config.model.encoder.name
-    if name not in list_spaces() and config.model.decoder is not None:
+    if name not in list_preset_spaces() and config.model.decoder is not None:
         name = config.model.decoder.name
-    if name not in list_spaces():
+    if name not in list_preset_spaces():
         raise ConfigError("--space", [f"there is none for the encoder '{name}'; name a space file with --space FILE"])
     space = read_space(name)
     kept, left_out = dict[str, Domain](), list[str]()

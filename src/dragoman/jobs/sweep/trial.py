@@ -46,7 +46,7 @@ class Claim:
     lock: IO[bytes]
 
 
-def work(folder: SweepFolder, trials: int, driver: str) -> Literal["trained", "nothing"]:
+def claim_and_train(folder: SweepFolder, trials: int, driver: str) -> Literal["trained", "nothing"]:
     """Claim a trial and train it; "nothing" if there is none to claim. TrainingStopped if a signal ends it."""
     with files.explain_write_errors(folder.journal, 0):
         study = folder.open_study()

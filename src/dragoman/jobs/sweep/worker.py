@@ -36,9 +36,9 @@ def run_order(order: dict[str, Any]) -> str:
     for plugin in order["plugins"]:
         load_plugin(plugin)
     from dragoman.jobs.sweep.folder import SweepFolder
-    from dragoman.jobs.sweep.trial import work
+    from dragoman.jobs.sweep.trial import claim_and_train
 
-    return work(SweepFolder(Path(order["folder"])), order["trials"], order["driver"])
+    return claim_and_train(SweepFolder(Path(order["folder"])), order["trials"], order["driver"])
 
 
 def _stop_with_driver() -> None:
