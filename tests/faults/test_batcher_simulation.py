@@ -173,7 +173,7 @@ class Fairness:
         self.is_busy = self.rng.random() < 0.5  # with requests that are neither dear nor small, without a pause
         self.speed = 1000.0 if self.is_busy else self.rng.choice([1000.0, 8000.0])  # of a worker
         patience = {"ping_s": 5.0, "silence_s": 20.0, "hang_s": 30.0}  # fewer events: no process fails
-        self.settings = ServerSettings(workers=self.rng.choice([1, 2, 3]), deadline_s=300.0, spare=False, **patience)
+        self.settings = ServerSettings(workers=self.rng.choice([1, 2, 3]), deadline_s=3600.0, spare=False, **patience)
         self.dear_cost, self.is_over = 0, False
 
     async def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
