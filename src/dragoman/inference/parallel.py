@@ -38,9 +38,10 @@ def predict_stream(
     workers: int | None = None,
     attention: bool = False,
     trace: bool = False,
+    token_log_probs: bool = True,
 ) -> Generator[Prediction, None, None]:
     """Yield predictions in order, computed in `workers` processes; 1 is this process, None as many as pay."""
-    request = pipeline.request(options, attention=attention, trace=trace)
+    request = pipeline.request(options, attention=attention, trace=trace, token_log_probs=token_log_probs)
     predict = partial(pipeline.predict_window, request=request)
     inputs = zip(sources, itertools.repeat(request.options), strict=False)
     return map_windows(pipeline, predict, inputs, count_workers(pipeline, workers))
