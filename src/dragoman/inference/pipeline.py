@@ -121,6 +121,10 @@ class Pipeline:
             self.model, self.device, self.precision, decoding=decoding, reference_only=not self.fast
         )
 
+    def engine_name(self, request: GenerationRequest) -> str:
+        """The name of the engine that decodes a request."""
+        return engines.chosen_engine(self.report_engines(request).decoding)
+
     # -- text → text -----------------------------------------------------------------------------------------------
 
     def predict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Hypothesis
 from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, model_blocker, search_blocker
 from dragoman.engines.length_batches import pad_ids
+from dragoman.engines.reference import decode_with_reference
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints, searches
 
@@ -38,7 +40,13 @@ def early_beam(**options: Any) -> Search:
     return searches.build(Part("beam", {"early_stopping": True, **options}))
 
 
-def search_beam(model: Seq2Seq, sources: list[list[int]], search: Search, limits: Any) -> list[list[Hypothesis]]:
+def open_engine(model: Seq2Seq, precision: str) -> CTranslate2Engine:
+    return CTranslate2Engine(model, precision, partial(decode_with_reference, model))
+
+
+def search_by_reference(
+    model: Seq2Seq, sources: list[list[int]], search: Search, limits: Any
+) -> list[list[Hypothesis]]:
     with torch.inference_mode():
         memory = model.encode(*pad_ids(sources))
         return search(model.step, lambda capacity: model.start(memory, capacity), limits)
@@ -58,19 +66,17 @@ def some_sources(count: int) -> list[list[int]]:
     return [[*(random.randrange(3, V) for _ in range(random.randrange(1, 12))), EOS] for _ in range(count)]
 
 
-@torch.inference_mode()
-def decode_with_reference(model: Seq2Seq, sources: list[list[int]], limits: SearchConstraints) -> list[Hypothesis]:
-    memory = model.encode(*pad_ids(sources))
-    return [found[0] for found in GREEDY(model.step, lambda capacity: model.start(memory, capacity), limits)]
+def greedy_by_reference(model: Seq2Seq, sources: list[list[int]], limits: SearchConstraints) -> list[Hypothesis]:
+    return [nbest[0] for nbest in search_by_reference(model, sources, GREEDY, limits)]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_greedy_results_and_the_log_p_of_their_tokens_are_ours(name: str) -> None:
     built, sources = model(**OPTIONS[name]), some_sources(80)
     limits = SearchConstraints(torch.tensor([2 if i % 3 else len(source) + 4 for i, source in enumerate(sources)]))
-    engine = CTranslate2Engine(built, "float32")
+    engine = open_engine(built, "float32")
     assert search_blocker(built, GREEDY, limits) is None
-    expected = decode_with_reference(built, sources, limits)
+    expected = greedy_by_reference(built, sources, limits)
     found = [one for (one,) in engine.add_token_log_probs(sources, engine(sources, GREEDY, limits))]
     same = [
         (a, b)
@@ -92,11 +98,11 @@ def test_the_n_best_lists_of_a_beam_are_ours(name: str, options: str) -> None:
     with torch.no_grad():
         built.output.bias[:2] += 5.0
     limits = SearchConstraints(torch.tensor([3 if i % 4 == 0 else len(ids) + 9 for i, ids in enumerate(sources)]))
-    engine = CTranslate2Engine(built, "float32")
+    engine = open_engine(built, "float32")
     assert search_blocker(built, search, limits) is None
     found = engine.add_token_log_probs(sources, engine(sources, search, limits))
     others = 0
-    for ours, theirs in zip(found, search_beam(built, sources, search, limits), strict=True):
+    for ours, theirs in zip(found, search_by_reference(built, sources, search, limits), strict=True):
         if [(one.tokens, one.finish_reason) for one in ours] != [(one.tokens, one.finish_reason) for one in theirs]:
             others += 1  # a tie within rounding
             continue
@@ -110,7 +116,7 @@ def test_the_n_best_lists_of_a_beam_are_ours(name: str, options: str) -> None:
 @pytest.mark.parametrize("search", [GREEDY, early_beam(beam=3)], ids=["greedy", "beam"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_batches_that_may_take_little_time_give_the_same_results(search: Search, precision: str) -> None:
-    sources, engine = some_sources(40), CTranslate2Engine(model(), precision)
+    sources, engine = some_sources(40), open_engine(model(), precision)
     limits = SearchConstraints(torch.full((40,), 12))
     expected = engine(sources, search, limits)
     engine.converted.max_batch_seconds = 1e-4
@@ -122,10 +128,10 @@ def test_batches_that_may_take_little_time_give_the_same_results(search: Search,
 def test_a_source_beyond_the_positions_that_were_written_out_is_decoded_by_the_reference() -> None:
     built = model(position=Part("learned", {"length": 40}))
     sources, limits = [[5] * 39 + [EOS], [6, EOS], [7, EOS]], SearchConstraints(torch.tensor([6, 6, 30]))
-    engine = CTranslate2Engine(built, "float32")
+    engine = open_engine(built, "float32")
     engine.converted.positions = 20
     found = [hypotheses[0].tokens for hypotheses in engine(sources, GREEDY, limits)]
-    assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
+    assert found == [h.tokens for h in greedy_by_reference(built, sources, limits)]
 
 
 def test_padding_and_the_beginning_are_never_generated() -> None:
@@ -133,24 +139,24 @@ def test_padding_and_the_beginning_are_never_generated() -> None:
     with torch.no_grad():
         built.output.bias[:2] += 9.0
     limits = SearchConstraints(torch.full((10,), 6))
-    engine = CTranslate2Engine(built, "float32")
+    engine = open_engine(built, "float32")
     found = [hypotheses[0].tokens for hypotheses in engine(sources, GREEDY, limits)]
-    assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
+    assert found == [h.tokens for h in greedy_by_reference(built, sources, limits)]
 
 
 def test_a_source_of_nothing_but_its_end_is_decoded() -> None:
     built, sources, limits = model(), [[5, EOS], [EOS], [6, 7, EOS]], SearchConstraints(torch.full((3,), 4))
-    found = [hypotheses[0].tokens for hypotheses in CTranslate2Engine(built, "float32")(sources, GREEDY, limits)]
-    assert found == [h.tokens for h in decode_with_reference(built, sources, limits)]
+    found = [hypotheses[0].tokens for hypotheses in open_engine(built, "float32")(sources, GREEDY, limits)]
+    assert found == [h.tokens for h in greedy_by_reference(built, sources, limits)]
 
 
 def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
     built, sources = model(), some_sources(30)
     before = {name: weight.clone() for name, weight in built.state_dict().items()}
     limits = SearchConstraints(torch.full((30,), 1))
-    engine = CTranslate2Engine(built, "int8")
+    engine = open_engine(built, "int8")
     assert all(weight.equal(before[name]) for name, weight in built.state_dict().items())
-    pairs = list(zip(engine(sources, GREEDY, limits), decode_with_reference(built, sources, limits), strict=True))
+    pairs = list(zip(engine(sources, GREEDY, limits), greedy_by_reference(built, sources, limits), strict=True))
     apart = [abs(a[0].total - b.total) for a, b in pairs if a[0].tokens == b.tokens]
     assert len(apart) >= 20
     assert sum(apart) / len(apart) < 0.1
@@ -158,7 +164,7 @@ def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
 
 def test_nothing_is_left_behind_by_a_conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    CTranslate2Engine(model(), "int8")
+    open_engine(model(), "int8")
     assert not list(tmp_path.iterdir())
 
 

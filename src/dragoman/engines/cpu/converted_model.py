@@ -49,11 +49,24 @@ class PendingBatch:
 class ConvertedModel:
     """A model in CTranslate2's format: ids → n-best lists of hypotheses without log p of single tokens."""
 
-    def __init__(self, folder: str, precision: str, sizes: tuple[int, int], positions: int, workers: int = 1) -> None:
-        """`sizes`: of the vocabularies. `workers`: batches that are decoded at the same time, by a thread each."""
+    def __init__(
+        self,
+        folder: str,
+        precision: str,
+        sizes: tuple[int, int],
+        positions: int,
+        workers: int = 1,
+        files: dict[str, bytes] | None = None,
+    ) -> None:
+        """`sizes`: of the vocabularies. `workers`: batches that are decoded at the same time, by a thread each.
+
+        `files`: the content of the files, by name, where they are in no folder.
+        """
         import ctranslate2
 
-        self.translator = ctranslate2.Translator(folder, compute_type=precision, inter_threads=workers, intra_threads=1)
+        self.translator = ctranslate2.Translator(
+            folder, compute_type=precision, inter_threads=workers, intra_threads=1, files=files
+        )
         self.source_names, self.target_names = token_names(sizes[0]), token_names(sizes[1])
         self.target_ids = {name: i for i, name in enumerate(self.target_names)}
         self.positions, self.workers = positions, workers
@@ -142,7 +155,7 @@ class ConvertedModel:
                 batch = [ordered.popleft() for _ in range(min(max(most, 1), BATCH_SIZE, len(ordered)))]
                 pending.append(PendingBatch(batch, submit(batch), len(batch) * length * k, time.monotonic()))
             first = pending.popleft()
-            while not all(handle.done() for handle in first.results):  # open to signals, unlike `result`
+            while not first.results[-1].done():  # open to signals, unlike `result`
                 time.sleep(POLL_SECONDS)
             seconds = time.monotonic() - first.submitted
             if in_flight == self.workers:  # else it has waited for others

@@ -1,6 +1,6 @@
 """A Transformer's greedy and beam search on a CPU by CTranslate2, with the weights converted in memory.
 
-    model ─its weights under CTranslate2's names→ a temporary folder → ConvertedModel; the folder is then removed
+    model ─its weights under CTranslate2's names→ files → ConvertedModel; the folder they were in is removed at once
     sources → ConvertedModel (converted_model.py says how it is called) → n-best lists
 
 Requests that it would answer otherwise have a blocker, and other engines decode them:
@@ -10,15 +10,16 @@ Requests that it would answer otherwise have a blocker, and other engines decode
     minimum length  it forbids </s> before the softmax, which renormalizes the rest; our log p are the model's own
     positions       only those that are added to the embeddings: its relative schemes do not cover both sides
 
-The reference decodes a sentence of whose results one is longer than it may be, an empty source, and what is longer than
-the positions that are written out.
+It leaves to another function a sentence of whose results one is longer than it may be, an empty source, and what is
+longer than the positions that are written out.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 from dragoman.core.types import BOS, PAD, Hypothesis
 from dragoman.engines.cpu.converted_model import ConvertedModel, ConvertedSearch, token_names
 from dragoman.engines.cpu.transformer_step import encoder_blocker, transformer_blocker
-from dragoman.engines.reference import constraints_blocker, decode_with_reference
+from dragoman.engines.reference import constraints_blocker
 from dragoman.nn.blocks import TransformerStack
 from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
 from dragoman.nn.positions import acts_in_attention, is_additive
@@ -41,21 +42,33 @@ from dragoman.search.scoring import LengthRule, MeanLengthRule, NoLengthRule, Po
 
 MAX_POSITIONS = 1024  # positions that are written out for a scheme without a maximum
 FORBIDDEN = -6e4  # a bias that leaves a token no probability, within the range of float16
+# Sources, search and constraints, of which only lengths count → n-best lists.
+Decode = Callable[[Sequence[Sequence[int]], Search, SearchConstraints], Sequence[list[Hypothesis]]]
 ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu with options is GELUTanh
 
 
 class CTranslate2Engine:
-    """Greedy and beam search by CTranslate2; sentences that it does not serve are decoded by the reference."""
+    """Greedy and beam search by CTranslate2; another function decodes the sentences that it does not serve."""
 
     name = "ctranslate2"
 
-    def __init__(self, model: Seq2Seq, precision: str, workers: int = 1) -> None:
-        """`workers`: batches that are decoded at the same time, by a thread each. No blocker may hold."""
-        self.model = model
+    def __init__(
+        self,
+        model: Seq2Seq,
+        precision: str,
+        decode_rest: Decode,
+        workers: int = 1,
+        files: dict[str, bytes] | None = None,
+    ) -> None:
+        """`decode_rest` decodes the sentences that CTranslate2 does not. No blocker may hold.
+
+        `workers`: batches that are decoded at the same time, by a thread each. `files`: what `convert_model` made of
+        the model, if it was called before.
+        """
+        self.decode_rest = decode_rest
         sizes = model.frontend.table.num_embeddings, model.embedding.table.num_embeddings
-        with tempfile.TemporaryDirectory() as folder:
-            save_spec(build_spec(model), folder, precision)
-            self.converted = ConvertedModel(folder, precision, sizes, position_limit(model), workers)
+        files = files or convert_model(model, precision)
+        self.converted = ConvertedModel("", precision, sizes, position_limit(model), workers, files)
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
@@ -67,8 +80,7 @@ class CTranslate2Engine:
         rest = [row for row, nbest in enumerate(results) if nbest is None]
         if rest:
             constraints = limits.select_lengths(rest, limits.max_lengths.device)
-            with torch.inference_mode():
-                again = decode_with_reference(self.model, [sources[row] for row in rest], search, constraints)
+            again = self.decode_rest([sources[row] for row in rest], search, constraints)
             for row, nbest in zip(rest, again, strict=True):
                 results[row] = nbest
         return [nbest or [] for nbest in results]
@@ -87,6 +99,13 @@ class CTranslate2Engine:
 
 
 # -- our weights under its names ---------------------------------------------------------------------------------------
+
+
+def convert_model(model: Seq2Seq, precision: str) -> dict[str, bytes]:
+    """The files of a model in CTranslate2's format, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_spec(build_spec(model), folder, precision)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def build_spec(model: Seq2Seq, vocabularies: tuple[list[str], list[str]] | None = None) -> Any:

@@ -50,6 +50,15 @@ class CPUEngine:
         return CPUTransformer(self.reference)
 
     @cached_property
+    def converted_files(self) -> dict[str, bytes]:
+        """The model's files in CTranslate2's format, for processes that are forked from this one."""
+        return ctranslate2.convert_model(self.reference, self.precision)
+
+    def prepare_weights(self) -> None:
+        """Repack or convert the weights now, so that forked processes share them."""
+        getattr(self, "transformer" if self._ctranslate2_blocker else "converted_files")
+
+    @cached_property
     def _ctranslate2_blocker(self) -> str | None:
         """Why CTranslate2 decodes none of this model's requests, as found at the first use; None: it may."""
         return ctranslate2_model_blocker(self.reference, self.precision)
@@ -60,7 +69,10 @@ class CPUEngine:
         process = os.getpid()
         if process not in self._converted:
             workers = torch.get_num_threads()
-            self._converted[process] = ctranslate2.CTranslate2Engine(self.reference, self.precision, workers)
+            files = self.__dict__.get("converted_files")  # if they were prepared
+            self._converted[process] = ctranslate2.CTranslate2Engine(
+                self.reference, self.precision, self.decode_step_by_step, workers, files
+            )
         engine = self._converted[process]
         engine.converted.max_batch_seconds = self.max_batch_seconds
         return engine
@@ -79,6 +91,12 @@ class CPUEngine:
         """The n-best list of every source, in their order."""
         if self.uses_ctranslate2(search, limits):
             return self.ctranslate2(sources, search, limits)
+        return self.decode_step_by_step(sources, search, limits)
+
+    def decode_step_by_step(
+        self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        """The n-best list of every source by the search itself, on the step with repacked weights."""
         max_size = max(BATCH_ROWS // search.num_hypotheses, 1)
         with torch.inference_mode():
             decode = partial(self._decode_batch, search)
@@ -95,7 +113,7 @@ class CPUEngine:
     def _decode_batch(
         self, search: Search, ids: Tensor, lengths: Tensor, limits: SearchConstraints
     ) -> list[list[Hypothesis]]:
-        """The n-best lists of padded sources by the search itself, on the step with repacked weights."""
+        """The n-best lists of padded sources."""
         memory = self.transformer.encode(ids, lengths)
         return search(self.transformer.step, partial(self.transformer.start, memory), limits)
 
