@@ -94,7 +94,7 @@ def test_a_repetition_penalty_multiplies_log_p_of_what_was_said(records: Callabl
     "options",
     [
         "--beam 1",
-        "--search beam --beam 1",
+        "--search beam --beam 1 --patience 1",
         "--search sample --top-k 1",
         "--search sample --top-p 0.0001",
         "--search sample --min-p 0.999",
@@ -304,7 +304,7 @@ def test_an_option_changes_the_models_own_search_and_leaves_the_rest_of_it(work:
         ({"search": "beam"}, {}),
         (
             {"search": "diverse", "num_beam_groups": 2},
-            {"search": "diverse", "num_beam_groups": 2, "early_stopping": False},
+            {"search": "diverse", "num_beam_groups": 2, "early_stopping": True},
         ),
     ]:
         missing = {name: None for name in GenerationOptions.model_fields if name not in given}  # as typer leaves them

@@ -82,7 +82,7 @@ def test_the_sentences_of_all_texts_are_asked_for_at_once():
     [(model, items, options)] = predict.calls
     assert model == "en-de"
     assert [one["source"] for one in items] == ["First one.", "Second one.", "Third, e.g. this.", "Fourth."]
-    assert options == {}
+    assert options == {"token_log_probs": False}  # which no answer shows
 
 
 def test_a_sentence_that_the_model_cannot_read_whole_is_split_until_it_can():
@@ -101,7 +101,10 @@ def test_alternatives_are_put_together_sentence_by_sentence_and_the_beam_has_roo
     assert answer.json() == {"translatedText": "ONE. TWO", "alternatives": ["ONE.' TWO'", "ONE.'' TWO''"]}
     several = web.post("/translate", data={"q": ["a", "b"], "source": "en", "target": "de", "alternatives": "5"})
     assert [len(some) for some in several.json()["alternatives"]] == [5, 5]
-    assert [options for _, _, options in predict.calls] == [{"nbest": 3, "beam": 4}, {"nbest": 6, "beam": 6}]
+    assert [options for _, _, options in predict.calls] == [
+        {"nbest": 3, "beam": 4, "token_log_probs": False},
+        {"nbest": 6, "beam": 6, "token_log_probs": False},
+    ]
 
 
 def test_a_model_with_tags_gets_both_languages():

@@ -190,3 +190,10 @@ def test_texts_without_a_token_are_refused(kind: type) -> None:
         kind().learn([""])
     with pytest.raises(DataError, match="min_count=9"):
         kind(min_count=9).learn(["a b"])
+
+
+def test_a_lone_surrogate_is_no_unknown_word_where_bytes_stand_for_it() -> None:
+    tokenizer = Words(byte_fallback=True)
+    tokenizer.learn_from_counts({"a": 1, "b": 1}, [])
+    assert tokenizer.unknown_words("a x\ud800 b") == []
+    assert tokenizer.decode(tokenizer.encode("a x\ud800 b")) == "a x\ufffd b"

@@ -247,7 +247,7 @@ class LookupTokenizer:
 
     def unknown_words(self, text: str) -> list[str]:
         """The tokens of a text that become <unk>, in order, as the text spells them."""
-        words = [token for token in self.split(text) if self.fallback_ids(token) == [UNK]]
+        words = [token for token in self.split(text) if self.fallback_ids(self._clean(token)) == [UNK]]
         return [
             word.removeprefix(SPACE_MARKER) for word in words if self.vocabulary.token_id(self._clean(word)) is None
         ]
