@@ -19,6 +19,7 @@ from dragoman.cli import (
     config,
     data,
     demo,
+    distill,
     evaluate,
     export,
     import_model,
@@ -54,6 +55,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.command()(demo.demo)
     app.command()(train.train)
     app.command()(sweep.sweep)
+    app.command()(distill.distill)
     app.command("predict", help=predict.predict.__doc__)(_predict_command("predict" in arguments))
     app.command()(score.score)
     app.command()(evaluate.evaluate)
