@@ -88,7 +88,7 @@ def plain_beam(
         if not live:
             break
         full = len(pool) == k and not shrink
-        if early_stopping is True and finished >= round(patience * k):
+        if early_stopping is True and finished >= (round(patience * k) if k > 1 else 1):
             break
         if full and early_stopping is False and formula(total(live[0]), t + 1) <= score(pool[-1]):
             break

@@ -79,8 +79,8 @@ class GenerationOptions(Options):
             "false, once no active hypothesis currently beats the worst finished one; never, once none can any more."
         ),
     ] = True
-    patience: Annotated[float, "search", Field(ge=1.0, le=100.0)] = 2.0
-    """With early_stopping true: how many times `beam` hypotheses finish before a beam stops."""
+    patience: Annotated[float, "search", Field(ge=1.0, le=4.0)] = 2.0
+    """With early_stopping true: how many times `beam` hypotheses finish before a beam stops; a beam of 1 is greedy."""
     finished_policy: Annotated[Literal["collect", "shrink"], "search"] = "collect"
     """collect: finished hypotheses leave the beam its size; shrink: each narrows it by one."""
     coverage_penalty: Annotated[Penalty, "search"] = 0.0

@@ -8,7 +8,7 @@ At each step, for every sentence at once:
     5. a sentence is done at its maximum length, where active hypotheses fill the free slots among the finished ones,
        truncated; or earlier, by `early_stopping`:
 
-       true    round(patience · k) have finished; of these the best k are the results
+       true    round(patience · k) have finished, one for k = 1; of these the best k are the results
        false   k have finished, and no active hypothesis currently beats the worst of them
        never   k have finished, and no active hypothesis can still beat the worst of them: log p only falls, so the
                best it can reach is to end now or to keep its log p up to the maximum length
@@ -81,13 +81,13 @@ class Beam:
         length_rule: Annotated[Part, length_rules] = Part("mean"),
         finished_policy: Literal["collect", "shrink"] = "collect",
         early_stopping: bool | Literal["never"] = True,
-        patience: Annotated[float, Field(ge=1.0)] = 2.0,
+        patience: Annotated[float, Field(ge=1.0, le=4.0)] = 2.0,
         coverage_penalty: Annotated[float, Field(ge=0.0)] = 0.0,
     ) -> None:
         self.num_hypotheses, self.length_rule = beam, length_rules.build(length_rule)
         self.finished_policy, self.early_stopping = finished_policy, early_stopping
         # Finished hypotheses that are kept until the end: that many stop the search where `early_stopping` is true.
-        self.max_finished = round(patience * beam) if early_stopping is True else beam
+        self.max_finished = round(patience * beam) if early_stopping is True and beam > 1 else beam
         self.coverage_penalty, self.needs_attention = coverage_penalty, coverage_penalty > 0
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
