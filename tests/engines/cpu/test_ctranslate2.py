@@ -13,7 +13,8 @@ import torch
 
 from dragoman.core.registry import Part
 from dragoman.core.types import EOS, Hypothesis
-from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, model_blocker, search_blocker
+from dragoman.engines.cpu.converted_model import ConvertedSearch
+from dragoman.engines.cpu.ctranslate2 import CTranslate2Engine, convert_search, model_blocker, search_blocker
 from dragoman.engines.length_batches import pad_ids
 from dragoman.engines.reference import decode_with_reference
 from dragoman.nn.seq2seq import Seq2Seq
@@ -123,6 +124,27 @@ def test_batches_that_may_take_little_time_give_the_same_results(search: Search,
     for found, whole in zip(engine(sources, search, limits), expected, strict=True):
         assert [one.tokens for one in found] == [one.tokens for one in whole]
         assert [one.score for one in found] == pytest.approx([one.score for one in whole], abs=1e-4)
+
+
+@pytest.mark.parametrize("search", [GREEDY, early_beam(beam=3)], ids=["greedy", "beam"])
+def test_in_int8_a_result_is_the_same_to_the_last_bit_alone_and_in_any_batch(search: Search) -> None:
+    """float32 moves by its last bits with the padding; rounding to 8 bits could make that a whole step."""
+    sources, engine = some_sources(60), open_engine(model(), "int8")
+
+    def decode(rows: list[int]) -> list[list[Hypothesis] | None]:
+        """Without what is left to others, which decode in float32."""
+        some, converted_search = [sources[row] for row in rows], convert_search(search)
+        assert isinstance(converted_search, ConvertedSearch)
+        found = engine.converted.decode(some, [40] * len(rows), converted_search)
+        with_log_probs = engine.add_token_log_probs(some, [nbest or [] for nbest in found])
+        return [None if nbest is None else each for nbest, each in zip(found, with_log_probs, strict=True)]
+
+    together = decode(list(range(60)))
+    assert sum(nbest is not None for nbest in together) > 10
+    order = random.sample(range(60), 60)
+    for rows in ([order[i : i + 7] for i in range(0, 60, 7)], [[row] for row in order]):
+        for some in rows:
+            assert decode(some) == [together[row] for row in some]
 
 
 def test_a_source_beyond_the_positions_that_were_written_out_is_decoded_by_the_reference() -> None:

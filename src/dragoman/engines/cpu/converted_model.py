@@ -5,6 +5,7 @@
                  rank the best 2k extensions of a step, and </s> ends a hypothesis only among the first k of these
     length rule  log p / n^α, its length penalty; log p itself is α = 1e-30, since 0 turns another early exit on
     <pad>, <s>   their bias in the converted model is so low that they get no probability, as in our step
+    int8         batches have no padding, so a result does not depend on what else is in the batch
     limits       it has one for a batch; a sentence with a result beyond its own limit is left to the caller
 
 A running batch cannot be cancelled. Where that matters, `max_batch_seconds` keeps batches small.
@@ -14,6 +15,7 @@ This module does not import torch: a converted model answers without it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,6 +73,8 @@ class ConvertedModel:
         self.target_ids = {name: i for i, name in enumerate(self.target_names)}
         self.positions, self.workers = positions, workers
         self.max_batch_seconds: float | None = None
+        # Padding moves sums by their last bits. In int8 that may cross a rounding boundary and change a result.
+        self.equal_lengths = precision == "int8"
         self.speed = SLOW  # source tokens times hypotheses per second, of the slowest recent batch
 
     def decode(
@@ -102,7 +106,8 @@ class ConvertedModel:
             if 1 < len(ids) <= self.positions and longest + 1 < self.positions
         ]
         cut: list[tuple[int, list[int]]] = []
-        for batch in self._run(served, [len(ids) for ids in sources], k, submit):
+        keys = [(len(ids), longest) for ids, longest in zip(sources, max_lengths, strict=True)]
+        for batch in self._run(served, keys, k, submit):
             for row, result in zip(batch.rows, batch.results, strict=True):
                 nbest = [self._hypothesis(*each, search) for each in zip(result.hypotheses, result.scores, strict=True)]
                 if all(len(one.tokens) <= max_lengths[row] for one in nbest):
@@ -125,7 +130,8 @@ class ConvertedModel:
             handles: Sequence[Any] = self.translator.score_batch(source, targets, max_input_length=0, asynchronous=True)
             return handles
 
-        for batch in self._run(range(len(pairs)), [max(map(len, pair)) for pair in pairs], 1, submit):
+        keys = [(max(map(len, pair)), *map(len, pair)) for pair in pairs]
+        for batch in self._run(range(len(pairs)), keys, 1, submit):
             for row, result in zip(batch.rows, batch.results, strict=True):
                 results[row] = list(result.log_probs)
         return results
@@ -140,18 +146,27 @@ class ConvertedModel:
         return Hypothesis(tokens, [], total if search.hypotheses == 1 else score, "eos", total)
 
     def _run(
-        self, rows: Iterable[int], lengths: Sequence[int], k: int, submit: Callable[[list[int]], Sequence[Any]]
+        self,
+        rows: Iterable[int],
+        keys: Sequence[tuple[int, ...]],
+        k: int,
+        submit: Callable[[list[int]], Sequence[Any]],
     ) -> Iterator[PendingBatch]:
-        """Submit rows in batches of similar length, the longest first, and yield each batch with its results."""
-        ordered = deque(sorted(rows, key=lambda row: lengths[row], reverse=True))
+        """Submit rows in batches of similar length, the longest first, and yield each batch with its results.
+
+        `keys` begin with the lengths of the rows. Where lengths must be equal, all rows of a batch have one key.
+        """
+        ordered = deque(sorted(rows, key=lambda row: keys[row], reverse=True))
         pending: deque[PendingBatch] = deque()
         in_flight = self.workers + (self.max_batch_seconds is None)  # one more, so that no worker waits for us
         while ordered or pending:
             while ordered and len(pending) < in_flight:
-                length = max(lengths[ordered[0]], 1)
+                length = keys[ordered[0]][0]
                 most = BATCH_TOKENS // length
                 if self.max_batch_seconds is not None:
                     most = min(most, int(self.max_batch_seconds * self.speed) // (length * k))
+                if self.equal_lengths:
+                    most = min(most, count_equal(keys[row] for row in ordered))
                 batch = [ordered.popleft() for _ in range(min(max(most, 1), BATCH_SIZE, len(ordered)))]
                 pending.append(PendingBatch(batch, submit(batch), len(batch) * length * k, time.monotonic()))
             first = pending.popleft()
@@ -161,6 +176,11 @@ class ConvertedModel:
             if in_flight == self.workers:  # else it has waited for others
                 self.speed = min(first.cost / max(seconds, 1e-6), 2 * self.speed)
             yield replace(first, results=[handle.result() for handle in first.results])  # raises what went wrong
+
+
+def count_equal(keys: Iterable[tuple[int, ...]]) -> int:
+    """How many of the keys, from the first on, are the same."""
+    return sum(1 for _ in next(itertools.groupby(keys))[1])
 
 
 def token_names(size: int) -> list[str]:
