@@ -145,6 +145,7 @@ COMMANDS = [
         ["decode", "--competitors", "reference", "--batches", "2", "--beams", "2"],
         "beam 2 × 2: Dragoman, float32 / Dragoman",
     ),
+    (["texts", "--batches", "2", "--beams", "2"], "beam 2 × 2: Dragoman, float32 / CTranslate2"),
     (["loader", "--pairs", "500", "--workers", "0", "--ahead", "0", "2"], "| 0 workers, 2 ahead |"),
     pytest.param(
         ["serve", "--workers", "1", "--clients", "2"],
