@@ -1,0 +1,83 @@
+/* A header and the bytes of its tensors → a model, after checks: a file that was cut short or edited says so. */
+
+import { buildModel } from "./model.js";
+import { pauseRegularly } from "./pauses.js";
+import { sha256 } from "./sha256.js";
+import { Matrix, multiplyPlain } from "./tensors.js";
+import { WeightTable } from "./weight_table.js";
+
+const FORMAT = 1;
+const BYTES_PER_NUMBER = { int8: 1, float16: 2, float32: 4 };
+
+/**
+ * The model of a header and of its tensors.
+ * @param {object} header  what `model_data` of Python wrote
+ * @param {ArrayBuffer} buffer
+ * @param {{onProgress?: (fraction: number) => void, signal?: AbortSignal}} [options]
+ */
+export const loadModel = async (header, buffer, { onProgress = () => {}, signal = null } = {}) => {
+  checkHeader(header, buffer.byteLength);
+  const pause = pauseRegularly(signal);
+  onProgress(0);
+  if (sha256(new Uint8Array(buffer)) !== header.sha256) {
+    throw new Error("the model's weights are not those that were exported: the file was changed; get it again");
+  }
+  const tensors = new Map();
+  for (const [i, entry] of header.tensors.entries()) {
+    await pause();
+    const tensor = readTensor(entry, buffer);
+    for (const name of entry.names) tensors.set(name, tensor);
+    onProgress((i + 1) / header.tensors.length);
+  }
+  return buildModel(header.model, new WeightTable(tensors, multiplyPlain));
+};
+
+function checkHeader(header, size) {
+  if (header?.format !== FORMAT) {
+    throw new Error(`the model has format ${header?.format}, and this engine reads format ${FORMAT}; export it again`);
+  }
+  if (size !== header.size) {
+    const found = `${size.toLocaleString("en")} bytes of ${header.size.toLocaleString("en")}`;
+    throw new Error(`the model's file is ${size < header.size ? "cut short" : "too long"}: there are ${found}; get it again`);
+  }
+}
+
+/** {shape, matrix, values}: a matrix, or of what is none its numbers in float32. */
+function readTensor({ names: [name], shape, dtype, offset, scales }, buffer) {
+  const count = shape.reduce((product, n) => product * n, 1);
+  checkExtent(name, dtype in BYTES_PER_NUMBER && offset + count * BYTES_PER_NUMBER[dtype] <= buffer.byteLength);
+  const values = readNumbers(dtype, buffer, offset, count);
+  if (dtype !== "int8") {
+    checkFinite(name, values);
+    return { shape, matrix: null, values };
+  }
+  checkExtent(name, scales + 4 * shape[0] <= buffer.byteLength);
+  const rowScales = readNumbers("float32", buffer, scales, shape[0]);
+  checkFinite(name, rowScales);
+  return { shape, matrix: new Matrix(shape[0], shape[1], values, rowScales), values: null };
+}
+
+/** Numbers are little-endian, as are all machines that browsers run on. */
+function readNumbers(dtype, buffer, offset, count) {
+  if (dtype === "int8") return new Int8Array(buffer, offset, count);
+  if (dtype === "float32") return new Float32Array(buffer, offset, count);
+  return Float32Array.from(new Uint16Array(buffer, offset, count), decodeFloat16);
+}
+
+/** The number of the 16 bits of a float16. */
+function decodeFloat16(bits) {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 0x1f, bits & 0x3ff];
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15));
+}
+
+function checkExtent(name, fits) {
+  if (!fits) throw new Error(`the weight ${name} is not where the model's header says; get the file again`);
+}
+
+function checkFinite(name, values) {
+  for (let i = 0; i < values.length; i++) {
+    if (Number.isFinite(values[i])) continue;
+    throw new Error(`the weight ${name} has a value that is no finite number; export the model again`);
+  }
+}

@@ -1,0 +1,282 @@
+"""The engine in Chromium answers as Python's reference path: tokens, log p, attention, for every family of models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.browser_engine.conftest import ENGINE, EngineModel
+from tests.browser_engine.families import FAMILIES, RNN, TRANSFORMER, every_family
+from tests.browser_engine.small_models import (
+    find_difference,
+    find_nbest_difference,
+    random_texts,
+    reference_predictions,
+    small_pipeline,
+)
+
+from dragoman.browser import model_data as exporting
+from dragoman.browser.model_data import browser_blocker, model_data, unpack_tensors
+from dragoman.core.errors import UserError
+from dragoman.core.registry import Part
+from dragoman.inference.pipeline import Pipeline
+from dragoman.inspection.views.alignment import compute_alignment
+from dragoman.inspection.views.beam import trace_beam
+from dragoman.inspection.views.steps import trace_steps
+from dragoman.nn.decoders import decoders
+from dragoman.nn.encoders import encoders
+from dragoman.nn.heads import heads
+from dragoman.nn.layers import norms
+from dragoman.nn.normalizers import normalizers
+from dragoman.nn.positions import positions
+from dragoman.nn.scores import scores
+from dragoman.nn.token_mixers import mixers
+
+Load = Callable[..., EngineModel]
+
+GREEDY = {"beam": 1, "attention": True}
+BEAM = {"beam": 5, "nbest": 5, "attention": True}
+LABELS = {"nbest": 2}
+
+
+def check_family(load_engine: Load, family: dict[str, Any], seed: int, with_trace: bool) -> None:
+    pipeline = small_pipeline(**family, seed=seed)
+    engine, texts = load_engine(pipeline), random_texts(3, seed)
+    if family.get("objective") == "tags":
+        texts = [" ".join(text) for text in texts]
+    for options in [LABELS] if family.get("head") else [GREEDY, BEAM]:
+        expected, found = reference_predictions(pipeline, texts, options), engine.predict(texts, options)
+        for one, other in zip(expected, found, strict=True):
+            difference = find_difference(one, other) if with_trace else find_nbest_difference(one, other)
+            assert difference is None, (one["source_tokens"], options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_engine_answers_as_python_does(load_engine: Load, name: str) -> None:
+    check_family(load_engine, FAMILIES[name], list(FAMILIES).index(name), with_trace=True)
+
+
+@pytest.mark.long
+def test_the_engine_answers_as_python_does_with_every_part_and_option(load_engine: Load) -> None:
+    for seed, (name, family) in enumerate(every_family().items()):
+        try:
+            check_family(load_engine, family, seed, with_trace=False)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {family}: {error}") from None
+
+
+# -- precisions --------------------------------------------------------------------------------------------------------
+
+
+def rounded(pipeline: Pipeline, precision: exporting.Precision) -> tuple[Pipeline, dict[str, Any], bytes]:
+    """The pipeline with the weights that the engine has, and what the engine gets."""
+    header, data = model_data(pipeline, precision)
+    tensors = unpack_tensors(header, data)
+    with torch.no_grad():
+        for name, weight in pipeline.model.state_dict().items():
+            weight.copy_(tensors[name])
+    return pipeline, header, data
+
+
+@pytest.mark.parametrize("precision", ["int8", "float16"])
+@pytest.mark.parametrize("name", ["luong", "location", "transformer", "pointer", "decoder-only"])
+def test_rounded_weights_answer_as_the_same_weights_in_python(load_engine: Load, name: str, precision: Any) -> None:
+    pipeline, header, data = rounded(small_pipeline(**FAMILIES[name]), precision)
+    engine = load_engine.data(header, data)  # type: ignore[attr-defined]
+    for options in (GREEDY, BEAM):
+        texts = random_texts(3)
+        pairs = zip(reference_predictions(pipeline, texts, options), engine.predict(texts, options), strict=True)
+        assert [find_nbest_difference(*pair) for pair in pairs] == [None] * len(texts)
+
+
+def test_int8_takes_a_quarter_of_float32_and_tied_tensors_are_there_once() -> None:
+    pipeline = small_pipeline(TRANSFORMER, TRANSFORMER, tie="all", joint=True, width=64)
+    header, small = model_data(pipeline, "int8")
+    _, large = model_data(pipeline, "float32")
+    assert len(small) < 0.35 * len(large)  # biases, norms and scales stay in float32
+    table = [entry for entry in header["tensors"] if "output.weight" in entry["names"]]
+    assert [sorted(entry["names"]) for entry in table] == [
+        ["embedding.table.weight", "frontend.table.weight", "output.weight"]
+    ]
+
+
+def test_no_weight_is_farther_from_its_rounded_value_than_half_a_step() -> None:
+    W = torch.randn(50, 30).numpy()
+    values, scales = exporting.round_to_int8(W)
+    assert abs(W - values * scales[:, None]).max(1) == pytest.approx(abs(W - values * scales[:, None]).max(1))
+    assert (abs(W - values * scales[:, None]) <= 0.501 * scales[:, None]).all()
+
+
+# -- constraints and options -------------------------------------------------------------------------------------------
+
+OPTIONS: list[dict[str, Any]] = [
+    {"prefix": "ba"},
+    {"forbid_phrases": ["a", "bc"]},
+    {"no_repeat_ngram_size": 1, "max_new_tokens": 5},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.5, "beam": 3, "nbest": 3},
+    {"min_new_tokens": 4, "max_new_tokens": 6},
+    {"min_length_ratio": 0.7, "max_length_ratio": 1.2, "max_length_extra": 1},
+    {"allow_unk": False, "beam": 2},
+    {"length_penalty": 0.3, "beam": 4, "nbest": 4},
+    {"length_rule": {"name": "gnmt", "alpha": 1.1}, "early_stopping": "never", "nbest": 5},
+    {"length_rule": "none", "early_stopping": True},
+    {"finished_policy": "shrink", "nbest": 5, "length_rule": "power"},
+    {"coverage_penalty": 0.4, "beam": 3, "nbest": 3},
+    {"beam": 1, "nbest": 1, "max_new_tokens": 3},
+    {"beam": 1, "prefix": "ab"},
+    {"search": "beam", "beam": 1},
+]
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer"])
+def test_options_of_a_call_mean_the_same(load_engine: Load, name: str) -> None:
+    pipeline = small_pipeline(**FAMILIES[name], seed=3)
+    engine, texts = load_engine(pipeline), random_texts(2, seed=4)
+    for options in OPTIONS:
+        with_trace = options | {"trace": options.get("beam") != 1}
+        expected, found = reference_predictions(pipeline, texts, with_trace), engine.predict(texts, with_trace)
+        assert find_difference(expected, found) is None, options
+
+
+def test_a_source_that_is_empty_or_too_long_or_unknown_is_answered_as_in_python(load_engine: Load) -> None:
+    pipeline = small_pipeline(**FAMILIES["luong"])
+    engine, texts = load_engine(pipeline), ["", "  ", "ab" * 400, "щ", "a\tb"]
+    assert find_difference(reference_predictions(pipeline, texts, {}), engine.predict(texts, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"beams": 3}, "no option called 'beams'"),
+        ({"beam": 0}, "beam is 0; it must be a whole number"),
+        ({"nbest": 9, "beam": 3}, "nbest 9 needs a beam of at least 9"),
+        ({"prefix": "щ"}, "not covered by the model's vocabulary"),
+        ({"beam": 1, "early_stopping": True}, "set search to beam"),
+    ],
+)
+def test_a_wrong_option_is_named(load_engine: Load, options: dict[str, Any], sentence: str) -> None:
+    engine = load_engine(small_pipeline(**FAMILIES["luong"]))
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        engine.predict(["ab"], options)
+
+
+def test_a_prediction_can_be_canceled_between_two_steps(engine_page: Any, load_engine: Load) -> None:
+    load_engine(small_pipeline(RNN | {"width": 64}, RNN | {"width": 64}, ends=-99.0))
+    canceled = engine_page.evaluate(
+        """async () => {
+            const controller = new AbortController();
+            const options = { beam: 100, max_new_tokens: 1000000, signal: controller.signal };
+            const running = predictor.predict("abc", options).then(() => "done", (error) => error.name);
+            setTimeout(() => controller.abort(), 100);
+            return running;
+        }"""
+    )
+    assert canceled == "AbortError"
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["luong", "convs2s", "transformer", "cheap decoder", "decoder-only"])
+def test_views_have_the_data_of_pythons(load_engine: Load, name: str) -> None:
+    pipeline = small_pipeline(**FAMILIES[name] | {"generation": {"max_length_ratio": 1.0, "max_length_extra": 4}})
+    engine = load_engine(pipeline)
+    steps = engine.call(
+        "traceSteps", "predictor", "abc", {"target": "bad", "prefix": [5], "top": 4}, module="view_data"
+    )
+    expected = trace_steps(pipeline, "abc", "bad", prefix=[5], top=4)
+    assert find_difference({"view": "steps"} | expected, steps) is None
+    beam = engine.call("traceBeam", "predictor", "abc", {"beam": 3}, module="view_data")
+    assert find_difference({"view": "beam"} | trace_beam(pipeline, "abc", beam=3), beam) is None
+    alignment = engine.call("computeAlignment", "predictor", "abc", {"target": "bad"}, module="view_data")
+    wanted = {"view": "alignment"} | compute_alignment(pipeline, "abc", "bad")
+    for name_of_part in ("words", "soft_blocker"):  # the engine does not merge pieces
+        wanted[name_of_part] = alignment[name_of_part]
+    assert find_difference(_with_tolerance(wanted), _with_tolerance(alignment)) is None
+
+
+def _with_tolerance(view: dict[str, Any]) -> dict[str, Any]:
+    """Weights are rounded to 4 digits, so that two may differ by one unit of the last."""
+    return json.loads(json.dumps(view), parse_float=lambda text: round(float(text) * 0.4, 6))  # type: ignore[no-any-return]
+
+
+# -- what cannot be exported or loaded ---------------------------------------------------------------------------------
+
+
+def test_every_registered_part_is_the_engines() -> None:
+    known = {
+        "encoders": (encoders, exporting.ENCODERS),
+        "decoders": (decoders, exporting.DECODERS),
+        "heads": (heads, exporting.HEADS),
+        "scores": (scores, exporting.SCORES),
+        "normalizers": (normalizers, exporting.NORMALIZERS),
+        "positions": (positions, exporting.POSITIONS),
+        "norms": (norms, exporting.NORMS),
+        "mixers": (mixers, exporting.MIXERS),
+    }
+    for kind, (registry, ours) in known.items():
+        assert sorted(registry.names) == sorted(ours), kind
+
+
+def test_what_the_engine_lacks_is_refused_in_one_sentence() -> None:
+    for generation, sentence in [
+        ({"search": "sample"}, "generation.search is 'sample'"),
+        ({"replace_unk": True}, "generation.replace_unk"),
+        ({"pattern": "a+"}, "generation.pattern"),
+    ]:
+        pipeline = small_pipeline(RNN, RNN, generation=generation)
+        with pytest.raises(UserError, match=sentence):
+            model_data(pipeline)
+    pipeline = small_pipeline(RNN, RNN)
+    custom = pipeline.config.model.model_copy(update={"encoder": Part("mine")})
+    pipeline.config = pipeline.config.model_copy(update={"model": custom})
+    assert browser_blocker(pipeline) == (
+        "the engine has no encoder 'mine' (it has conv, identity, none, pyramid, rnn, transformer)"
+    )
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    pipeline = small_pipeline(RNN, RNN)
+    with torch.no_grad():
+        pipeline.model.output.weight[5, 3] = float("nan")
+    with pytest.raises(UserError, match="not finite"):
+        model_data(pipeline)
+
+
+def test_a_file_that_was_changed_says_so(load_engine: Load) -> None:
+    header, data = model_data(small_pipeline(RNN, RNN))
+    edited = bytearray(data)
+    edited[1000] ^= 1
+    no_number = {**header, "sha256": None}
+    for changed, content, sentence in [
+        (header, data[:-100], "cut short"),
+        (header, data + b"x", "too long"),
+        (header, bytes(edited), "the file was changed"),
+        ({**header, "format": 2}, data, "format 2, and this engine reads format 1"),
+        (no_number, data, "the file was changed"),
+    ]:
+        with pytest.raises(Exception, match=sentence):
+            load_engine.data(changed, content)  # type: ignore[attr-defined]
+
+
+# -- the modules -------------------------------------------------------------------------------------------------------
+
+
+def test_the_modules_can_be_joined_to_one_script() -> None:
+    declared: dict[str, str] = {}
+    for file in sorted(ENGINE.glob("*.js")):
+        source = file.read_text("utf-8")
+        for line in re.findall(r"^import\b.*", source, re.MULTILINE):
+            assert re.fullmatch(r'import \{ [^}]+ \} from "\./\w+\.js";', line), (file.name, line)
+        for line in re.findall(r"^export\b.*", source, re.MULTILINE):
+            assert re.match(r"export (function|const|class) \w+", line), (file.name, line)
+        names = re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", source, re.MULTILINE)
+        for name in names:
+            assert name not in declared, f"{name} is declared in {declared[name]} and {file.name}"
+            declared[name] = file.name
+        assert not re.search(r"\beval\(|new Function|\bdocument\.|\bwindow\.|import\(", source), file.name
