@@ -21,7 +21,8 @@ from dragoman.inference.pipeline import Pipeline
 
 ENGINE = Path(__file__).parents[2] / "src" / "dragoman" / "browser" / "engine"
 HOME = "http://dragoman.test/"
-POLICY = "default-src 'none'; script-src 'self'"
+STRICT_POLICY = "default-src 'none'; script-src 'self'"
+POLICY = STRICT_POLICY + " 'wasm-unsafe-eval'"  # which WebAssembly needs, and nothing else
 
 LOAD = """async ([header, tensors]) => {
     const { loadModel } = await import("/model_loading.js");
@@ -53,16 +54,17 @@ def engine_page() -> Iterator[Any]:
         page.set_default_timeout(60_000)
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.route("**/*", _answer)
+        page.route("**/*", answer_request)
         page.goto(HOME)
         yield page
         browser.close()
     assert wrong == []
 
 
-def _answer(route: Any) -> None:
+def answer_request(route: Any) -> None:
+    """Answer a request of the page with a module of the engine, or with an empty page."""
     name = route.request.url.removeprefix(HOME)
-    headers = {"Content-Security-Policy": POLICY}
+    headers = {"Content-Security-Policy": STRICT_POLICY if name == "strict" else POLICY}
     if name.endswith(".js"):
         route.fulfill(body=(ENGINE / name).read_text("utf-8"), content_type="text/javascript", headers=headers)
     else:

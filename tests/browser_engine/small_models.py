@@ -115,19 +115,19 @@ def as_data(prediction: Prediction) -> dict[str, Any]:
     return data
 
 
-def find_difference(expected: Any, found: Any, where: str = "") -> str | None:
+def find_difference(expected: Any, found: Any, where: str = "", tolerance: float = TOLERANCE) -> str | None:
     """The first difference of two answers beyond rounding, and where it is; None: they are equal."""
     if isinstance(expected, dict) and isinstance(found, dict):
         if expected.keys() != found.keys():
             return f"{where}: {sorted(expected)} is not {sorted(found)}"
-        differences = (find_difference(expected[key], found[key], f"{where}.{key}") for key in expected)
+        differences = (find_difference(expected[key], found[key], f"{where}.{key}", tolerance) for key in expected)
     elif isinstance(expected, list) and isinstance(found, list):
         if len(expected) != len(found):
             return f"{where}: {expected} is not {found}"
         pairs = enumerate(zip(expected, found, strict=True))
-        differences = (find_difference(one, other, f"{where}[{i}]") for i, (one, other) in pairs)
+        differences = (find_difference(one, other, f"{where}[{i}]", tolerance) for i, (one, other) in pairs)
     elif isinstance(expected, float) and isinstance(found, int | float):
-        is_close = expected == found or abs(expected - found) <= TOLERANCE + RELATIVE_TOLERANCE * abs(expected)
+        is_close = expected == found or abs(expected - found) <= tolerance + RELATIVE_TOLERANCE * abs(expected)
         return None if is_close else f"{where}: {expected} is not {found}"
     else:
         return None if expected == found else f"{where}: {expected!r} is not {found!r}"

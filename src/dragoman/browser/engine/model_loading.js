@@ -2,6 +2,7 @@
 
 import { buildModel } from "./model.js";
 import { pauseRegularly } from "./pauses.js";
+import { buildProductKernel } from "./product_kernel.js";
 import { sha256 } from "./sha256.js";
 import { Matrix, multiplyPlain } from "./tensors.js";
 import { WeightTable } from "./weight_table.js";
@@ -13,24 +14,35 @@ const BYTES_PER_NUMBER = { int8: 1, float16: 2, float32: 4 };
  * The model of a header and of its tensors.
  * @param {object} header  what `model_data` of Python wrote
  * @param {ArrayBuffer} buffer
- * @param {{onProgress?: (fraction: number) => void, signal?: AbortSignal}} [options]
+ * @param {{onProgress?: (fraction: number) => void, signal?: AbortSignal, useKernel?: boolean}} [options]
  */
-export const loadModel = async (header, buffer, { onProgress = () => {}, signal = null } = {}) => {
+export const loadModel = async (header, buffer, { onProgress = () => {}, signal = null, useKernel = true } = {}) => {
   checkHeader(header, buffer.byteLength);
   const pause = pauseRegularly(signal);
   onProgress(0);
   if (sha256(new Uint8Array(buffer)) !== header.sha256) {
     throw new Error("the model's weights are not those that were exported: the file was changed; get it again");
   }
+  const kernel = useKernel ? openKernel(header, buffer) : null;
+  const memory = kernel === null ? buffer : kernel.bytes.buffer;
   const tensors = new Map();
   for (const [i, entry] of header.tensors.entries()) {
     await pause();
-    const tensor = readTensor(entry, buffer);
+    const tensor = readTensor(entry, memory);
     for (const name of entry.names) tensors.set(name, tensor);
     onProgress((i + 1) / header.tensors.length);
   }
-  return buildModel(header.model, new WeightTable(tensors, multiplyPlain));
+  return buildModel(header.model, new WeightTable(tensors, kernel?.multiply ?? multiplyPlain));
 };
+
+/** The kernel with the tensors in its memory; null where there can be none. */
+function openKernel({ tensors }, buffer) {
+  const matrices = tensors.map(({ shape }) => shape).filter(({ length }) => length === 2);
+  const largest = (dimension) => matrices.reduce((max, shape) => Math.max(max, shape[dimension]), 1);
+  const kernel = buildProductKernel(buffer.byteLength, largest(0), largest(1));
+  kernel?.bytes.set(new Uint8Array(buffer));
+  return kernel;
+}
 
 function checkHeader(header, size) {
   if (header?.format !== FORMAT) {
