@@ -79,7 +79,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def every_family() -> dict[str, dict[str, Any]]:
-    """Every value of every option of every encoder and decoder, pairs of values included."""
+    """Every value of every option of every encoder and decoder, pairs of values included.
+
+    Weights are not enlarged: through unbounded activations (batch norms, unscaled dots) rounding would grow.
+    """
     families: dict[str, dict[str, Any]] = {}
     for name, space in ENCODERS.items():
         for i, options in enumerate(covering(*space)):
@@ -114,7 +117,16 @@ def every_family() -> dict[str, dict[str, Any]]:
             "head": {"name": "classifier", "pool": pool, "hidden": pool != "first"},
             "objective": "labels",
         }
-    return families
+    layout = {"name": "sinusoidal", "layout": "halves", "endpoint": True, "first": 2}
+    grouped, shaw = {"heads": 4, "key_heads": 2, "position": layout}, {"name": "shaw", "distance": 2}
+    families["key heads, other sinusoids"] = {"encoder": TRANSFORMER | grouped, "decoder": TRANSFORMER | grouped}
+    families["positions per layer after a prefix"] = {
+        "encoder": "none",
+        "decoder": TRANSFORMER | {"source": "prefix", "layers": 3, "position": shaw},
+        "objective": "lm",
+    }
+    families["shared layers"] = {"encoder": TRANSFORMER | {"shared": True}, "decoder": TRANSFORMER | {"shared": True}}
+    return {name: {"larger": 1.0, **family} for name, family in families.items()}
 
 
 def encoder_for(options: dict[str, Any]) -> Any:
