@@ -18,8 +18,9 @@ LINES = (
     "السلام عليكم يا أصدقائي",
     "橋は修理のため閉鎖されています。",
     "walk V;NOM(3);ACC(PL) Case=Nom|Number=Sing",
+    "⁇ and so on",
     "D R AE1 G AH0 M AH0 N",
-    "1234 5678 3.14 aaaaaaaa bababab </s> 👩‍👩‍👧 🇭🇺",
+    "1234 5678 3.14 aaaaaaaa bababab </s> \ufffd 👩‍👩‍👧 🇭🇺",
 )
 # Characters that are known since Unicode 15, 16 and 17; some have a case, a decomposition or a combining class.
 NEWER = [0x1C89, 0x1C8A, 0xA7CB, 0xA7CE, 0xA7DC, 0x10D50, 0x10D69, 0x10D70, 0x10EFD, 0x113C5, 0x113B8, 0x113CE, 0x1E4EC]
@@ -78,6 +79,7 @@ PHRASES = (
         "V;NOM",
         "Case=Nom|Number=Sing",
         "a=b;c",
+        "V;ACC(PL,3)",
     ),
     *(
         "²½Ⅷ٣",

@@ -3,7 +3,7 @@
    The map is a trie over UTF-8 bytes, laid out as a double array of 32-bit units, and the replacements, each of which
    ends with a byte 0. Of several entries that match at a position, the longest is taken. */
 
-import { fromUtf8, toUtf8 } from "./text_unicode.js";
+import { codePointLength, fromUtf8, toUtf8, utf8Length } from "./text_unicode.js";
 import { SPACE_MARKER } from "./text_vocabulary.js";
 
 /** Prepares texts by the rules of a model. `keepPrefix`: a text and a position → how long the symbol there is that must
@@ -61,17 +61,6 @@ function unitsAfter(text, at, byteCount) {
     at += code > 0xffff ? 2 : 1;
   }
   return at;
-}
-
-/** The number of UTF-8 bytes of a text. */
-export function utf8Length(text) {
-  let count = 0;
-  for (const character of text) count += codePointLength(character.codePointAt(0));
-  return count;
-}
-
-function codePointLength(code) {
-  return code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
 }
 
 /** A function (bytes, position) → the longest entry of a map there: {length, replacement}, or undefined. */

@@ -6,7 +6,7 @@
    drops the first. */
 
 import { bpeSplitter } from "./text_bpe.js";
-import { textPreparer, utf8Length } from "./text_charsmap.js";
+import { textPreparer } from "./text_charsmap.js";
 import { replaceSurrogates, toUtf8 } from "./text_unicode.js";
 import { unigramSplitter } from "./text_unigram.js";
 import { SPACE_MARKER, UNK_ID, UNK_SURFACE, buildVocabulary, byteTokenName } from "./text_vocabulary.js";
@@ -21,7 +21,6 @@ const USER_DEFINED_PIECE = 4;
 const UNUSED_PIECE = 5;
 const BYTE_PIECE = 6;
 const strictUtf8Decoder = new TextDecoder("utf-8", { ignoreBOM: true, fatal: true });
-const SMALLEST_FLOAT = 2 ** -126; // sentencepiece's largest score is at least this, by a mistake that has become a rule
 
 /** A tokenizer of one of these kinds. */
 export function buildSubwordTokenizer(data) {
@@ -93,7 +92,7 @@ function buildPieceModel(names, model) {
   const splitPrepared =
     model.algorithm === "bpe"
       ? bpeSplitter(pieces, scores, symbolSplitter(lengthOfSymbolAt), unused)
-      : unigramSplitter(pieces, scores, { unused, ...scoreRange(pieces, scores, typeOf, userDefined) });
+      : unigramSplitter(pieces, scores, { leastScore: leastNormal(pieces, scores, typeOf), unused, userDefined });
 
   /** The pieces of a text; what none covers as bytes, or each run of it as one text. */
   function split(text) {
@@ -138,13 +137,9 @@ function symbolSplitter(lengthOfSymbolAt) {
   };
 }
 
-/** The least score, and what user-defined symbols score: so much that they are always taken. */
-function scoreRange(pieces, scores, typeOf, userDefined) {
-  const normal = scores.filter((_, i) => (typeOf.get(pieces[i]) ?? NORMAL_PIECE) === NORMAL_PIECE);
-  let [leastScore, mostScore] = [Infinity, SMALLEST_FLOAT];
-  for (const score of normal) [leastScore, mostScore] = [Math.min(leastScore, score), Math.max(mostScore, score)];
-  const bonus = new Map([...userDefined].map((piece) => [piece, Math.fround(utf8Length(piece) * mostScore) - 0.1]));
-  return { leastScore, bonus };
+/** The least score of a normal piece. */
+function leastNormal(pieces, scores, typeOf) {
+  return scores.reduce((least, score, i) => (typeOf.has(pieces[i]) ? least : Math.min(least, score)), Infinity);
 }
 
 /** A function that joins pieces of an imported model to a text, as sentencepiece decodes them. */

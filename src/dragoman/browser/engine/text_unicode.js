@@ -73,3 +73,15 @@ export function toUtf8(text) {
 export function fromUtf8(bytes) {
   return utf8Decoder.decode(bytes);
 }
+
+/** The number of UTF-8 bytes of a text. */
+export function utf8Length(text) {
+  let count = 0;
+  for (const character of text) count += codePointLength(character.codePointAt(0));
+  return count;
+}
+
+/** The number of UTF-8 bytes of a code point. */
+export function codePointLength(code) {
+  return code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+}
