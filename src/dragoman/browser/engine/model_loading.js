@@ -25,23 +25,38 @@ export const loadModel = async (header, buffer, { onProgress = () => {}, signal 
   }
   const kernel = useKernel ? openKernel(header, buffer) : null;
   const memory = kernel === null ? buffer : kernel.bytes.buffer;
+  const room = kernel === null ? null : { memory, at: alignAddress(buffer.byteLength) };
   const tensors = new Map();
   for (const [i, entry] of header.tensors.entries()) {
     await pause();
-    const tensor = readTensor(entry, memory);
+    const tensor = readTensor(entry, memory, buffer.byteLength, room);
     for (const name of entry.names) tensors.set(name, tensor);
     onProgress((i + 1) / header.tensors.length);
   }
   return buildModel(header.model, new WeightTable(tensors, kernel?.multiply ?? multiplyPlain));
 };
 
-/** The kernel with the tensors in its memory; null where there can be none. */
+/** The kernel with the tensors in its memory, and room for those to decode; null where there can be none. */
 function openKernel({ tensors }, buffer) {
+  const decoded = tensors.reduce((sum, { dtype, shape }) => sum + (dtype === "float16" ? decodedSize(shape) : 0), 0);
   const matrices = tensors.map(({ shape }) => shape).filter(({ length }) => length === 2);
   const largest = (dimension) => matrices.reduce((max, shape) => Math.max(max, shape[dimension]), 1);
-  const kernel = buildProductKernel(buffer.byteLength, largest(0), largest(1));
+  const kernel = buildProductKernel(alignAddress(buffer.byteLength) + decoded, largest(0), largest(1));
   kernel?.bytes.set(new Uint8Array(buffer));
   return kernel;
+}
+
+/** The bytes of a tensor in float32. */
+function decodedSize(shape) {
+  return alignAddress(4 * countNumbers(shape));
+}
+
+function countNumbers(shape) {
+  return shape.reduce((product, n) => product * n, 1);
+}
+
+function alignAddress(address) {
+  return 16 * Math.ceil(address / 16);
 }
 
 function checkHeader(header, size) {
@@ -54,16 +69,16 @@ function checkHeader(header, size) {
   }
 }
 
-/** {shape, matrix, values}: a matrix, or of what is none its numbers in float32. */
-function readTensor({ names: [name], shape, dtype, offset, scales }, buffer) {
-  const count = shape.reduce((product, n) => product * n, 1);
-  checkExtent(name, dtype in BYTES_PER_NUMBER && offset + count * BYTES_PER_NUMBER[dtype] <= buffer.byteLength);
-  const values = readNumbers(dtype, buffer, offset, count);
+/** {shape, matrix, values} from the first `size` bytes of a buffer: a matrix, or of what is none its numbers. */
+function readTensor({ names: [name], shape, dtype, offset, scales }, buffer, size, room) {
+  const count = countNumbers(shape);
+  checkExtent(name, dtype in BYTES_PER_NUMBER && offset + count * BYTES_PER_NUMBER[dtype] <= size);
+  const values = dtype === "float16" ? decodeNumbers(buffer, offset, shape, room) : readNumbers(dtype, buffer, offset, count);
   if (dtype !== "int8") {
     checkFinite(name, values);
     return { shape, matrix: null, values };
   }
-  checkExtent(name, scales + 4 * shape[0] <= buffer.byteLength);
+  checkExtent(name, scales + 4 * shape[0] <= size);
   const rowScales = readNumbers("float32", buffer, scales, shape[0]);
   checkFinite(name, rowScales);
   return { shape, matrix: new Matrix(shape[0], shape[1], values, rowScales), values: null };
@@ -72,8 +87,18 @@ function readTensor({ names: [name], shape, dtype, offset, scales }, buffer) {
 /** Numbers are little-endian, as are all machines that browsers run on. */
 function readNumbers(dtype, buffer, offset, count) {
   if (dtype === "int8") return new Int8Array(buffer, offset, count);
-  if (dtype === "float32") return new Float32Array(buffer, offset, count);
-  return Float32Array.from(new Uint16Array(buffer, offset, count), decodeFloat16);
+  return new Float32Array(buffer, offset, count);
+}
+
+/** A float16 tensor in float32, in the room of the kernel if there is one, which then multiplies it. */
+function decodeNumbers(buffer, offset, shape, room) {
+  const count = countNumbers(shape);
+  const values = room === null ? new Float32Array(count) : new Float32Array(room.memory, room.at, count);
+  if (room !== null) room.at += decodedSize(shape);
+  new Uint16Array(buffer, offset, count).forEach((bits, i) => {
+    values[i] = decodeFloat16(bits);
+  });
+  return values;
 }
 
 /** The number of the 16 bits of a float16. */
