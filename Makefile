@@ -51,7 +51,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[demo,tensorboard,ctranslate2,serve,image,audio,office,interop,onnx,sweep,dev]'
+	$(PIP) -e '.[demo,tensorboard,serve,image,audio,office,interop,onnx,sweep,dev]'
 	touch $@
 
 # Ray, S3 with a server of it, the schemas of Kubernetes: 400 MB that no other target needs.

@@ -1,4 +1,4 @@
-"""python -m bench train|decode|loader|startup|growth|serve|shards: measure, print a table, and the ratios last."""
+"""python -m bench train|decode|texts|loader|startup|growth|serve|shards: measure, print a table, and ratios last."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dragoman.core.errors import UserError
 COMMANDS = {
     "train": "tokens a second of training, against a plain Hugging Face loop",
     "decode": "sentences a second of searching, against Hugging Face generate and CTranslate2",
+    "texts": "sentences a second from texts to texts on a CPU, against CTranslate2 fed by sentencepiece",
     "loader": "tokens a second of the batches alone",
     "startup": "seconds until something happens",
     "growth": "tokens a second and memory against length, batch, depth and vocabulary",

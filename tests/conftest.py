@@ -7,22 +7,28 @@ printed where a test fails. No test may hold for one seed only.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import secrets
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes tests start
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dragoman-cache-")  # converted copies; removed at the end
 
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import settings
+
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 FRESH = os.environ.get("DRAGOMAN_TEST_SEED") == "fresh"
 RUN = secrets.randbits(32) if FRESH else int(os.environ.get("DRAGOMAN_TEST_SEED") or 1)

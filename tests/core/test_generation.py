@@ -39,7 +39,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "nbest": (2, 2),
     "length_rule": (Part("gnmt"), "gnmt"),
     "length_penalty": (0.3, 0.3),
-    "early_stopping": (True, "true"),
+    "early_stopping": ("never", "never"),
+    "patience": (1.5, 1.5),
     "finished_policy": ("shrink", "shrink"),
     "coverage_penalty": (0.2, 0.2),
     "num_beam_groups": (2, 2),
@@ -103,7 +104,7 @@ def test_every_field_is_in_the_schemas_of_a_request_an_upload_and_a_config() -> 
     for name, info in GenerationOptions.model_fields.items():
         assert config[name]["description"] == request["properties"][name]["description"] == info.description
         assert name in upload["properties"]
-    assert set(request["properties"]) - set(FIELDS) == {"model", "inputs", "attention", "stream"}
+    assert set(request["properties"]) - set(FIELDS) == {"model", "inputs", "attention", "stream", "token_log_probs"}
     assert set(upload["properties"]) - set(FIELDS) == {"text", "attention", "stream"}
     assert request["required"] == ["inputs"]
     for schema in (config, request["properties"]):
@@ -179,7 +180,7 @@ def test_unset_fields_do_not_override_and_set_ones_do_whatever_their_value_is() 
 
 
 def test_a_request_overrides_what_it_sets_and_a_new_search_drops_what_it_does_not_take() -> None:
-    own = GenerationOptions(beam=9, length_rule=Part("gnmt"), early_stopping=True, min_new_tokens=2)
+    own = GenerationOptions(beam=9, length_rule=Part("gnmt"), early_stopping=False, min_new_tokens=2)
     assert apply_overrides(own, None) == apply_overrides(own, GenerationOptions()) == own
     assert apply_overrides(own, GenerationOptions(beam=5)).beam == 5  # the default, explicitly
     sampling = apply_overrides(own, GenerationOptions(search=Part("sample"), top_k=4))
@@ -260,7 +261,7 @@ def test_a_search_of_a_users_own_keeps_its_own_options_beside_its_name(own_searc
     for options in (
         GenerationOptions.model_validate(value),
         GenerationOptions(search=Part(own_search, {"width": 3, "beam": 4})),
-        apply_overrides(GenerationOptions(early_stopping=True), GenerationOptions.model_validate(value)),
+        apply_overrides(GenerationOptions(early_stopping=False), GenerationOptions.model_validate(value)),
         GenerationOptions.model_validate(PredictRequest.model_validate({"inputs": ["a"], **value}).options()),
         configs.load(None, "bahdanau2015", ["data.train=a.tsv", f"generation={json.dumps(value)}"]).config.generation,
     ):

@@ -229,7 +229,9 @@ def test_options_differ_between_sources_in_lengths_and_constraints_and_not_in_th
     assert len({found.text for found in together}) > 5
     for name in [*fields_of("output"), *(name for name in fields_of("search") if uses_field("beam", name))]:
         changed: dict[str, Any] = {"search": Part("greedy"), "mbr": Part("chrf"), "length_rule": Part("none")}
-        value = changed.get(name, {"finished_policy": "shrink", "early_stopping": True}.get(name, 0.5))
+        value = changed.get(
+            name, {"finished_policy": "shrink", "early_stopping": "never", "patience": 1.5}.get(name, 0.5)
+        )
         value = 3 if name in ("beam", "nbest") else True if name == "replace_unk" else value
         with pytest.raises(UserError, match=f"{name} differs between sources; only lengths and constraints may differ"):
             tiny().predict(["a", "b"], [GenerationOptions(), GenerationOptions(**{name: value})])

@@ -55,8 +55,9 @@ def by_hand(pipeline: Pipeline, source: str, ids: list[int], ended: bool) -> flo
     x = torch.tensor([[*pipeline.codec.source.encode(source), EOS]])
     memory = pipeline.model.encode(x, torch.tensor([x.shape[1]]))
     y = [*ids, *[EOS] * ended]
-    log_p = pipeline.model.logits(pipeline.model.decode(torch.tensor([[1, *y[:-1]]]), memory).o)[0].log_softmax(-1)
-    said = sum(float(log_p[t, token]) for t, token in enumerate(y))
+    logits = pipeline.model.logits(pipeline.model.decode(torch.tensor([[1, *y[:-1]]]), memory).o)[0]
+    log_p = logits[:, EOS:].log_softmax(-1)  # <pad> and <s> take no part
+    said = sum(float(log_p[t, token - EOS]) for t, token in enumerate(y))
     rule = CTCPrefixScorer(*pipeline.model.ctc_log_probs(memory), 0.5)
     heard = rule.prefix_state(torch.tensor([[ids]]), torch.tensor([0]))
     last = float(rule.extension_scores(heard)[0, 0, EOS]) if ended else float(heard.psi)

@@ -18,7 +18,7 @@ from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
-from dragoman.core.types import BOS, EOS
+from dragoman.core.types import BOS, EOS, PAD
 from dragoman.inference.ensemble import (
     Ensemble,
     ShallowFusion,
@@ -65,7 +65,12 @@ def forced(model: Any, source: list[int], tokens: list[int]) -> Tensor:
         memory = model.encode(torch.tensor([source], dtype=torch.long).view(1, -1), torch.tensor([len(source)]))
         beginnings = [[BOS, *tokens[:t]] for t in range(len(tokens) + 1)]
         rows = [model.logits(model.decode(torch.tensor([y]), memory).o[0, -1]) for y in beginnings]
-        return torch.stack(rows).double().log_softmax(-1)
+        return without_pad_and_start(torch.stack(rows)).double().log_softmax(-1)
+
+
+def without_pad_and_start(logits: Tensor) -> Tensor:
+    """Logits whose softmax leaves out what is never generated."""
+    return logits.index_fill(-1, torch.tensor([PAD, BOS]), -torch.inf)
 
 
 def numbers(p: Pipeline, source: str, text: str) -> tuple[list[int], list[int], list[int]]:
@@ -133,7 +138,8 @@ def test_heads_answer_with_the_mean_of_their_probabilities(sets: list[str]) -> N
     (found,) = p.predict(["cafe"])
     x = torch.tensor([[*p.codec.source.encode("cafe"), EOS]])
     with torch.no_grad():
-        answers = [m.logits(m.head(m.encode(x, torch.tensor([5]))).o)[0].softmax(-1) for m in (a.model, b.model)]
+        logits = [m.logits(m.head(m.encode(x, torch.tensor([5]))).o)[0] for m in (a.model, b.model)]
+    answers = [without_pad_and_start(one).softmax(-1) for one in logits]
     best = ((answers[0] + answers[1]) / 2)[: len(found.tokens), 4:].max(-1)
     assert found.tokens == p.codec.target.pieces((best.indices + 4).tolist())
     np.testing.assert_allclose(found.log_probs, best.values.log(), atol=1e-5)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from dragoman.core.errors import DataError, UserError
-from dragoman.core.types import Example
+from dragoman.core.types import EOS, Example
 from dragoman.data.batching import collate
 from dragoman.data.objectives import TrainingRow
 from dragoman.inference import ensemble
@@ -204,7 +204,8 @@ def test_gradient_norms_are_those_of_finite_differences(kind: str, media: Media)
         moved.clear()
         moved[part] = torch.nn.functional.pad(step, (0, 0, j, 10_000))[:, : widths[part]]
         found = exact(batch)
-        return found.logits.log_softmax(-1)[0, torch.arange(found.gold.shape[1]), found.gold[0]]
+        log_p = found.logits[0, :, EOS:].log_softmax(-1)  # without <pad> and <s>
+        return log_p[torch.arange(found.gold.shape[1]), found.gold[0] - EOS]
 
     counts = [len(view["source"])] if len(sides) == 1 else [6, 16]
     widths = {side.encoder: count for side, count in zip(sides, counts, strict=True)}

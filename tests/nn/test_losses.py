@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.core.types import PAD
-from dragoman.nn.losses import cross_entropy, reinforce_loss, symmetric_kl, token_log_probs
+from dragoman.core.types import BOS, PAD
+from dragoman.nn.losses import cross_entropy, output_log_probs, reinforce_loss, symmetric_kl, token_log_probs
 
 B, T, V = 2, 4, 6
 
@@ -49,9 +49,18 @@ def test_padding_counts_nothing_and_pulls_on_nothing() -> None:
     assert (logits.grad[gold != PAD].abs().sum(-1) > 0).all()
 
 
+def test_the_probabilities_of_what_may_be_generated_sum_to_1_without_padding_and_beginning() -> None:
+    logits = torch.randn(2, 3, 9)
+    logits[..., [PAD, BOS]] += 4.0
+    found = output_log_probs(logits)
+    for row, log_p in zip(logits.flatten(0, 1).tolist(), found.flatten(0, 1).tolist(), strict=True):
+        assert log_p[PAD] == log_p[BOS] == -math.inf
+        assert log_p[BOS + 1 :] == pytest.approx(log_softmax(row[BOS + 1 :]), abs=1e-5)
+
+
 def test_token_log_probs_are_those_of_the_gold_in_float64() -> None:
     logits, gold = a_problem()
-    found = token_log_probs(logits, gold)
+    found = token_log_probs(logits.log_softmax(-1), gold)
     assert found.dtype == torch.float64
     for b in range(B):
         for t in range(T):

@@ -12,6 +12,7 @@ from dragoman.core.errors import PartError
 from dragoman.core.registry import Part
 from dragoman.core.types import BOS, PAD, Batch, Capacity, Memory, Segments
 from dragoman.nn.attention import record_attention
+from dragoman.nn.losses import output_log_probs
 from dragoman.nn.multi_source import SecondSource, SecondSourceConfig
 from dragoman.nn.seq2seq import Seq2Seq
 
@@ -100,7 +101,7 @@ def test_step_by_step_equals_all_at_once(decoder: Part) -> None:
     whole, given = model(decoder), batch()
     with torch.no_grad():
         memory = whole.encode(*given.encoder_inputs)
-        expected = torch.log_softmax(whole.logits(whole.decode(given.target[:, :-1], memory).o), -1)
+        expected = output_log_probs(whole.logits(whole.decode(given.target[:, :-1], memory).o))
         state = whole.start(memory, Capacity(1, 4))
         for t in range(3):
             log_p, state = whole.step(given.target[:, t : t + 1], state)

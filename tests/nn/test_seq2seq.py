@@ -19,6 +19,7 @@ from dragoman.data.objectives import TrainingRow
 from dragoman.nn.decoders import decoders
 from dragoman.nn.encoders import encoders
 from dragoman.nn.frontends import frontends
+from dragoman.nn.losses import token_log_probs
 from dragoman.nn.seq2seq import Seq2Seq
 
 SIZE = 7
@@ -55,7 +56,10 @@ def test_the_loss_of_a_batch_predicts_each_token_from_those_before() -> None:
     model, batch = tiny(), a_batch()
     assert batch.tokens == 5
     assert model.loss(batch, 0.1).item() == pytest.approx(in_loops(model, batch, 0.1), rel=1e-5)
-    assert -model.token_log_probs(batch).sum().item() == pytest.approx(model.loss(batch).item(), rel=1e-5)
+    logits, gold, _ = model(batch)
+    assert -token_log_probs(logits.log_softmax(-1), gold).sum().item() == pytest.approx(
+        model.loss(batch).item(), rel=1e-5
+    )
 
 
 def test_the_loss_of_a_batch_is_the_sum_over_its_rows() -> None:
@@ -226,7 +230,8 @@ def test_a_pair_in_one_network_scores_as_the_whole_sequence_alone(decoder: str) 
     for x, y in pairs:
         whole = torch.tensor([[*x, BOS, *y]])
         alone = Batch(whole[:, :0], torch.tensor([0]), whole, torch.tensor([whole.shape[1]]))
-        log_p = model.token_log_probs(alone)[0].tolist()
+        logits, gold, _ = model(alone)
+        log_p = token_log_probs(logits.log_softmax(-1), gold)[0].tolist()
         source_loss -= sum(log_p[: len(x) - 1])  # what is predicted after x_1, …, x_{n-1}; not <s>
         target_loss -= sum(log_p[len(x) :])
     assert model.loss(batch).item() == pytest.approx(target_loss + source_loss, rel=1e-5)
@@ -249,7 +254,8 @@ def test_a_batch_of_three_tasks_equals_its_rows_alone() -> None:
     found = model.token_log_probs(batch)
     for i, one in enumerate(alone):
         assert_close(found[i][found[i] != 0], one[one != 0], atol=1e-5, rtol=1e-5)
-    assert model.loss(batch).item() == pytest.approx(-sum(one.sum().item() for one in alone), rel=1e-5)
+    losses = [model.loss(collate([row], [0])).item() for row in rows]
+    assert model.loss(batch).item() == pytest.approx(sum(losses), rel=1e-5)
 
 
 def test_a_full_prefix_sees_itself_whole_and_never_the_target() -> None:

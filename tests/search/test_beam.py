@@ -49,6 +49,7 @@ def plain_beam(
     formula: Callable[[float, float], float],
     *,
     early_stopping: bool | str = False,
+    patience: float = 1.0,
     shrink: bool = False,
     each: int | None = None,
     bonus: Callable[[Tokens], float] = lambda y: 0.0,
@@ -65,6 +66,7 @@ def plain_beam(
     live: list[Tokens] = [()]
     pool: list[Tokens] = []
     cut: list[Tokens] = []
+    finished = 0
     for t in range(tables.max_lengths[i] + 1):
         places = k - len(pool) if shrink else k
         every: list[Tokens] = []
@@ -74,7 +76,9 @@ def plain_beam(
             every += sorted(may, key=total, reverse=True)[:each]
         every.sort(key=total, reverse=True)
         ending = [y for y in every[:places] if y[-1] == EOS]
-        pool = sorted(pool + ending, key=score, reverse=True)[:k]
+        pool = sorted(pool + ending, key=score, reverse=True)
+        finished += len(ending)
+        pool = pool[:k]
         if t == tables.max_lengths[i]:
             cut = sorted((y for y in live if (*y, EOS) not in ending), key=score, reverse=True)
             break
@@ -84,7 +88,7 @@ def plain_beam(
         if not live:
             break
         full = len(pool) == k and not shrink
-        if full and early_stopping is True:
+        if early_stopping is True and finished >= round(patience * k):
             break
         if full and early_stopping is False and formula(total(live[0]), t + 1) <= score(pool[-1]):
             break
@@ -166,7 +170,7 @@ def test_a_narrow_beam_keeps_what_a_plain_one_keeps(seed: int, size: int, rule: 
     """The k + 1 best extensions of each beginning are enough: k others, should one be </s>."""
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 2, 3], min_lengths)
-    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part))):
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, early_stopping=False))):
         assert_found(found, plain_beam(tables, i, size, formula))
         assert_found(found, plain_beam(tables, i, size, formula, each=size + 1))
 
@@ -200,7 +204,7 @@ def test_early_stopping_never_waits_for_what_false_misses_and_no_longer() -> Non
         [[best]] = beam(beam=1, **options)(step, words.start, SearchConstraints(torch.tensor([max_lengths])))
         return len(best.tokens), len(steps)
 
-    assert found(2) == (0, 1)
+    assert found(2, early_stopping=False) == (0, 1)
     assert found(2, early_stopping="never") == (2, 3)
     assert found(1, early_stopping="never") == (0, 1)  # −2/2 is no more than −1
 
@@ -225,21 +229,53 @@ def test_early_stopping_true_stops_as_soon_as_a_whole_beam_has_finished(
 ) -> None:
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 2, 4], min_lengths)
-    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, early_stopping=True))):
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part, early_stopping=True, patience=1.0))):
         assert_found(found, plain_beam(tables, i, size, formula, early_stopping=True))
 
 
+@given(**NARROW, patience=st.floats(1.0, 4.0))
+@settings(max_examples=30)
+def test_a_patient_beam_waits_until_more_have_finished_and_returns_the_best(
+    seed: int, size: int, rule: str, min_lengths: int, patience: float
+) -> None:
+    part, formula = ALPHAS[rule]
+    tables = competing(seed, [5, 2, 4], min_lengths)
+    search = beam(beam=size, length_rule=part, early_stopping=True, patience=patience)
+    for i, found in enumerate(tables.run(search)):
+        assert_found(found, plain_beam(tables, i, size, formula, early_stopping=True, patience=patience))
+
+
+@given(**NARROW)
+@settings(max_examples=20)
+def test_a_beam_waits_by_default_until_twice_as_many_have_finished(
+    seed: int, size: int, rule: str, min_lengths: int
+) -> None:
+    part, formula = ALPHAS[rule]
+    tables = competing(seed, [5, 2, 4], min_lengths)
+    for i, found in enumerate(tables.run(beam(beam=size, length_rule=part))):
+        assert_found(found, plain_beam(tables, i, size, formula, early_stopping=True, patience=2.0))
+
+
 @pytest.mark.parametrize(
-    ("early_stopping", "tokens", "steps"), [(True, [0, 1], 2), (False, [2, 0], 3), ("never", [2, 3], 4)]
+    ("options", "tokens", "steps"),
+    [
+        ({"patience": 1.0}, [0, 1], 2),
+        ({"patience": 1.5}, [2, 0], 3),
+        ({}, [2, 3], 4),
+        ({"early_stopping": False}, [2, 0], 3),
+        ({"early_stopping": "never"}, [2, 3], 4),
+    ],
+    ids=str,
 )
 def test_each_kind_of_early_stopping_takes_its_number_of_steps(
-    early_stopping: bool | str, tokens: list[int], steps: int
+    options: dict[str, Any], tokens: list[int], steps: int
 ) -> None:
     """A beam of 2 under the mean, with log p of each prefix and the score of each finished hypothesis.
 
     <s> ─┬─ </s> −1.5 = −1.50
-         └─ B −1.4 ─┬─ </s> −3.2 = −1.60              two have finished: `true` stops
-                    └─ C −2.8 ─┬─ </s> −3.3 = −1.10   before it, C had −2.8/2 > −1.60: `false` continued
+         └─ B −1.4 ─┬─ </s> −3.2 = −1.60              two have finished: a patience of 1 stops
+                    └─ C −2.8 ─┬─ </s> −3.3 = −1.10   before it, C had −2.8/2 > −1.60: `false` continued; a patience
+                               │                      of 1.5 stops
                                └─ D −4.6 ── </s> −4.6 = −1.15
                                                       D has −4.6/3 < −1.50: `false` stops; but −4.6/4 can beat it
     """
@@ -252,7 +288,7 @@ def test_each_kind_of_early_stopping_takes_its_number_of_steps(
         taken.append(tokens)
         return words.step(tokens, node)
 
-    search = beam(beam=2, early_stopping=early_stopping)
+    search = beam(beam=2, **options)
     [found] = search(step, words.start, SearchConstraints(torch.tensor([9])))
     assert [len(h.tokens) for h in found] == tokens
     assert len(taken) == steps

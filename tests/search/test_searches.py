@@ -37,8 +37,8 @@ def greedy() -> Search:
     return searches.build(Part("greedy"))
 
 
-def beam(size: int, rule: Part = RULES["mean"][0]) -> Search:
-    return searches.build(Part("beam", {"beam": size, "length_rule": rule}))
+def beam(size: int, rule: Part = RULES["mean"][0], **options: Any) -> Search:
+    return searches.build(Part("beam", {"beam": size, "length_rule": rule, **options}))
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_greedy_takes_the_best_token_at_each_step(seed: int) -> None:
 def test_a_beam_of_one_is_greedy(seed: int, min_lengths: int) -> None:
     tables = random_tables(seed, 5, 7, [3, 1, 2, 3, 2], min_lengths)
     for rule, _ in RULES.values():
-        for [one], [other] in zip(tables.run(greedy()), tables.run(beam(1, rule)), strict=True):
+        for [one], [other] in zip(tables.run(greedy()), tables.run(beam(1, rule, patience=1.0)), strict=True):
             assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
             assert one.log_probs == pytest.approx(other.log_probs)
 
@@ -216,7 +216,8 @@ def test_where_nothing_may_come_next_greedy_is_stuck_and_a_beam_of_one_has_no_re
     tables = random_tables(seed, 5, 5, [3, 1, 2, 3, 0], min_lengths)
     gone = torch.rand(tables.log_p.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
     tables.log_p[gone] = -math.inf
-    for i, ([one], others) in enumerate(zip(tables.run(greedy()), tables.run(beam(1)), strict=True)):
+    search = beam(1, patience=1.0)
+    for i, ([one], others) in enumerate(zip(tables.run(greedy()), tables.run(search), strict=True)):
         if one.finish_reason != "no_valid_token":
             assert [(h.tokens, h.finish_reason, h.log_probs) for h in others] == [
                 (one.tokens, one.finish_reason, one.log_probs)
@@ -361,7 +362,7 @@ def test_the_beam_goes_on_while_something_better_lives() -> None:
             node = node * 5 + 4 + 1
         table[node, [4, EOS]] = torch.tensor([0.95, 0.05]).log() if n < 3 else torch.tensor([0.01, 0.99]).log()
     table[3 + 1, EOS] = 0.0
-    [[best, *_]] = Tables(table[None], [3]).run(beam(2, Part("mean")))
+    [[best, *_]] = Tables(table[None], [3]).run(beam(2, Part("mean"), early_stopping=False))
     assert best.tokens == [4, 4, 4]
 
 

@@ -42,12 +42,15 @@ SEARCHES = {
 }
 
 
-@given(**SEARCHES)
+@given(**SEARCHES, early_stopping=st.booleans())
 @settings(max_examples=20)
-def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: int, rule: str, ending: str) -> None:
+def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(
+    seed: int, size: int, rule: str, ending: str, early_stopping: bool
+) -> None:
     part, formula = ALPHAS[rule]
     tables = competing(seed, [4, 1, 3, 2])
-    _, traces = traced(tables, beam(beam=size, length_rule=part, finished_policy=ending))
+    search = beam(beam=size, length_rule=part, finished_policy=ending, early_stopping=early_stopping)
+    _, traces = traced(tables, search)
     for i, trace in traces.items():
         nodes = {entry["id"]: entry for entry in trace}
         assert len(nodes) == len(trace)
@@ -64,7 +67,8 @@ def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: in
             assert entry["token"] == EOS or entry["fate"] != "finished"
             assert bool(entry["reason"]) or entry["fate"] != "dropped"
         kept: list[list[Tokens]] = []
-        plain_beam(tables, i, size, formula, shrink=ending == "shrink", kept=kept)
+        stopping: dict[str, Any] = {"early_stopping": early_stopping, "patience": 2.0}
+        plain_beam(tables, i, size, formula, shrink=ending == "shrink", kept=kept, **stopping)
         told = [
             [path(nodes, one["id"]) for one in trace if one["step"] == t and one["fate"] == "kept"]
             for t in range(max((entry["step"] for entry in trace), default=-1) + 1)
@@ -72,12 +76,14 @@ def test_a_trace_has_every_beginning_that_a_plain_beam_keeps(seed: int, size: in
         assert [ones for ones in told if ones] == [ones for ones in kept if ones]
 
 
-@given(**SEARCHES)
+@given(**SEARCHES, early_stopping=st.sampled_from([True, "never"]))
 @settings(max_examples=20)
-def test_the_results_follow_from_the_trace_alone(seed: int, size: int, rule: str, ending: str) -> None:
+def test_the_results_follow_from_the_trace_alone(
+    seed: int, size: int, rule: str, ending: str, early_stopping: bool | str
+) -> None:
     tables = competing(seed, [4, 1, 3, 2])
     found, traces = traced(
-        tables, beam(beam=size, length_rule=ALPHAS[rule][0], finished_policy=ending, early_stopping="never")
+        tables, beam(beam=size, length_rule=ALPHAS[rule][0], finished_policy=ending, early_stopping=early_stopping)
     )
     for i, trace in traces.items():
         nodes = {entry["id"]: entry for entry in trace}

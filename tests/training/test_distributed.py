@@ -377,6 +377,15 @@ def test_a_live_rank_that_joins_no_collective_is_named(tiny, world, tmp_path):
     assert "rank 1 sent heartbeats but did not join" in both.output(1)
 
 
+def test_ranks_that_never_connect_end_within_the_timeout(tiny, world, tmp_path):
+    waits = "torch.distributed.init_process_group = lambda *group, **options: __import__('time').sleep(1000)"
+    both = world(tiny("rnn").command(tmp_path / "run", "training.rank_timeout=1"), 2, waits)
+    began = time.monotonic()
+    assert both.wait(0) == both.wait(1) == [2], both.output(0)
+    assert time.monotonic() - began < 5 + SLACK
+    assert "could not connect to the others within 1" in both.output(0) + both.output(1)
+
+
 # -- torchrun ----------------------------------------------------------------------------------------------------------
 
 DIES = """

@@ -22,11 +22,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypedDict
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -34,38 +33,38 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dragoman import config as configs
-from dragoman.checkpoint import archive, model_paths
+from dragoman.checkpoint import archive
+from dragoman.checkpoint.manifest import COPY_AGAIN, check_digest, is_entry, stream_digest
+from dragoman.checkpoint.manifest import KIND as KIND
+from dragoman.checkpoint.manifest import MAX_MANIFEST_BYTES as MAX_MANIFEST_BYTES
+from dragoman.checkpoint.manifest import FileEntry as FileEntry
+from dragoman.checkpoint.manifest import build_manifest as build_manifest
+from dragoman.checkpoint.manifest import describe_file as describe_file
+from dragoman.checkpoint.manifest import fingerprint as fingerprint
+from dragoman.checkpoint.manifest import open_model_file as open_model_file
+from dragoman.checkpoint.manifest import read_manifest as read_manifest
+from dragoman.checkpoint.manifest import read_pointer as read_pointer
+from dragoman.checkpoint.manifest import resolve as resolve
+from dragoman.checkpoint.manifest import sign_entries as sign_entries
 from dragoman.checkpoint.model_paths import FILE_NAME
 from dragoman.config import Config
 from dragoman.core import files, yaml
 from dragoman.core.errors import BaseModelError, ConfigError, FormatError, ModelError, PartError
-from dragoman.core.formats import FORMAT, MAX_POINTER_BYTES, check_format, check_run_format
 from dragoman.nn.adapters import adapter_parameters, adapters
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.text.codec import Codec
-from dragoman.version import __version__
 
-KIND = "dragoman model"  # in every manifest; those of earlier development versions lack it
 WEIGHTS = "model.safetensors"
 ADAPTER, BASE = "adapter.safetensors", "adapter.json"
 CHECKPOINT_NAME = re.compile(r"step-(\d+)")
-COPY_AGAIN = "copy the whole model again"
 MAX_PROBLEMS = 3  # named in an error
 
 # What a folder may hold, lest a stranger's fill our memory. Sizes are in bytes.
-MAX_MANIFEST_BYTES = 20_000  # a file's entry has 130
 MIN_SMALL_BYTES, MAX_SMALL_BYTES = 2**21, 2**25  # of config and tokenizers together, by the size of the weights
 MAX_HEADER_BYTES = 2**24  # of a safetensors file, where a tensor's entry has 100
 MIN_TENSORS = 100  # more than its file has may be made while a model is built
 MAX_STATE_SIZE = 16  # sizes of the model's weights that a training state may have
 MAX_BASE_BYTES = 10_000  # of adapter.json, which has two paths
-
-
-class FileEntry(TypedDict):
-    """What the manifest says of a file."""
-
-    bytes: int
-    sha256: str
 
 
 class WeightsFile(NamedTuple):
@@ -141,28 +140,6 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return safetensors.torch.save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
 
 
-def build_manifest(contents: Mapping[str, bytes]) -> bytes:
-    """The manifest.json for some files: their sizes and checksums."""
-    return sign_entries({name: describe_file(data) for name, data in contents.items()})
-
-
-def describe_file(data: bytes) -> FileEntry:
-    """What the manifest says of a file with this content."""
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def sign_entries(entries: Mapping[str, FileEntry]) -> bytes:
-    """The manifest.json that lists files by name."""
-    return _with_digest({"kind": KIND, "format": FORMAT, "dragoman": __version__, "files": dict(entries)})
-
-
-def _with_digest(value: Mapping[str, object]) -> bytes:
-    """A manifest as JSON with the digest of its own content, in one canonical form: any edit is detected."""
-    value = {key: item for key, item in value.items() if key != "sha256"}
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-    return (json.dumps(value | {"sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
-
-
 def load(path: str | Path) -> LoadedModel:
     """Load a model folder, a packed model or the best checkpoint of a run, after checking its files; to evaluate."""
     folder = resolve(Path(path))
@@ -175,46 +152,6 @@ def load(path: str | Path) -> LoadedModel:
 def load_codec(path: str | Path) -> tuple[Config, Codec]:
     """Load the config and the tokenizers of a model or a run; all files are checked, no weights loaded."""
     return verify(resolve(Path(path)))
-
-
-def resolve(path: Path) -> Path:
-    """The model folder of a path: the path itself, or the best (else the last) checkpoint of a run.
-
-    A packed model is a file, and is used as a folder: its files are ZIP/NAME.
-    """
-    model_paths.check_exists(path)
-    if archive.is_archive(path):
-        return path
-    if not os.path.isdir(path):
-        raise ModelError(f"{path}: is no model: neither a folder nor a zip that dragoman pack wrote")
-    try:
-        is_model = (path / "manifest.json").is_file()
-    except PermissionError:
-        raise ModelError(f"{path}: may not be read: permission denied; change its permissions, or copy it") from None
-    if is_model:
-        return path
-    for pointer in ("best", "last"):
-        name = read_pointer(path, pointer)
-        if name is not None:
-            check_run_format(path)
-            folder = path / "checkpoints" / name
-            if folder.is_symlink() or folder.parent.is_symlink():
-                raise ModelError(f"{folder}: is a link; a run folder holds no links, copy the checkpoint into it")
-            return folder
-    if (path / "config.yaml").exists():
-        raise ModelError(f"{path}: this run has no checkpoint yet; let it train until the first one is saved")
-    runs = sorted(entry.name for entry in path.iterdir() if (entry / "config.yaml").is_file())
-    hint = f"; it holds {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}: name one" if runs else ""
-    raise ModelError(f"{path}: neither a model folder (no manifest.json) nor a run folder (no config.yaml){hint}")
-
-
-def read_pointer(run: Path, pointer: str) -> str | None:
-    """The name of the checkpoint that a run's pointer file (`best`, `last`) names; None if there is none."""
-    try:
-        name = files.read_plain(run / pointer, MAX_POINTER_BYTES).decode().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return name if FILE_NAME.fullmatch(name) and (run / "checkpoints" / name).is_dir() else None
 
 
 def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
@@ -250,13 +187,13 @@ def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
                 if size > MAX_SMALL_BYTES:  # its checksum takes time: later, if it is a weights file of this config
                     large.append(name)
                 else:
-                    _check_digest(path, _stream_digest(file), entry)
+                    check_digest(path, stream_digest(file), entry)
                 continue
             bytes_left -= size
             if bytes_left < 0:
                 raise ModelError(f"{path}: has {size:,} bytes, too many beside {WEIGHTS} of {weights.entry['bytes']:,}")
             small[name] = file.read(size)
-        _check_digest(path, hashlib.sha256(small[name]).hexdigest(), entry)
+        check_digest(path, hashlib.sha256(small[name]).hexdigest(), entry)
     config = _parse_config(folder, small)
     if ADAPTER in entries and config.training.adapter is None:
         raise ModelError(f"{folder}/config.yaml: has no training.adapter, but the folder has {ADAPTER}")
@@ -267,36 +204,12 @@ def verify(folder: Path, *, training: bool = False) -> tuple[Config, Codec]:
         if size > MAX_STATE_SIZE * weights_size + MIN_SMALL_BYTES:
             raise ModelError(f"{folder / name}: has {size:,} bytes, too many for a model of {weights_size:,} bytes")
         with open_model_file(folder / name) as (file, _):  # may be larger than memory: only its checksum is computed
-            _check_digest(folder / name, _stream_digest(file), entries[name])
+            check_digest(folder / name, stream_digest(file), entries[name])
     if ADAPTER in entries:
         with open_model_file(weights.path) as (file, _):
-            if _stream_digest(file) != weights.entry["sha256"]:
+            if stream_digest(file) != weights.entry["sha256"]:
                 raise _base_error(folder, weights.path, has_changed=True)
     return config, codec
-
-
-@contextmanager
-def open_model_file(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file of a model folder, or of a packed model as ZIP/NAME, with its size; ModelError if it cannot be."""
-    try:
-        with files.explain_read_errors(path):
-            if archive.is_archive(path.parent):
-                with archive.open_member(path) as opened:
-                    yield opened
-            else:
-                with files.open_plain(path) as file:
-                    yield file, os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}; {COPY_AGAIN}") from None
-
-
-def _stream_digest(file: Any) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
-    if digest != entry["sha256"]:
-        raise ModelError(f"{path}: checksum mismatch, the file was changed or damaged; {COPY_AGAIN}")
 
 
 def _restore_codec(folder: Path, config: Config, contents: dict[str, bytes]) -> Codec:
@@ -326,44 +239,6 @@ def _check_weights_size(folder: Path, config: Config, codec: Codec, weights: Pat
     if not needed - MIN_SMALL_BYTES <= size <= needed + MIN_SMALL_BYTES + MAX_HEADER_BYTES:
         raise ModelError(f"{where}: describes a model of {needed:,} bytes, but {WEIGHTS} has {size:,}")
     return needed
-
-
-def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """The files of a model, with sizes and checksums; ModelError if the manifest is damaged or of another format."""
-    path = folder / "manifest.json"
-    damaged = ModelError(f"{path}: checksum mismatch, the manifest was changed or damaged; {COPY_AGAIN}")
-    with open_model_file(path) as (file, size):
-        if size > MAX_MANIFEST_BYTES:
-            raise ModelError(f"{path}: has {size:,} bytes, more than the {MAX_MANIFEST_BYTES:,} that are allowed")
-        data = file.read(MAX_MANIFEST_BYTES)
-    try:
-        value = json.loads(data)
-        if not isinstance(value, dict) or _with_digest(value) != data:
-            raise damaged
-    except (ValueError, RecursionError):
-        raise damaged from None
-    # Earlier development versions also wrote format 1, but no kind.
-    check_format(value.get("format") if value.get("kind") == KIND else None, folder)
-    entries: dict[str, FileEntry] | None = value.get("files")
-    if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
-        raise damaged
-    return entries
-
-
-def fingerprint(models: str | Path) -> str:
-    """The SHA-256 of what decides a model's results: the checksums of its files, or of those of an ensemble's members.
-
-    A copy of a model has the same, with or without its training state.
-    """
-    digests = [
-        {name: entry["sha256"] for name, entry in read_manifest(resolve(Path(path))).items() if "training." not in name}
-        for path in model_paths.parse_model_paths(models)
-    ]
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-
-
-def _is_entry(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
 
 
 def _parse_config(folder: Path, contents: Mapping[str, bytes]) -> Config:
@@ -472,13 +347,13 @@ def _read_base(folder: Path, listed: FileEntry) -> tuple[list[Path], FileEntry]:
     path = folder / BASE
     with open_model_file(path) as (file, size):
         data = file.read(MAX_BASE_BYTES) if size <= MAX_BASE_BYTES else b""
-    _check_digest(path, hashlib.sha256(data).hexdigest(), listed)
+    check_digest(path, hashlib.sha256(data).hexdigest(), listed)
     try:
         value = json.loads(data)
         texts = [value["base"], value["relative"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         texts = []
-    if not texts or not _is_entry(value) or not all(isinstance(text, str) and text.isprintable() for text in texts):
+    if not texts or not is_entry(value) or not all(isinstance(text, str) and text.isprintable() for text in texts):
         raise ModelError(f"{path}: does not name a base model; {COPY_AGAIN}")
     beside = Path(os.path.normpath(os.path.join(os.path.realpath(folder), texts[1])))
     return [Path(texts[0]), beside], {"bytes": value["bytes"], "sha256": value["sha256"]}

@@ -63,7 +63,7 @@ def predict_document(
     targets = pipeline.codec.target_languages
     only_target = targets[0] if len(targets) == 1 else None
     document = open_document(path, Languages(languages.source, languages.target or only_target))
-    results = ResultColumns(pipeline, False, False, 1)
+    results = ResultColumns(pipeline.codec, False, False, 1)
     translations = _translate(pipeline, document, path, languages, results, predict_all)
     with closing(translations):
         write_document(translations, document, output, [path])
@@ -106,7 +106,7 @@ def _translate(
         groups[is_aligned] += [
             Example(text, None, source_lang, target_lang, str(path), segment.line) for text in sentences
         ]
-    for _ in options.warn_untagged(pipeline, results.watch(chain(groups[False], groups[True]))):
+    for _ in options.warn_untagged(codec, results.watch(chain(groups[False], groups[True]))):
         pass  # both look at every source
     out = options.console(error=True)
     show = with_progress_bar if out.is_terminal else with_progress_lines

@@ -66,7 +66,7 @@ def evaluate(
         raise UserError("a language model has no targets to compare with; use `dragoman score` for its perplexity")
     read = read_pairs_for(pairs, columns, loaded, extra_targets=True, on_error=on_error)
     readable = options.skip_unreadable(loaded, read, on_error, keep_blank=False)
-    examples = list(options.warn_untagged(loaded, readable))
+    examples = list(options.warn_untagged(loaded.codec, readable))
     if not examples:
         raise DataError("there are no pairs to evaluate; a pair is a source and a target", pairs)
     predictions = None

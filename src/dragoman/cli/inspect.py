@@ -75,7 +75,7 @@ def inspect(
     first = pipelines[model]
     needs_sources = not chosen or any(one.inputs != "none" and not one.inputs_optional for one in chosen)
     sources = read_inputs(first, texts or [], second_source) if texts or second_source or needs_sources else []
-    tagged = warn_untagged(first, set_languages(sources, source_lang, target_lang))
+    tagged = warn_untagged(first.codec, set_languages(sources, source_lang, target_lang))
     examples = add_targets(list(tagged), target)
     view_options = {"beam": beam, "source_lang": source_lang, "target_lang": target_lang}
     if html is not None:

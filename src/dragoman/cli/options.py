@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dragoman.core.types import Example
     from dragoman.inference.pipeline import Pipeline
+    from dragoman.text.codec import Codec
 
 Model = Annotated[str, typer.Argument(help="A run folder, a model folder or a packed model (a zip).", metavar="MODEL")]
 Pairs = Annotated[
@@ -166,9 +167,9 @@ def skip_unreadable(
         print_to_stderr(f"{count:,} of the sources cannot be read and {outcome}: {first}")
 
 
-def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[Example]:
+def warn_untagged(codec: Codec, examples: Iterable[Example]) -> Iterator[Example]:
     """Yield examples unchanged; warn at the end if a model of several languages got no target language for some."""
-    languages, untagged = pipeline.codec.target_languages, 0
+    languages, untagged = codec.target_languages, 0
     for example in examples:
         untagged += bool(languages) and example.target_lang is None and bool(example.source.strip())
         yield example
@@ -178,10 +179,9 @@ def warn_untagged(pipeline: Pipeline, examples: Iterable[Example]) -> Iterator[E
         )
 
 
-def warn_truncated(pipeline: Pipeline, count: int) -> None:
-    """Say how many sources were longer than the model reads."""
-    unit = "tokens" if pipeline.codec.modality is None else "positions"
-    longest = pipeline.input_processor.max_source_length
+def warn_truncated(codec: Codec, longest: int, count: int) -> None:
+    """Say how many sources were longer than the `longest` that the model reads."""
+    unit = "tokens" if codec.modality is None else "positions"
     print_to_stderr(f"too long, so only the first {longest:,} {unit} were read: {count:,} of the sources")
 
 

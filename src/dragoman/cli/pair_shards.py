@@ -48,7 +48,7 @@ def score_in_shards(
         return read_pairs(pairs, columns=read_columns, on_error=on_error, report=report)
 
     report = ReadReport()
-    examples = options.warn_untagged(pipeline, read(report))
+    examples = options.warn_untagged(pipeline.codec, read(report))
     described = {"--columns": str(read_columns)}
     ledger = _compute(
         pipeline,

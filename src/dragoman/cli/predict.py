@@ -8,12 +8,13 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dragoman.cli import bulk, documents, inputs, options, source_columns
 from dragoman.cli.output import render, write_results, write_table
+from dragoman.cli.predict_converted import is_short_text, predict_converted
 from dragoman.cli.prediction_table import PredictionTable, ResultColumns
 from dragoman.cli.progress import with_progress_bar, with_progress_lines
 from dragoman.core.errors import UserError
@@ -87,6 +88,12 @@ def predict(
     if shards is not None:
         bulk.refuse_format(files[0])
     options.load_plugins(plugins)
+    others = [format not in (None, "text"), output, column, probability, check, workers, reference, explain_engine]
+    further = [plugins, lm, trace, attention, media_folders, second_source, shards, shard, as_json, "://" in model]
+    is_short = not any(others) and not any(further) and device in ("auto", "cpu") and is_short_text(files)
+    languages = source_lang, target_lang
+    if is_short and predict_converted(model, files[0], precision, device, generation, on_error, languages):
+        return
     from dragoman.inference import pipeline
     from dragoman.inference.parallel import count_workers
 
@@ -104,17 +111,23 @@ def predict(
         unused = {"--format": format, "--column": column, "--second-source": second_source}
         documents.refuse_options(files, unused | {"--probability": probability, "--check": check}, request)
         predictions_of = partial(
-            _predictions, loaded, generation=generation, trace=False, workers=count_workers(loaded, workers)
+            _predictions,
+            loaded,
+            generation=generation,
+            trace=False,
+            token_log_probs=False,
+            workers=count_workers(loaded, workers),
         )
-        languages = Languages(source_lang, target_lang)
-        documents.predict_document(loaded, Path(files[0]), output, languages, predictions_of)
+        own_languages = Languages(source_lang, target_lang)
+        documents.predict_document(loaded, Path(files[0]), output, own_languages, predictions_of)
         return
     media = inputs.media_examples(loaded, files, second_source)
     if media is not None and shards is not None:
         raise UserError("--shards needs lines: give the names of the files in a list, one on each line (.txt)")
     chosen = source_columns.choose_source_columns(files[0], column, loaded) if media is None else None
     columns, proposal, sentence = chosen or (None, None, "")
-    results = ResultColumns(loaded, probability, check, request.options.nbest)
+    nbest, continues_text = request.options.nbest, loaded.continues_text
+    results = ResultColumns(loaded.codec, probability, check, nbest, continues_text=continues_text)
     table = PredictionTable.open(files[0], proposal, format, output, results) if media is None else None
     if sentence:
         options.print_to_stderr(sentence)
@@ -127,7 +140,7 @@ def predict(
         loaded,
         trained=trained,
         on_error=on_error,
-        languages=(source_lang, target_lang),
+        languages=languages,
     )
     kind = "nbest" if request.options.nbest > 1 and (format or "text") == "text" else format or "text"
     if media is None and (shards is not None or output is not None):
@@ -153,7 +166,7 @@ def predict(
             results,
             table,
             prepare,
-            (source_lang, target_lang),
+            languages,
             output,
         )
         if shards is not None:
@@ -168,7 +181,7 @@ def predict(
     show = with_progress_bar if shows_bar else with_progress_lines
     count = 0 if is_interactive else count_workers(loaded, workers)
     with (
-        closing(_predictions(loaded, sources, generation, attention, trace, count)) as predictions,
+        closing(_predictions(loaded, sources, generation, attention, trace, kind == "jsonl", count)) as predictions,
         closing(show(predictions, read, out))
         if shows_bar or not out.is_terminal
         else nullcontext(predictions) as shown,
@@ -188,6 +201,10 @@ def predict(
         options.print_to_stderr(notice)
     if table is not None and output is not None:
         options.print_to_stderr(results.summary(output))
+    if is_short:
+        from dragoman.inference.converted import write_converted
+
+        write_converted(loaded, precision)
 
 
 def _split_rows(read: Iterable[tuple[Row, Example]], rows: deque[Row]) -> Iterator[Example]:
@@ -213,7 +230,7 @@ def _prepare_sources(
         sources = inputs.drop_target_columns(sources, trained)
     readable = options.skip_unreadable(loaded, sources, on_error, keep_blank=True)
     tagged = inputs.set_languages(readable, *languages, loaded.codec.second_source is not None)
-    return options.warn_untagged(loaded, tagged)
+    return options.warn_untagged(loaded.codec, tagged)
 
 
 def _predictions(
@@ -222,19 +239,21 @@ def _predictions(
     generation: GenerationOptions,
     attention: bool,
     trace: bool,
+    token_log_probs: bool,
     workers: int,
 ) -> Generator[Prediction, None, None]:
     """Yield predictions in order, and at the end warn of truncated sources; 0 workers: read and answer line by line."""
     from dragoman.inference.parallel import predict_stream
 
     results: Iterator[Prediction]
+    wanted: Any = {"attention": attention, "trace": trace, "token_log_probs": token_log_probs}
     if workers:
-        results = predict_stream(loaded, sources, generation, workers=workers, attention=attention, trace=trace)
+        results = predict_stream(loaded, sources, generation, workers=workers, **wanted)
     else:
         results = (
             prediction
             for i, source in enumerate(sources)
-            for prediction in loaded.stream([source], generation, attention=attention, trace=trace, first_index=i)
+            for prediction in loaded.stream([source], generation, first_index=i, **wanted)
         )
     truncated = 0
     with closing(results):
@@ -242,4 +261,4 @@ def _predictions(
             truncated += prediction.source_truncated
             yield prediction
     if truncated:
-        options.warn_truncated(loaded, truncated)
+        options.warn_truncated(loaded.codec, loaded.input_processor.max_source_length, truncated)

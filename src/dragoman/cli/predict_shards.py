@@ -198,7 +198,7 @@ def _finish(job: PredictJob, ledger: Ledger, chosen: BulkOptions) -> None:
 
     counts = bulk.finish(ledger, chosen, job.output, spec_files(job.file))
     if counts.get("truncated"):
-        options.warn_truncated(job.pipeline, counts["truncated"])
+        options.warn_truncated(job.pipeline.codec, job.pipeline.input_processor.max_source_length, counts["truncated"])
     if job.table is not None and job.output is not None and counts:
         job.results.add_counts(counts)
         options.print_to_stderr(job.results.summary(job.output))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dragoman.data.readers import Row
     from dragoman.data.readers.columns import ColumnProposal
     from dragoman.data.writers import FileFormat, LineFormat, Results
-    from dragoman.inference.pipeline import Pipeline
     from dragoman.inference.prediction import Prediction
+    from dragoman.text.codec import Codec
 
 
 INPUT_KEYS = {"source", "second_source", "source_lang", "target_lang", "text"}  # JSON lines of these alone are lines
@@ -30,16 +30,23 @@ class ResultColumns:
     """
 
     def __init__(
-        self, pipeline: Pipeline, probability: bool, check: bool, nbest: int, *, counts_unseen: bool = True
+        self,
+        codec: Codec,
+        probability: bool,
+        check: bool,
+        nbest: int,
+        *,
+        continues_text: bool = False,
+        counts_unseen: bool = True,
     ) -> None:
         """Count what is unseen for the notices, unless others do."""
         from dragoman.text.unseen import UnseenCounter
 
-        side: Literal["source", "target"] = "target" if pipeline.continues_text else "source"
+        side: Literal["source", "target"] = "target" if continues_text else "source"
         self.probability, self.check, self.nbest = probability, check, nbest
         self._counts_unseen = counts_unseen or check
-        self.target_tokenizer = pipeline.codec.target.kind
-        self._unseen, self._of_source = (UnseenCounter(pipeline.codec, side=side) for _ in range(2))
+        self.target_tokenizer = codec.target.kind
+        self._unseen, self._of_source = (UnseenCounter(codec, side=side) for _ in range(2))
         self._waiting: deque[Sequence[str]] = deque()
         self._formulas = 0  # predictions that look like formulas
         self.count, self.doubtful = 0, 0  # predictions, and those that deserve a look

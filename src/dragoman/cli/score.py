@@ -61,7 +61,9 @@ def score(
     waiting: deque[Example] = deque()  # for their scores
     if shards is None:
         examples = read_pairs_for(pairs, columns, loaded, on_error=on_error)
-        examples = options.warn_untagged(loaded, options.skip_unreadable(loaded, examples, on_error, keep_blank=False))
+        examples = options.warn_untagged(
+            loaded.codec, options.skip_unreadable(loaded, examples, on_error, keep_blank=False)
+        )
         watched, skip = _watch(examples, waiting), on_error == "skip"
         token_scores = parallel.score_stream(loaded, watched, workers=workers, skip=skip)
     else:

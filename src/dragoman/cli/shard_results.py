@@ -112,11 +112,12 @@ class PredictShard:
         """Return the function for a model."""
         from dragoman.inference.windows import Window
 
-        request = pipeline.request(self.generation, attention=self.attention, trace=self.trace)
+        wanted: Any = {"attention": self.attention, "trace": self.trace, "token_log_probs": self.format == "jsonl"}
+        request = pipeline.request(self.generation, **wanted)
 
         def compute(shard: Shard) -> tuple[bytes, dict[str, int]]:
             nbest = request.options.nbest
-            results = ResultColumns(pipeline, self.probability, self.check, nbest, counts_unseen=False)
+            results = ResultColumns(pipeline.codec, self.probability, self.check, nbest, counts_unseen=False)
             sources = results.watch(example for _, example in shard.inputs)
             window_inputs: list[SourceOptions] = [(source, request.options) for source in sources]
             window = Window(window_inputs, shard.first_index)

@@ -75,10 +75,12 @@ class GenerationOptions(Options):
         Literal[False, True, "never"],
         "search",
         Field(
-            description="When a beam stops: false, once no active hypothesis currently beats the worst finished one; "
-            "never, once none can any more; true, as soon as `beam` hypotheses have finished."
+            description="When a beam stops: true, as soon as `patience` times `beam` hypotheses have finished; "
+            "false, once no active hypothesis currently beats the worst finished one; never, once none can any more."
         ),
-    ] = False
+    ] = True
+    patience: Annotated[float, "search", Field(ge=1.0, le=100.0)] = 2.0
+    """With early_stopping true: how many times `beam` hypotheses finish before a beam stops."""
     finished_policy: Annotated[Literal["collect", "shrink"], "search"] = "collect"
     """collect: finished hypotheses leave the beam its size; shrink: each narrows it by one."""
     coverage_penalty: Annotated[Penalty, "search"] = 0.0
@@ -149,6 +151,9 @@ class GenerationOptions(Options):
         if self.max_new_tokens is not None and self.max_new_tokens < self.min_new_tokens:
             yield f"max_new_tokens is {self.max_new_tokens}; it must be at least min_new_tokens, {self.min_new_tokens}"
 
+        if "patience" in self.explicit and self.early_stopping is not True:
+            yield f"patience is {self.patience:g}; it needs early_stopping: true"
+
     @property
     def explicit(self) -> dict[str, Any]:
         """The fields that were set to something other than their default, by name."""
@@ -160,6 +165,15 @@ class GenerationOptions(Options):
         if other is None or not other.model_fields_set:
             return self
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
+
+
+def length_bounds(options: GenerationOptions, source_length: int, needed: int = 0) -> tuple[int, int]:
+    """The most and the fewest tokens of an output, without </s>; `needed` is how many its constraints need."""
+    fewest = max(int(options.min_length_ratio * source_length), options.min_new_tokens)
+    most = options.max_new_tokens
+    if most is None:
+        most = max(int(options.max_length_ratio * source_length) + options.max_length_extra, needed)
+    return max(most, fewest, 1), fewest
 
 
 def lift_search_options(value: dict[str, Any]) -> dict[str, Any]:

@@ -246,11 +246,12 @@ class Hypothesis:
     """One output of a search. Scores are log-probabilities: higher is better."""
 
     tokens: list[int]  # without <s> and </s>
-    log_probs: list[float]  # one for each token, and one for </s> where the output ended with it
+    log_probs: list[float]  # one for each token, and one for </s> where the output ended with it; [] if not computed
     score: float  # their sum under the length rule
     finish_reason: str  # "eos": </s> was chosen; "length": the limit was reached; "no_valid_token": nothing was allowed
+    sum_log_probs: float | None = None  # where log_probs is not computed
 
     @property
     def total(self) -> float:
         """log p of the whole sequence, without the length rule."""
-        return sum(self.log_probs)
+        return sum(self.log_probs) if self.sum_log_probs is None else self.sum_log_probs

@@ -5,7 +5,7 @@
                 rnn_graph           padded rows, the decoder's loop one CUDA graph              training/rnn_graph.py
                 reference           padded rows, the model's own modules                        nn/
     decoding    cuda                sentences in slots, each step one CUDA graph                cuda/
-                ctranslate2         greedy search by CTranslate2                                cpu/ctranslate2.py
+                ctranslate2         greedy and beam search by CTranslate2                       cpu/ctranslate2.py
                 cpu                 a Transformer's step on repacked weights                    cpu/
                 reference           the model's own step and the search's own loop              nn/, search/
 
@@ -28,7 +28,6 @@ from dragoman.core.types import Hypothesis
 from dragoman.data.objectives import objectives
 from dragoman.engines.cpu import ctranslate2
 from dragoman.engines.cpu import engine as cpu
-from dragoman.engines.cpu.packed_linear import precision_blocker
 from dragoman.engines.cpu.transformer_step import encoder_blocker
 from dragoman.engines.cuda import engine as cuda
 from dragoman.engines.cuda.encode import packed_encoder_blocker
@@ -53,7 +52,13 @@ class Engine(Protocol):
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
-    ) -> Sequence[Sequence[Hypothesis]]: ...
+    ) -> Sequence[Sequence[Hypothesis]]:
+        """Decode; the hypotheses may have log p of the whole output alone."""
+
+    def add_token_log_probs(
+        self, sources: Sequence[Sequence[int]], nbest_lists: Sequence[Sequence[Hypothesis]]
+    ) -> Sequence[Sequence[Hypothesis]]:
+        """The hypotheses that it found for some sources, with log p of their tokens."""
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -68,7 +73,6 @@ class DecodingRequest:
 
     search: Search
     constraints: SearchConstraints
-    sentences: int | None = None  # decoded together; None: many
     record_attention: bool = False
     ctc_weight: float = 0.0
     continues_text: bool = False  # the model is a language model, whose input is the beginning of a text
@@ -91,7 +95,7 @@ class DecodingRequest:
             processors=[NoUnkProcessor()] if is_constrained else [],
             traces={} if trace else None,
         )
-        return cls(build_search(options), constraints, None, record_attention, options.ctc_weight, continues_text)
+        return cls(build_search(options), constraints, record_attention, options.ctc_weight, continues_text)
 
 
 @dataclass(frozen=True)
@@ -190,11 +194,11 @@ def _notes(model: object, device: torch.device, precision: str, on_this_machine:
             yield f"cuda runs the decoder's own step: {blocker}"
         elif (blocker := packed_encoder_blocker(model, device)) is not None:
             yield f"cuda runs the model's own encoder on padded sources: {blocker}"
-    if cpu.model_blocker(model, device) is None:
+    if cpu.model_blocker(model, device, precision) is None:
         if (blocker := encoder_blocker(model)) is not None:
             yield f"cpu runs the model's own encoder: {blocker}"
-        if on_this_machine and (blocker := precision_blocker(precision)) is not None:
-            yield f"cpu decodes in float32: {blocker}"
+        if precision == "int8":
+            yield "cpu decodes in float32: only ctranslate2 computes in int8"
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -270,17 +274,14 @@ def choose_decoding_engine(
     if blocker is not None or not isinstance(model, Seq2Seq):
         return choose_first((name, blocker) for name in ("cuda", "ctranslate2", "cpu"))
     cuda_blocker = cuda.model_blocker(model, device, precision) or cuda.search_blocker(search, constraints)
-    cpu_blocker = cpu.model_blocker(model, device) or cpu.search_blocker(search, constraints)
-    if on_this_machine and precision_blocker(precision) is not None:
-        precision = "float32"
+    cpu_blocker = cpu.model_blocker(model, device, precision) or cpu.search_blocker(search, constraints)
     ctranslate2_blocker = (
         cpu_blocker
-        or ctranslate2.model_blocker(model, precision)
-        or cpu.ctranslate2_request_blocker(model, precision, search, constraints, request.sentences)
+        or cpu.ctranslate2_model_blocker(model, precision)
+        or ctranslate2.search_blocker(model, search, constraints)
     )
     if on_this_machine:
         cuda_blocker = cuda_blocker or cuda.machine_blocker()
-        ctranslate2_blocker = ctranslate2_blocker or ctranslate2.machine_blocker()
     return choose_first([("cuda", cuda_blocker), ("ctranslate2", ctranslate2_blocker), ("cpu", cpu_blocker)])
 
 
@@ -316,6 +317,6 @@ def open_engine(model: object, device: torch.device, precision: str, continues_t
         from dragoman.engines.cuda.kernels import search
 
         return cuda.CUDAEngine(model, cuda.DTYPES[precision], search)
-    if cpu.model_blocker(model, device) is None:
+    if cpu.model_blocker(model, device, precision) is None:
         return cpu.CPUEngine(model, precision)
     return None

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dragoman.core import generation
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import UNK, Example
@@ -70,23 +71,12 @@ def length_bounds(
     inputs: InputProcessor, lengths: Tensor, options: Sequence[GenerationOptions], examples: Sequence[Example]
 ) -> tuple[Tensor, Tensor]:
     """Return the maximum and minimum output length of each source, (B,) each, from options and model limits."""
-    codec, model, device = inputs.codec, inputs.model, lengths.device
-    if codec.modality is not None:
-        lengths = torch.tensor([inputs.count_length_units(n) for n in lengths.tolist()], device=device)
-
-    def column(values: list[float] | list[int]) -> Tensor:
-        return torch.tensor(values, device=device)
-
-    max_lengths = (lengths * column([one.max_length_ratio for one in options])).long()
-    max_lengths = max_lengths + column([one.max_length_extra for one in options])
-    min_lengths = (lengths * column([one.min_length_ratio for one in options])).long()
-    min_lengths = torch.maximum(min_lengths, column([one.min_new_tokens for one in options]))
-    needed = [count_needed_tokens(one, example, codec) for one, example in zip(options, examples, strict=True)]
-    max_lengths = torch.maximum(max_lengths, column(needed))
-    if any(one.max_new_tokens is not None for one in options):
-        explicit = column([one.max_new_tokens or -1 for one in options])
-        max_lengths = torch.where(explicit > 0, explicit, max_lengths)
-    max_lengths = torch.maximum(max_lengths, min_lengths.clamp(min=1))
+    model, device = inputs.model, lengths.device
+    counts = [inputs.count_length_units(n) for n in lengths.tolist()]
+    lengths = torch.tensor(counts, dtype=torch.long, device=device)
+    needed = [count_needed_tokens(one, example, inputs.codec) for one, example in zip(options, examples, strict=True)]
+    bounds = [generation.length_bounds(*each) for each in zip(options, counts, needed, strict=True)]
+    max_lengths, min_lengths = torch.tensor(bounds, dtype=torch.long, device=device).view(-1, 2).unbind(1)
     positions = model.max_target_positions
     if positions is not None:
         free = positions - 1 - (lengths if model.is_decoder_only else 0 * lengths)

@@ -25,6 +25,7 @@ from dragoman.checkpoint.model_folder import LoadedModel
 from dragoman.core.errors import ModelError, UserError
 from dragoman.core.types import Batch, Capacity, Memory, Output
 from dragoman.data.objectives import objectives
+from dragoman.nn.losses import output_log_probs
 from dragoman.nn.seq2seq import Seq2Seq, Seq2SeqOutput, TracedState
 from dragoman.search.combination import States, average_steps, fuse_steps, log_mean, normalize_weights
 
@@ -100,7 +101,7 @@ class Ensemble(nn.Module):
 
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Return the log of the weighted mean of the members' probabilities, from their logits."""
-        return log_mean([torch.log_softmax(x.float(), -1) for x in logits], self.weights)
+        return log_mean([output_log_probs(x) for x in logits], self.weights)
 
     def concatenate(self, outputs: Sequence[Output]) -> Output:
         """Concatenate the members' hidden vectors, and average their attention."""

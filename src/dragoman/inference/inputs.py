@@ -23,7 +23,7 @@ from dragoman.core.errors import DataError, UserError
 from dragoman.core.types import EOS, Batch, Example
 from dragoman.data.objectives import Objective, TrainingRow, objectives
 from dragoman.modalities.archives import check_search_paths
-from dragoman.text.codec import Codec
+from dragoman.text.codec import Codec, truncate
 
 Source = Any  # list[int], or (S, F) numbers where the source is no text
 
@@ -224,13 +224,6 @@ def _data_error(message: str, example: Example) -> DataError:
 def is_blank(example: Example) -> bool:
     """Whether an example's first source is blank and has no file content."""
     return not example.source.strip() and example.content is None
-
-
-def truncate(ids: Source, max_length: int) -> Source:
-    """Return the first `max_length` ids; a list of ids that ended with </s> still does."""
-    if len(ids) > max_length and isinstance(ids, list) and ids[-1] == EOS:
-        return [*ids[: max_length - 1], EOS]
-    return ids[:max_length]
 
 
 def join_pieces(pieces: Sequence[str], count: int) -> list[str]:

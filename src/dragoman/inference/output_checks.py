@@ -27,15 +27,15 @@ FINISH_REASONS = {"length": "cut at the length limit", "no_valid_token": "the co
 
 def output_probability(prediction: Prediction) -> float:
     """exp Σ log p of an output's tokens, the end included; 0 for the output of an empty source."""
-    return math.exp(sum(prediction.log_probs)) if prediction.log_probs else 0.0
+    return math.exp(prediction.log_prob) if prediction.token_count else 0.0
 
 
 def is_doubtful(prediction: Prediction, target_tokenizer: str) -> bool:
     """Whether the model is unsure of an output, by the kind of tokens it writes."""
-    if not prediction.log_probs:
+    if not prediction.token_count:
         return False
-    count = 1 if target_tokenizer in SYMBOL_TOKENIZERS else len(prediction.log_probs)
-    return sum(prediction.log_probs) / count < math.log(DOUBT)
+    count = 1 if target_tokenizer in SYMBOL_TOKENIZERS else prediction.token_count
+    return prediction.log_prob / count < math.log(DOUBT)
 
 
 def find_doubts(prediction: Prediction, target_tokenizer: str, unseen: Iterable[str] = ()) -> Iterator[str]:

@@ -21,10 +21,11 @@ from dragoman.core import processes
 from dragoman.core.errors import DataError, UserError
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.types import Example
+from dragoman.engines.cpu.engine import CPUEngine
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inference.prediction import Prediction
 from dragoman.inference.scoring import PairLike
-from dragoman.inference.windows import Window, cut_windows
+from dragoman.inference.windows import SMALLEST, SMALLEST_THREADED, Window, cut_windows
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
@@ -38,12 +39,14 @@ def predict_stream(
     workers: int | None = None,
     attention: bool = False,
     trace: bool = False,
+    token_log_probs: bool = True,
 ) -> Generator[Prediction, None, None]:
     """Yield predictions in order, computed in `workers` processes; 1 is this process, None as many as pay."""
-    request = pipeline.request(options, attention=attention, trace=trace)
+    request = pipeline.request(options, attention=attention, trace=trace, token_log_probs=token_log_probs)
     predict = partial(pipeline.predict_window, request=request)
     inputs = zip(sources, itertools.repeat(request.options), strict=False)
-    return map_windows(pipeline, predict, inputs, count_workers(pipeline, workers))
+    smallest = SMALLEST_THREADED if pipeline.engine_name(request) == "ctranslate2" else SMALLEST
+    return map_windows(pipeline, predict, inputs, count_workers(pipeline, workers), smallest)
 
 
 def score_stream(
@@ -73,7 +76,11 @@ def count_workers(pipeline: Pipeline, requested: int | None) -> int:
 
 
 def map_windows(
-    pipeline: Pipeline, function: Callable[[Window[Input]], Iterator[Result]], inputs: Iterable[Input], workers: int
+    pipeline: Pipeline,
+    function: Callable[[Window[Input]], Iterator[Result]],
+    inputs: Iterable[Input],
+    workers: int,
+    smallest: int = SMALLEST,
 ) -> Generator[Result, None, None]:
     """Yield the results of a function of each window of inputs, in order; without forking for one worker or window."""
 
@@ -86,7 +93,7 @@ def map_windows(
             return results, error
         return results, None
 
-    windows = cut_windows(inputs, workers, pipeline.window_size)
+    windows = cut_windows(inputs, workers, pipeline.window_size, smallest=smallest)
     for first in windows:
         if workers == 1 or first.is_last:
             yield from function(first)
@@ -103,4 +110,5 @@ def warm_up(pipeline: Pipeline) -> None:
     """Build what a pipeline builds on first use (packed weights), so that forked workers share it."""
     pipeline.model.eval()
     getattr(pipeline.input_processor, "objective")  # noqa: B009 - built on access
-    getattr(pipeline.engine, "transformer", None)  # a CPU engine packs its weights on access
+    if isinstance(pipeline.engine, CPUEngine):
+        pipeline.engine.prepare_weights()

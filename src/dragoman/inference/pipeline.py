@@ -42,6 +42,7 @@ from dragoman.inference.request import GenerationRequest, build_request, check_d
 from dragoman.inference.reranking import rank_by_mbr
 from dragoman.inference.scoring import PairLike
 from dragoman.inference.windows import MEDIA_WINDOW, WINDOW, Window, cut_windows
+from dragoman.nn.losses import output_log_probs
 from dragoman.search import SearchConstraints, Trace
 from dragoman.text.codec import Codec
 
@@ -120,6 +121,10 @@ class Pipeline:
             self.model, self.device, self.precision, decoding=decoding, reference_only=not self.fast
         )
 
+    def engine_name(self, request: GenerationRequest) -> str:
+        """The name of the engine that decodes a request."""
+        return engines.chosen_engine(self.report_engines(request).decoding)
+
     # -- text → text -----------------------------------------------------------------------------------------------
 
     def predict(
@@ -131,13 +136,16 @@ class Pipeline:
         nbest: int | None = None,
         attention: bool = False,
         trace: bool = False,
+        token_log_probs: bool = True,
     ) -> list[Prediction]:
         """Predict an output for each source, in order; `beam=1` is greedy search.
 
         Options that are set override the config's `generation:`. They are one for all sources, or one for each, which
-        may then differ in lengths and constraints. A trace needs a beam search.
+        may then differ in lengths and constraints. A trace needs a beam search. Without `token_log_probs` an engine
+        may save the time for them.
         """
-        return list(self.stream(sources, options, beam=beam, nbest=nbest, attention=attention, trace=trace))
+        wanted: dict[str, Any] = {"attention": attention, "trace": trace, "token_log_probs": token_log_probs}
+        return list(self.stream(sources, options, beam=beam, nbest=nbest, **wanted))
 
     def stream(
         self,
@@ -148,6 +156,7 @@ class Pipeline:
         nbest: int | None = None,
         attention: bool = False,
         trace: bool = False,
+        token_log_probs: bool = True,
         first_index: int = 0,
         on_token: OnToken | None = None,
     ) -> Iterator[Prediction]:
@@ -163,7 +172,8 @@ class Pipeline:
             if len(own) != len(sources):
                 raise UserError(f"there are {len(sources)} sources and {len(own)} options; give one for each, or one")
             options = own[0] if own else None
-        request = self.request(options, beam=beam, nbest=nbest, attention=attention, trace=trace, on_token=on_token)
+        wanted: dict[str, Any] = {"attention": attention, "trace": trace, "token_log_probs": token_log_probs}
+        request = self.request(options, beam=beam, nbest=nbest, on_token=on_token, **wanted)
         resolved: Iterable[GenerationOptions] = repeat(request.options)
         if own is not None:
             resolved = own = [self.resolve_options(one, beam=beam, nbest=nbest) for one in own]
@@ -180,10 +190,11 @@ class Pipeline:
         attention: bool = False,
         trace: bool = False,
         on_token: OnToken | None = None,
+        token_log_probs: bool = True,
     ) -> GenerationRequest:
         """Resolve options against the config; raise UserError if this model or its search cannot serve them."""
         resolved = self.resolve_options(options, beam=beam, nbest=nbest)
-        return build_request(self.input_processor, resolved, attention, trace, on_token)
+        return build_request(self.input_processor, resolved, attention, trace, on_token, token_log_probs)
 
     def resolve_options(
         self, options: GenerationOptions | None = None, *, beam: int | None = None, nbest: int | None = None
@@ -242,6 +253,8 @@ class Pipeline:
         for rows, batch, nbest_lists, traces in self._search_all(pending, request):
             if request.mbr_metric is None:  # only the outputs that are returned are decoded to text
                 nbest_lists = [hypotheses[:nbest] for hypotheses in nbest_lists]
+            if request.token_log_probs and self.engine is not None and lacks_token_log_probs(nbest_lists):
+                nbest_lists = self.engine.add_token_log_probs([row.input.source for row in rows], nbest_lists)
             predictions = [
                 [self._to_prediction(hypothesis, row) for hypothesis in hypotheses]
                 for row, hypotheses in zip(rows, nbest_lists, strict=True)
@@ -296,7 +309,7 @@ class Pipeline:
         self.model.eval()
         if self.model.head is not None:
             output = self.model.head(self.model.encode(*batch.encoder_inputs))
-            log_p = torch.log_softmax(self.model.logits(output.o).float(), -1)
+            log_p = output_log_probs(self.model.logits(output.o))
             return self.model.head.predict_labels(log_p, batch.source_lengths, request.options.nbest), {}
         constraints = self._constraints(rows, batch.source_lengths, request)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
@@ -371,6 +384,11 @@ class Pipeline:
     def score_window(self, window: Window[PairLike], skip: bool = False) -> Iterator[list[float]]:
         """Yield token scores of a window; a bad pair raises after those before it, or with `skip` yields []."""
         return scoring.score_window(self.input_processor, window, self._max_tokens, self.device, skip)
+
+
+def lacks_token_log_probs(nbest_lists: Sequence[Sequence[Hypothesis]]) -> bool:
+    """Whether an engine has returned log p of whole outputs alone."""
+    return any(hypothesis.sum_log_probs is not None for nbest in nbest_lists for hypothesis in nbest)
 
 
 def check_is_list(values: Any, function: str, name: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from dragoman.search import Trace
+    from dragoman.search import Trace
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Prediction:
     score: float  # under the search's length rule
     log_prob: float  # of the whole sequence, a fused language model and CTC included
     tokens: list[str]
-    log_probs: list[float]  # of each token, and of </s> where the output ended with it
+    log_probs: list[float]  # of each token, and of </s> where the output ended with it; [] if not asked for
     finish_reason: str  # "eos"; "length", the limit; "no_valid_token", constraints allow nothing; "empty_source"
     source_tokens: list[str]
     source_truncated: bool = False  # the source was too long and only its beginning was read
@@ -27,6 +28,11 @@ class Prediction:
     media_preview: dict[str, Any] | None = field(default=None, repr=False)  # with attention: the picture of the source
     trace: Trace | None = None  # what the beam kept and dropped at each step, on request
     ids: list[int] = field(default_factory=list, repr=False)  # the tokens' ids
+
+    @property
+    def token_count(self) -> int:
+        """The tokens that log_prob sums over, </s> included where the output ended with it; a label has none."""
+        return len(self.log_probs) or len(self.tokens) + (self.finish_reason == "eos")
 
     def __repr__(self) -> str:
         count = len(self.alternatives)

@@ -31,6 +31,7 @@ class GenerationRequest:
     attention: bool = False
     trace: bool = False
     on_token: OnToken | None = None
+    token_log_probs: bool = True  # log p of each token, which some engines compute in a pass of its own
 
 
 def resolve_options(
@@ -57,6 +58,7 @@ def build_request(
     attention: bool = False,
     trace: bool = False,
     on_token: OnToken | None = None,
+    token_log_probs: bool = True,
 ) -> GenerationRequest:
     """Build the search of resolved options; raise UserError if this model or its search cannot serve them."""
     search, has_head = build_search(options), inputs.model.head is not None
@@ -72,7 +74,7 @@ def build_request(
         needs = "as many num_samples" if search.is_sampling else f"a beam of at least {options.nbest}"
         raise UserError(f"nbest {options.nbest} needs {needs}, not {search.num_hypotheses}")
     check_search_memory(search.num_hypotheses, len(inputs.codec.target))
-    return GenerationRequest(options, search, None if has_head else metric, attention, trace, on_token)
+    return GenerationRequest(options, search, None if has_head else metric, attention, trace, on_token, token_log_probs)
 
 
 def check_differences(options: Sequence[GenerationOptions], request: GenerationRequest) -> None:

@@ -16,7 +16,7 @@ from dragoman.data.objectives import TrainingRow
 from dragoman.engines.length_batches import batch_by_length
 from dragoman.inference.inputs import InputProcessor
 from dragoman.inference.windows import Window
-from dragoman.nn.losses import token_log_probs
+from dragoman.nn.losses import output_log_probs, token_log_probs
 
 PairLike = tuple[str, str] | Example | str  # a pair to score; to a language model, a text
 
@@ -55,7 +55,7 @@ def score_rows(
     for indices in batch_by_length([max(map(len, each)) for each in sides], max_tokens):
         batch = collate([rows[i] for i in indices], indices).to(device)
         predicted = model(batch)
-        log_probs = token_log_probs(predicted.logits, predicted.gold)
+        log_probs = token_log_probs(output_log_probs(predicted.logits), predicted.gold)
         for i, row, is_scored in zip(indices, log_probs.tolist(), (predicted.gold != PAD).tolist(), strict=True):
             results[i] = [p for p, real in zip(row, is_scored, strict=True) if real]
     given = len(inputs.codec.target_template.prefix)  # tokens of probability 1

@@ -22,6 +22,7 @@ WINDOW = 4096  # inputs of a window
 MEDIA_WINDOW = 128  # where inputs are files, all of which are held at once: 4,096 clips of 16 frames are 10 GB
 NEARLY_FULL = 1024  # inputs of a window whose batches are nearly full
 SMALLEST = 64  # inputs that are worth a window at all
+SMALLEST_THREADED = 2048  # where an engine has threads of its own, so that one process uses all cores
 
 Input = TypeVar("Input")
 
@@ -40,11 +41,11 @@ class Window(Generic[Input]):
 
 
 def cut_windows(
-    inputs: Iterable[Input], workers: int = 1, size: int = WINDOW, first_index: int = 0
+    inputs: Iterable[Input], workers: int = 1, size: int = WINDOW, first_index: int = 0, smallest: int = SMALLEST
 ) -> Iterator[Window[Input]]:
     """Yield windows of `size` inputs, smaller if there are too few for all workers; an error of the inputs comes last.
 
-    `workers` windows are read ahead.
+    `workers` windows are read ahead. Fewer than two times `smallest` inputs are one window.
     """
     start = first_index
     ahead: deque[Input] = deque()
@@ -60,7 +61,7 @@ def cut_windows(
             break
         at_end = len(ahead) < workers * full_size
         if at_end and first_index == start:
-            size = even_size(len(ahead), workers, full_size)
+            size = even_size(len(ahead), workers, full_size, smallest)
         window = [ahead.popleft() for _ in range(min(size, len(ahead)))]
         yield Window(window, first_index, at_end and not ahead)
         first_index += len(window)
@@ -68,9 +69,9 @@ def cut_windows(
         raise error
 
 
-def even_size(remaining: int, workers: int, full_size: int) -> int:
+def even_size(remaining: int, workers: int, full_size: int, smallest: int = SMALLEST) -> int:
     """Return the window size that shares the remaining inputs evenly among the workers, at most `full_size`."""
-    if workers == 1 or remaining < 2 * SMALLEST:
+    if workers == 1 or remaining < 2 * smallest:
         return full_size
-    size = max(-(-remaining // (2 * workers)), min(NEARLY_FULL, -(-remaining // workers)), SMALLEST)
+    size = max(-(-remaining // (2 * workers)), min(NEARLY_FULL, -(-remaining // workers)), smallest)
     return min(size, full_size)

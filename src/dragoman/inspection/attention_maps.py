@@ -25,7 +25,7 @@ from dragoman.core.types import UNK
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.teacher_forcing import ForcedPair, run_teacher_forced
 from dragoman.nn.attention import Attention, AttentionOutput, MultiHeadAttention, RecordedAttention, record_attention
-from dragoman.nn.losses import token_log_probs
+from dragoman.nn.losses import output_log_probs, token_log_probs
 from dragoman.nn.seq2seq import Seq2Seq, Seq2SeqOutput
 from dragoman.nn.token_mixers import ParameterFreeAttention
 from dragoman.text.tokenizers import Tokenizer
@@ -156,7 +156,7 @@ def run_recorded(
 
 def target_log_probs(output: Seq2SeqOutput) -> list[float]:
     """Return log p of each target token of a batch of one."""
-    log_probs: list[float] = token_log_probs(output.logits, output.gold)[0].tolist()
+    log_probs: list[float] = token_log_probs(output_log_probs(output.logits), output.gold)[0].tolist()
     return log_probs
 
 

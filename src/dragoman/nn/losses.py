@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dragoman.core.types import PAD
+from dragoman.core.types import EOS, PAD
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -33,10 +33,18 @@ def cross_entropy(logits: Tensor, gold: Tensor, smoothing: float = 0.0) -> Tenso
     )
 
 
-def token_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
-    """log p(y_t) for each gold token, (B, T) in float64; 0 where the gold is padding."""
-    log_p = torch.log_softmax(at_least_float32(logits), -1).gather(-1, gold[..., None])[..., 0]
-    return log_p.double().masked_fill(gold == PAD, 0.0)
+def output_log_probs(logits: Tensor) -> Tensor:
+    """log p of each token (…, V) that a model may generate; −∞ for <pad> and <s>, the first two, which it may not.
+
+    Label smoothing trains some probability for these two. The softmax leaves them out, so that the rest sums to 1.
+    """
+    log_p = torch.log_softmax(at_least_float32(logits[..., EOS:]), -1)
+    return nn.functional.pad(log_p, (EOS, 0), value=-torch.inf)
+
+
+def token_log_probs(log_p: Tensor, gold: Tensor) -> Tensor:
+    """log p(y_t) for each gold token of log p (B, T, V), in float64; 0 where the gold is padding."""
+    return log_p.gather(-1, gold[..., None])[..., 0].double().masked_fill(gold == PAD, 0.0)
 
 
 def symmetric_kl(logits: Tensor, other_logits: Tensor, gold: Tensor) -> Tensor:

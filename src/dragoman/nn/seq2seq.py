@@ -31,7 +31,15 @@ from dragoman.nn.frontends.tokens import TokenEmbedding
 from dragoman.nn.heads import PredictionHead, heads
 from dragoman.nn.initialization import initializers
 from dragoman.nn.kernels.entropy import linear_cross_entropy
-from dragoman.nn.losses import cross_entropy, r_drop_loss, reinforce_loss, symmetric_kl, token_log_probs
+from dragoman.nn.losses import (
+    at_least_float32,
+    cross_entropy,
+    output_log_probs,
+    r_drop_loss,
+    reinforce_loss,
+    symmetric_kl,
+    token_log_probs,
+)
 from dragoman.nn.multi_source import SecondSource, SecondSourceConfig, SourceEncoder
 from dragoman.nn.pointer_generator import Pointer, PointerSource
 from dragoman.nn.scores import scores
@@ -283,7 +291,8 @@ class Seq2Seq(SourceEncoder):
         logits, gold, output = result
         total = add_penalty(cross_entropy(logits, gold, smoothing), gold, output)
         if "choice" in output.extras and self.baseline is not None:
-            log_p, real = token_log_probs(logits, gold).detach(), real_targets(gold, output)
+            log_p = token_log_probs(at_least_float32(logits.detach()).log_softmax(-1), gold)
+            real = real_targets(gold, output)
             total = total + reinforce_loss(output.extras["choice"], log_p, self.baseline, real, self.discount)
             if self.training:
                 mean = (log_p.sum() / real.sum().clamp(min=1)).to(self.baseline.dtype)
@@ -325,7 +334,7 @@ class Seq2Seq(SourceEncoder):
     def token_log_probs(self, batch: Batch) -> Tensor:
         """log p of each gold token, (B, N) in float64; 0 at padding."""
         logits, gold, _ = self(batch)
-        return token_log_probs(logits, gold)
+        return token_log_probs(output_log_probs(logits), gold)
 
     # -- step by step ------------------------------------------------------------------------------------------------
 
@@ -351,10 +360,14 @@ class Seq2Seq(SourceEncoder):
         y = self.embedding(tokens)
         if self.pointer is None:
             output, state = self.decoder.step(y, state)
-            return torch.log_softmax(self.logits(output.o).float(), -1), state, output.attention
+            return output_log_probs(self.logits(output.o)), state, output.attention
         output, decoder = self.decoder.step(y, state.decoder)
         log_p, a = self.pointer(self.logits(output.o), output.o, y, state.source)
-        return log_p, PointerState(decoder, state.source), a if output.attention is None else output.attention
+        return (
+            output_log_probs(log_p),
+            PointerState(decoder, state.source),
+            a if output.attention is None else output.attention,
+        )
 
 
 def real_targets(gold: Tensor, output: Output) -> Tensor:

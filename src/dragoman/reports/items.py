@@ -123,5 +123,5 @@ def _has_loop(prediction: Prediction) -> bool:
 
 
 def _token_probability(prediction: Prediction) -> float:
-    count = len(prediction.log_probs)
-    return output_probability(sum(prediction.log_probs) / count) if count else 0.0
+    count = prediction.token_count
+    return output_probability(prediction.log_prob / count) if count else 0.0

@@ -8,10 +8,10 @@ At each step, for every sentence at once:
     5. a sentence is done at its maximum length, where active hypotheses fill the free slots among the finished ones,
        truncated; or earlier, by `early_stopping`:
 
+       true    round(patience · k) have finished; of these the best k are the results
        false   k have finished, and no active hypothesis currently beats the worst of them
        never   k have finished, and no active hypothesis can still beat the worst of them: log p only falls, so the
                best it can reach is to end now or to keep its log p up to the maximum length
-       true    k have finished
 
 With `finished_policy: shrink` every finished hypothesis narrows the beam by one, until none is active.
 
@@ -80,18 +80,21 @@ class Beam:
         beam: PositiveInt = 5,
         length_rule: Annotated[Part, length_rules] = Part("mean"),
         finished_policy: Literal["collect", "shrink"] = "collect",
-        early_stopping: bool | Literal["never"] = False,
+        early_stopping: bool | Literal["never"] = True,
+        patience: Annotated[float, Field(ge=1.0)] = 2.0,
         coverage_penalty: Annotated[float, Field(ge=0.0)] = 0.0,
     ) -> None:
         self.num_hypotheses, self.length_rule = beam, length_rules.build(length_rule)
         self.finished_policy, self.early_stopping = finished_policy, early_stopping
+        # Finished hypotheses that are kept until the end: that many stop the search where `early_stopping` is true.
+        self.max_finished = round(patience * beam) if early_stopping is True else beam
         self.coverage_penalty, self.needs_attention = coverage_penalty, coverage_penalty > 0
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
         max_lengths, k = constraints.max_lengths, self.num_hypotheses
         B, R = len(max_lengths), max(constraints.limit_steps) + 1
         state = start(Capacity(k, R))
-        active, finished = empty_hypothesis(B, k, R, max_lengths.device), empty_beam(B, k, R, max_lengths.device)
+        active, finished = self.start_beams(B, R, max_lengths.device)
         token = max_lengths.new_full((B, k), BOS)
         rows = torch.arange(B, device=max_lengths.device)  # the sentence of each row
         done = torch.zeros(B, dtype=torch.bool, device=max_lengths.device)
@@ -106,13 +109,17 @@ class Beam:
             if done.device.type != "cpu" and t % SYNC_EVERY and t + 1 < R:
                 continue
             if bool(done.all()) or int(done.sum()) * 2 >= len(done):  # half are done: continue with the others alone
-                collect_hypotheses(results, finished, rows, done)
+                collect_hypotheses(results, finished, rows, done, k)
                 remaining = (~done).nonzero()[:, 0]
                 if not len(remaining):
                     break
                 rows, token, done = rows[remaining], token[remaining], done[remaining]
                 active, finished, state = tree.select((active, finished, state), remaining)
         return results
+
+    def start_beams(self, B: int, R: int, device: Any) -> tuple[BeamState, BeamState]:
+        """Return the active and the finished hypotheses before the first step."""
+        return empty_hypothesis(B, self.num_hypotheses, R, device), empty_beam(B, self.max_finished, R, device)
 
     def advance(
         self,
@@ -228,11 +235,11 @@ def empty_hypothesis(B: int, k: int, R: int, device: Any) -> BeamState:
 
 
 def merge_finished(finished: BeamState, extended: BeamState, newly_finished: Tensor, done: Tensor) -> BeamState:
-    """Return the best k of the finished and newly finished, by score; sentences that are done stay as they are."""
-    k, extended = finished.score.shape[1], replace(extended, coverage=extended.coverage[:, :, :0])
+    """Return the best of the finished and newly finished, by score; sentences that are done stay as they are."""
+    slots, extended = finished.score.shape[1], replace(extended, coverage=extended.coverage[:, :, :0])
     both = BeamState(*(torch.cat([getattr(finished, f.name), getattr(extended, f.name)], 1) for f in fields(finished)))
-    both.score[:, k:].masked_fill_(~newly_finished, -math.inf)
-    best = torch.where(done[:, None], torch.arange(k, device=done.device), both.score.topk(k, -1).indices)
+    both.score[:, slots:].masked_fill_(~newly_finished, -math.inf)
+    best = torch.where(done[:, None], torch.arange(slots, device=done.device), both.score.topk(slots, -1).indices)
     return both.select(best)
 
 
@@ -256,7 +263,8 @@ def add_truncated(
     no_eos = torch.zeros_like(active.has_eos)
     length = torch.full_like(active.length, t)
     truncated = replace(active, score=score, length=length, has_eos=no_eos, coverage=active.coverage[:, :, :0])
-    free = finished.score == -math.inf  # (B, k), the last ones
+    free = finished.score == -math.inf  # (B, slots), the last ones
+    free[:, active.score.shape[1] :] = False  # no more than k results
     slot = (free.cumsum(-1) - 1).clamp(min=0)  # the i-th free slot takes the i-th truncated hypothesis
     added = truncated.select(order.gather(1, slot))
     use = free & (added.score > -math.inf)
@@ -284,11 +292,13 @@ def reorder_state(state: Any, parents: Tensor) -> Any:
     return tree.reorder(state, parents)
 
 
-def collect_hypotheses(results: list[list[Hypothesis]], finished: BeamState, rows: Tensor, done: Tensor) -> None:
-    """Append the finished hypotheses of the sentences that are done to `results`, best first."""
+def collect_hypotheses(
+    results: list[list[Hypothesis]], finished: BeamState, rows: Tensor, done: Tensor, k: int
+) -> None:
+    """Append the k best finished hypotheses of the sentences that are done to `results`, best first."""
     indices = done.nonzero()[:, 0]
     columns = (finished.tokens, finished.log_probs, finished.score, finished.length, finished.has_eos)
-    for row, *values in zip(rows[indices].tolist(), *(x[indices].tolist() for x in columns), strict=True):
+    for row, *values in zip(rows[indices].tolist(), *(x[indices, :k].tolist() for x in columns), strict=True):
         for tokens, log_probs, score, n, has_eos in zip(*values, strict=True):
             if score > -math.inf:
                 reason = "eos" if has_eos else "length"

@@ -42,7 +42,7 @@ class Diverse:
         if beam % groups:
             raise PartError(f"a diverse beam of {beam} cannot be divided evenly into {groups} groups")
         self.num_hypotheses, self.num_beam_groups, self.diversity_penalty = beam, groups, diversity_penalty
-        self.group_search = Beam(beam=beam // groups, length_rule=length_rule)
+        self.group_search = Beam(beam=beam // groups, length_rule=length_rule, early_stopping=False)
 
     def __call__(self, step: Step, start: Start, constraints: SearchConstraints) -> list[list[Hypothesis]]:
         max_lengths, G, size = constraints.max_lengths, self.num_beam_groups, self.group_search.num_hypotheses
@@ -70,5 +70,5 @@ class Diverse:
                 break
         results: list[list[Hypothesis]] = [[] for _ in rows]
         for group in finished:
-            collect_hypotheses(results, group, rows, torch.ones_like(rows, dtype=torch.bool))
+            collect_hypotheses(results, group, rows, torch.ones_like(rows, dtype=torch.bool), size)
         return [sorted(hypotheses, key=lambda one: (one.finish_reason != "eos", -one.score)) for hypotheses in results]

@@ -58,7 +58,10 @@ def record_step(
                 continue
             fate, reason = "dropped", f"not among the best {k}"
             if is_finished:
-                fate, reason = "finished", "" if node in finished_nodes else f"{k} that finished score higher"
+                fate, reason = (
+                    "finished",
+                    "" if node in finished_nodes else f"{len(finished_nodes)} that finished score higher",
+                )
             elif has_eos:
                 reason = f"</s>, but not among the best {k}"
             elif is_over:

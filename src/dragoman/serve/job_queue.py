@@ -26,6 +26,7 @@ Task = Literal["predict", "score", "inspect"]
 
 FIRST_SPEED = 2000.0  # tokens per second of a kind of which no job was measured yet
 SPEED_SMOOTHING = 0.2  # weight of the newest job in a speed that rises; one that falls falls at once
+GROWTH = 4  # a job may cost so many times what the largest one like it did: its speed may have been misjudged
 SMALL_COST = 128  # of a job before one like it was measured, since some models' outputs are long; and of no long item
 MIN_MEASURED_COST = 16  # a job below it says nothing: a busy machine may take a second for one word
 TURNS = 4  # of so many, one is for the request that has waited longest
@@ -137,6 +138,7 @@ class JobQueue:
         self.settings = settings
         self.requests: list[PendingRequest] = []  # in the order of their arrival, or of their last job
         self.speeds: dict[tuple[object, ...], float] = {}  # tokens per second of one worker
+        self.largest: dict[tuple[object, ...], int] = {}  # the cost of the largest job that was done
         self.job_count = 0
 
     def __len__(self) -> int:
@@ -158,9 +160,9 @@ class JobQueue:
 
     def max_job_cost(self, request: PendingRequest) -> int:
         """Return how many tokens of a request a job may have: batch_tokens, or fewer if they took longer than job_s."""
-        is_measured = request.speed_key in self.speeds
-        tokens = int(self.settings.job_s * self.speed(request)) if is_measured else SMALL_COST
-        return min(self.settings.batch_tokens, tokens)
+        tokens = int(self.settings.job_s * self.speed(request))
+        known = max(GROWTH * self.largest.get(request.speed_key, 0), SMALL_COST)
+        return min(self.settings.batch_tokens, tokens, known)
 
     def is_long(self, request: PendingRequest) -> bool:
         """Whether the next item of a request may keep a worker for more than long_s."""
@@ -203,9 +205,11 @@ class JobQueue:
 
     def note_speed(self, job: BatchJob, seconds: float, is_done: bool) -> None:
         """Update the speed of jobs like this one. One that was cancelled can only show that they are slower."""
+        request, measured = job.requests[0], job.cost / max(seconds, 1e-6)
+        if is_done:
+            self.largest[request.speed_key] = max(job.cost, self.largest.get(request.speed_key, 0))
         if job.cost < MIN_MEASURED_COST:
             return
-        request, measured = job.requests[0], job.cost / max(seconds, 1e-6)
         speed = self.speed(request)
         if measured < speed and seconds > self.settings.job_s / 2:  # of a shorter one, the overhead is too large a part
             speed = max(measured, 1.0)

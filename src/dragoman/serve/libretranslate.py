@@ -232,7 +232,7 @@ async def translate_texts(
     pieces = await background.run(sum(map(len, texts)), split_all)
     sources = [piece.text for text_pieces in pieces for piece in text_pieces if piece.text]
     items = [{"source": one, "source_lang": route.source_lang, "target_lang": route.target_lang} for one in sources]
-    predictions = await predict(route.model, items, options) if items else []
+    predictions = await predict(route.model, items, options | {"token_log_probs": False}) if items else []
     truncated = [i for i, one in enumerate(predictions) if one["source_truncated"] and max_chars > 1]
     results = [[one["text"], *(other["text"] for other in one["alternatives"])] for one in predictions]
     if truncated:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 LENGTH_PREFIX = struct.Struct(">I")
 IMPORT_RETRY_S = 0.01  # until a job that imports is interrupted again
 TRIM_S = 5.0  # seconds between two returns of freed memory to the system, which take some milliseconds
+MAX_BATCH_SECONDS = 0.15  # of a batch that cannot be cancelled
 PART_BYTES = 1 << 20  # of a result; a job that is cancelled while it sends one ends after some milliseconds
 
 logger = logging.getLogger("dragoman")
@@ -179,6 +180,7 @@ class WorkerProcess:
             load_plugin(plugin)
         import torch
 
+        from dragoman.engines.cpu.engine import CPUEngine
         from dragoman.inference import pipeline
         from dragoman.serve.responses import describe_model
 
@@ -189,6 +191,8 @@ class WorkerProcess:
                 path, message["device"], precision=message["precision"], reference=message["reference"]
             )
             loaded.input_processor = replace(loaded.input_processor, bounded=True)  # the pairs come from strangers
+            if isinstance(loaded.engine, CPUEngine):
+                loaded.engine.max_batch_seconds = MAX_BATCH_SECONDS
             self.pipelines[name] = loaded
             self.codec_fingerprints[name] = loaded.codec.fingerprint
             descriptions.append(describe_model(name, loaded))
@@ -256,6 +260,7 @@ class WorkerProcess:
             examples,
             GenerationOptions.model_validate({name: value for name, value in options.items() if name in fields}),
             attention=options.get("attention", False),
+            token_log_probs=options.get("token_log_probs", True),
             first_index=job["first_index"],
             on_token=send_token if options.get("stream") else None,
         )

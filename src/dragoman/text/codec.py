@@ -233,6 +233,13 @@ class Codec:
         return digest.hexdigest()
 
 
+def truncate(ids: Any, max_length: int) -> Any:
+    """The first `max_length` ids or numbers of a source; a list of ids that ended with </s> still does."""
+    if len(ids) > max_length and isinstance(ids, list) and ids[-1] == EOS:
+        return [*ids[: max_length - 1], EOS]
+    return ids[:max_length]
+
+
 def has_text_source(modality: Modality | None, second_source: SecondSourceReader | None) -> bool:
     """Whether at least one of the sources is text."""
     return modality is None or isinstance(second_source, str)

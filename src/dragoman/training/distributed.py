@@ -165,7 +165,7 @@ class DistributedRanks(RankGroup):
         self.monitor.start()
         # CPU tensors go through gloo even where gradients go through NCCL: no GPU has to wait for them.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        with self._collective():
+        with self.monitor.connecting(), self._collective():
             group = dist.PrefixStore("group", self.store)
             dist.init_process_group(backend, store=group, rank=rank, world_size=world_size, timeout=limit)
 

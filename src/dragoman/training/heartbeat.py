@@ -10,7 +10,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dragoman.core.errors import RunError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 INTERVAL = 1.0  # seconds between two heartbeats
 MISSED_BEATS = 2.5  # a rank that missed so many is lost, once a connection has broken
 GRACE_BEATS = 8.0  # how long to wait, after that, until a rank has missed so many
+CONNECT_GRACE = 2.0  # seconds after the timeout in which a library may still end its own waiting
 EXIT_SECONDS = 2.0  # that a process has to end by itself, or to let others read why it ends
 RESTART_HINT = "Mend or replace it, and start again: the same command goes on from the last checkpoint"
 
@@ -40,6 +42,7 @@ class HeartbeatMonitor:
         self.beats = [b"0 0"] * world_size
         self.changed_at, self.polled_at = [time.monotonic()] * world_size, time.monotonic()
         self.failure: str | None = None  # why all ranks must end
+        self.connect_by = math.inf  # when the ranks must be connected
         self.deadline = math.inf  # when this process is ended, if it has not by itself
         self.failure_raised = False  # whether the main thread knows of a lost rank, and is about to end
         self.stopped = threading.Event()
@@ -93,6 +96,11 @@ class HeartbeatMonitor:
                     f"rank {self.rank} has had no answer from the store on rank 0's machine for "
                     f"{now - self.polled_at:.0f} s: rank 0 or the network to it is frozen or cut off. {RESTART_HINT}"
                 )
+            elif now > self.connect_by:
+                self._note_first_failure(
+                    f"rank {self.rank} could not connect to the others within {self.timeout} s "
+                    f"(training.rank_timeout). {RESTART_HINT}"
+                )
             before = now
             if now > self.deadline:
                 os.write(2, f"error: {self.failure or 'a rank was lost'}\n".encode())
@@ -104,6 +112,18 @@ class HeartbeatMonitor:
             self.failure, self.deadline = message, min(self.deadline, time.monotonic() + EXIT_SECONDS)
 
     # -- in the main thread ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """For a block that connects the ranks: after the timeout this process ends, though the block may wait on.
+
+        gloo waits several times its timeout for a peer whose first message was lost.
+        """
+        self.connect_by = time.monotonic() + self.timeout + CONNECT_GRACE
+        try:
+            yield
+        finally:
+            self.connect_by = math.inf
 
     def most_silent_rank(self) -> tuple[int, float]:
         """The rank whose last heartbeat is longest ago, and how many seconds before the last poll that was."""

@@ -61,7 +61,7 @@ def decode_examples(pipeline: Pipeline, data: TrainingData, config: Config, rank
     own = []
     for start in range(0, len(order), WINDOW)[ranks.rank :: ranks.world_size]:
         window = [examples[i] for i in order[start : start + WINDOW]]
-        own.append([p.text for p in pipeline.stream(window, options, first_index=start)])
+        own.append([p.text for p in pipeline.stream(window, options, token_log_probs=False, first_index=start)])
     decoded = [text for texts in in_turn(ranks.gather_when_ready(own)) for text in texts]
     texts = dict(zip(order, decoded, strict=True))
     return [texts[i] for i in range(len(examples))]

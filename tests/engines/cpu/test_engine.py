@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 from torch.testing import assert_close
 
 from dragoman.core import processes
 from dragoman.core.registry import Part
-from dragoman.core.types import BOS, EOS, PAD, Capacity, Hypothesis
+from dragoman.core.types import BOS, EOS, Capacity, Hypothesis
 from dragoman.engines.cpu.engine import CPUEngine, model_blocker
-from dragoman.engines.cpu.search import LengthLimits, beam_search, top_tokens
 from dragoman.engines.cpu.transformer_step import CPUTransformer
 from dragoman.engines.length_batches import batch_by_length, pad_ids
+from dragoman.nn.losses import output_log_probs
 from dragoman.nn.seq2seq import Seq2Seq
-from dragoman.search import SearchConstraints, searches
+from dragoman.search import Search, SearchConstraints, searches
 
 V = 90
 SIZE = {"layers": 2, "heads": 4, "feedforward": 48}
@@ -30,6 +26,7 @@ SEARCHES = {
     "beam": Part("beam", {"beam": 4}),
     "exact": Part("beam", {"beam": 3, "early_stopping": "never", "length_rule": Part("gnmt", {"alpha": 1.0})}),
     "shrink": Part("beam", {"beam": 4, "finished_policy": "shrink"}),
+    "early": Part("beam", {"beam": 4, "early_stopping": True, "patience": 1.5}),
     "diverse": Part("diverse", {"beam": 4, "num_beam_groups": 2}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -93,7 +90,9 @@ def test_every_search_finds_what_it_finds_on_the_reference_path(name: str) -> No
     engine = CPUEngine(built, "float32")
     search = searches.build(part)
     assert engine.serves(search, limits)
-    assert_same(engine(sources, search, limits), decode_with_reference(built, sources, part, limits))
+    assert_same(
+        with_token_log_probs(engine, sources, search, limits), decode_with_reference(built, sources, part, limits)
+    )
 
 
 @pytest.mark.parametrize("size", [V - 1, V, 2 * V])
@@ -111,27 +110,33 @@ def test_a_beam_may_be_as_wide_as_the_vocabulary_and_wider(size: int) -> None:
 def test_every_option_of_a_transformer_is_computed_as_the_model_computes_it(name: str, part: Part) -> None:
     sources, built = some_sources(12), model(**OPTIONS[name])
     limits, engine = some_limits(sources), CPUEngine(built, "float32")
-    assert_same(engine(sources, searches.build(part), limits), decode_with_reference(built, sources, part, limits))
+    assert_same(
+        with_token_log_probs(engine, sources, searches.build(part), limits),
+        decode_with_reference(built, sources, part, limits),
+    )
 
 
 def test_a_transformer_decodes_what_another_encoder_encoded() -> None:
     sources, built, part = some_sources(10), model("rnn"), Part("beam", {"beam": 3})
     limits, engine = some_limits(sources), CPUEngine(built, "float32")
-    assert_same(engine(sources, searches.build(part), limits), decode_with_reference(built, sources, part, limits))
+    assert_same(
+        with_token_log_probs(engine, sources, searches.build(part), limits),
+        decode_with_reference(built, sources, part, limits),
+    )
 
 
 @torch.inference_mode()
 def test_hypotheses_that_change_places_see_their_own_past_and_no_other() -> None:
     """Random descents, with sentences that leave on the way, against teacher forcing on each whole history."""
     built, k = model(position=Part("alibi")), 4
-    step = CPUTransformer(built, "float32")
+    step = CPUTransformer(built)
     source, lengths = pad_ids(some_sources(5))
     rows, cache = torch.arange(5), step.start(step.encode(source, lengths), Capacity(k, 30))
     histories = torch.full((5, k, 1), BOS)
     for t in range(14):
         log_p, cache = step.step(histories[:, :, -1], cache)
         memory = built.encode(source[rows].repeat_interleave(k, 0), lengths[rows].repeat_interleave(k, 0))
-        expected = built.logits(built.decode(histories.flatten(0, 1), memory).o[:, -1]).log_softmax(-1)
+        expected = output_log_probs(built.logits(built.decode(histories.flatten(0, 1), memory).o[:, -1]))
         assert_close(log_p.flatten(0, 1), expected, atol=1e-4, rtol=1e-4)
         parents = torch.randint(k, (len(rows), k))
         if t in (4, 9):
@@ -143,84 +148,11 @@ def test_hypotheses_that_change_places_see_their_own_past_and_no_other() -> None
     assert cache.n < 14 * k  # nodes that nobody sees were written over
 
 
-# -- the searches alone, on tables that say what comes after each history ----------------------------------------------
-
-
-@dataclass
-class History:
-    number: Tensor  # (B, k): all there is of a history
-    sentence: Tensor  # (B, 1)
-
-    def select(self, rows: Tensor) -> History:
-        return History(self.number[rows], self.sentence[rows])
-
-    def reorder(self, parents: Tensor) -> History:
-        return History(self.number.gather(1, parents), self.sentence)
-
-
-class Tables:
-    """Logits 3 sin(ω n) of a history's number n, with frequencies ω by sentence and token, (N, 64)."""
-
-    vocabulary_size = 64
-
-    def __init__(self, sentences: int, ends: float) -> None:
-        self.frequencies, self.ends = torch.rand(sentences, 1, 64, dtype=torch.float64), ends
-
-    def start(self, memory: Any, capacity: Capacity) -> History:
-        sentences = torch.arange(len(self.frequencies))[:, None]
-        return History(torch.zeros(len(sentences), capacity.hypotheses, dtype=torch.long), sentences)
-
-    def logits(self, tokens: Tensor, state: History) -> Tensor:
-        state.number = (state.number * 71 + tokens + 1) % 10007  # tokens may be one for all hypotheses, at first
-        n = state.number[:, : tokens.shape[1], None]
-        logits = 3 * torch.sin(self.frequencies[state.sentence[:, 0]] * n).float()  # (B, k, 64)
-        logits[..., EOS] += self.ends
-        return logits.flatten(0, 1)
-
-    def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
-        return self.logits(tokens, state).log_softmax(-1).view(*tokens.shape, -1), state
-
-
-@given(
-    st.integers(1, 5),
-    st.sampled_from(["none", "mean", "gnmt"]),
-    st.sampled_from(["collect", "shrink"]),
-    st.sampled_from([False, "never", True]),
-    st.floats(-2, 8),
-)
-def test_a_beam_keeps_to_every_step_of_the_reference(
-    size: int, length_rule: str, finished_policy: str, early_stopping: bool | str, ends: float
-) -> None:
-    tables, longest = Tables(8, ends), torch.randint(1, 12, (8,))
-    limits = SearchConstraints(longest, longest // 3)
-    search: Any = searches.build(
-        Part(
-            "beam",
-            {
-                "beam": size,
-                "length_rule": Part(length_rule),
-                "finished_policy": finished_policy,
-                "early_stopping": early_stopping,
-            },
-        )
-    )
-    expected = search(tables.step, lambda capacity: tables.start(None, capacity), limits)
-    bounds = LengthLimits(longest.numpy(), (longest // 3).numpy())
-    assert_same(beam_search(search, tables, None, bounds), expected)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("size", [64, 640])
-def test_the_best_tokens_of_blocks_are_the_best_of_all(size: int) -> None:
-    logits = torch.randn(7, size)
-    logits[:, [PAD, BOS, EOS]] += 4.0
-    short = torch.tensor([True, False] * 3 + [True])
-    value, token = top_tokens(logits.clone(), short.numpy(), 5)
-    log_p = logits.log_softmax(-1)
-    log_p[:, [PAD, BOS]] = -torch.inf
-    log_p[short, EOS] = -torch.inf
-    expected = log_p.topk(5)
-    assert_close(torch.from_numpy(value), expected.values)
-    assert torch.from_numpy(token).equal(expected.indices)
+def with_token_log_probs(
+    engine: CPUEngine, sources: list[list[int]], search: Search, limits: SearchConstraints
+) -> list[list[Hypothesis]]:
+    nbest_lists = engine.add_token_log_probs(sources, engine(sources, search, limits))
+    return [list(nbest) for nbest in nbest_lists]
 
 
 def test_results_do_not_depend_on_what_else_is_asked() -> None:
@@ -235,14 +167,20 @@ def test_results_do_not_depend_on_what_else_is_asked() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("shortest", [0, 2])
-def test_greedy_results_do_not_depend_on_how_many_are_asked_for(precision: str, shortest: int) -> None:
-    """Another engine may serve a few sentences, or all of them; in int8 its rounding is not ours."""
+@pytest.mark.parametrize("part", [Part("greedy"), SEARCHES["early"]], ids=["greedy", "beam"])
+def test_results_do_not_depend_on_how_many_are_asked_for(part: Part, precision: str, shortest: int) -> None:
+    """CTranslate2 decodes these (but with a minimum length), also in int8, whose rounding is by row."""
     sources, built = some_sources(20), model()
-    longest, search, engine = torch.full((20,), 9), searches.build(Part("greedy")), CPUEngine(built, precision)
-    alone = [engine([source], search, SearchConstraints(longest[:1], shortest))[0] for source in sources]
-    assert_same(engine(sources, search, SearchConstraints(longest, shortest)), alone)
-    if precision == "float32":
-        assert_same(alone, decode_with_reference(built, sources, Part("greedy"), SearchConstraints(longest, shortest)))
+    longest, search, engine = torch.full((20,), 9), searches.build(part), CPUEngine(built, precision)
+    limits = SearchConstraints(longest, shortest)
+    assert engine.uses_ctranslate2(search, limits) == (shortest == 0)
+    alone = [
+        with_token_log_probs(engine, [source], search, SearchConstraints(longest[:1], shortest))[0]
+        for source in sources
+    ]
+    assert_same(with_token_log_probs(engine, sources, search, limits), alone)
+    if precision == "float32" or shortest:
+        assert_same(alone, decode_with_reference(built, sources, part, limits))
 
 
 @pytest.mark.skipif(not processes.can_fork(), reason="no forks here")
@@ -287,4 +225,4 @@ def test_what_the_step_cannot_say_is_left_to_the_reference_path() -> None:
     assert not engine.serves(searches.build(Part("beam")), SearchConstraints(longest, traces={}))
     for decoder in (Part("rnn"), Part("transformer", {**SIZE, "mixer": Part("ssru")})):
         other = Seq2Seq(V, V, width=32, decoder=decoder, encoder=Part("transformer", SIZE))
-        assert model_blocker(other, torch.device("cpu")) is not None
+        assert model_blocker(other, torch.device("cpu"), "float32") is not None

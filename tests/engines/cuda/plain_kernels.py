@@ -13,10 +13,10 @@ from dragoman.engines.cuda.slot_search import split_results
 
 
 def allowed_log_p(z: Tensor, V: int, is_short: bool) -> list[float]:
-    log_p: list[float] = z[:V].float().log_softmax(-1).tolist()
-    for token in (PAD, BOS, *([EOS] if is_short else [])):
-        log_p[token] = -math.inf
-    return log_p
+    z = z[:V].float().clone()
+    z[[PAD, BOS]] = -math.inf
+    log_p: list[float] = z.log_softmax(-1).tolist()
+    return log_p if not is_short else [*log_p[:EOS], -math.inf, *log_p[EOS + 1 :]]
 
 
 def greedy_step(
@@ -62,8 +62,10 @@ def beam_step(
     factors: Tensor,
     backpointers: Sequence[Tensor],
     finished: Sequence[Tensor],
+    count: Tensor,
     ancestry: Tensor | None,
     exact: bool,
+    max_finished: int,
 ) -> None:
     assert ancestry is None  # which belongs to a Transformer's own step
     k, f = token.shape[1], factors.tolist()
@@ -79,6 +81,7 @@ def beam_step(
 
         ends = [one for one in extensions[:k] if one[1] == EOS]
         pool: list[Any] = [one for one in zip(*(x[b].tolist() for x in finished), strict=True) if one[0] > -math.inf]
+        count[b] += len(ends)
         pool += [(value * f[n + 1], n, j, last, 1) for value, _, j, last in ends]
         pool = sorted(pool, key=lambda one: -one[0])[:k]
         if n == limit:
@@ -97,7 +100,8 @@ def beam_step(
                 column[b, n, i] = pointer
         best = kept[0][0]
         reachable = max(best * f[n + 2], best * f[limit + 1]) if exact else best * f[n + 1]
-        if n == limit or best == -math.inf or (len(pool) == k and reachable <= pool[-1][0]):
+        is_enough = count[b] >= max_finished if max_finished else len(pool) == k and reachable <= pool[-1][0]
+        if n == limit or best == -math.inf or is_enough:
             done[b] = 1
         else:
             t[b] = n + 1

@@ -32,6 +32,7 @@ from dragoman.engines.cuda.graphs import GraphRecorder
 from dragoman.engines.cuda.slot_search import build_slot_search
 from dragoman.engines.cuda.step import TransformerStep, TransformerWeights, transformer_step_blocker
 from dragoman.engines.reference import decode_with_reference
+from dragoman.nn.losses import output_log_probs
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import SearchConstraints, searches
 from dragoman.search.logits_processors import NoUnkProcessor
@@ -201,7 +202,7 @@ def test_a_step_in_place_gives_the_logits_of_the_models_own_step(style: str) -> 
         logits = step(slot_search, 2)[:, :V].view(2, 2, V)
         for b in range(min(now, 1) + 1):
             want, states[b] = model.step(tokens[b : b + 1], states[b])
-            torch.testing.assert_close(logits[b : b + 1].log_softmax(-1), want, atol=2e-5, rtol=1e-5)
+            torch.testing.assert_close(output_log_probs(logits[b : b + 1]), want, atol=2e-5, rtol=1e-5)
             states[b] = tree.reorder(states[b], parents[b : b + 1])
             t = int(slot_search.t[b])
             step.ancestry[b] = step.ancestry[b][parents[b]]  # as `beam_step` does

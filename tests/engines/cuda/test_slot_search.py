@@ -34,6 +34,7 @@ from dragoman.engines.cuda.slot_search import (
     slot_search_blocker,
     split_results,
 )
+from dragoman.nn.losses import output_log_probs
 from dragoman.search import Search, SearchConstraints, searches
 
 from . import plain_kernels
@@ -66,7 +67,7 @@ class Tables:
 
     def step(self, tokens: Tensor, state: History) -> tuple[Tensor, History]:
         number = self.after(state.number, tokens)
-        return self.logits[state.sentence, number].log_softmax(-1), History(number, state.sentence)
+        return output_log_probs(self.logits[state.sentence, number]), History(number, state.sentence)
 
     def search(self, search: Search) -> list[list[Hypothesis]]:
         return search(self.step, self.start, SearchConstraints(self.longest, self.shortest))
@@ -112,11 +113,17 @@ def assert_same(want: list[list[Hypothesis]], got: list[Sequence[Hypothesis]]) -
 
 
 beams = st.builds(
-    lambda size, early_stopping, rule: searches.build(
-        Part("beam", {"beam": size, "early_stopping": early_stopping, "length_rule": rule})
-    ),
+    lambda size, stopping, rule: searches.build(Part("beam", {"beam": size, "length_rule": rule, **stopping})),
     st.integers(1, 6),
-    st.sampled_from([False, "never"]),
+    st.sampled_from(
+        [
+            {},
+            {"early_stopping": "never"},
+            {"early_stopping": True},
+            {"early_stopping": True, "patience": 1.5},
+            {"early_stopping": True, "patience": 3.0},
+        ]
+    ),
     st.sampled_from([Part("none"), Part("mean"), Part("power", {"alpha": 0.5}), Part("gnmt")]),
 )
 
@@ -156,7 +163,7 @@ def test_results_are_a_list_of_those_that_there_are() -> None:
     length[0], reason[0] = torch.tensor([1, 2, 99]), torch.tensor([1, 0, 99])
     tokens[0, 0, :1], log_probs[0, 0, :2] = 7, torch.tensor([-0.5, -0.25])
     tokens[0, 1, :2], log_probs[0, 1, :2] = torch.tensor([8, 9]), torch.tensor([-0.5, -1.5])
-    slot_search = BeamSlotSearch(1, 3, max_length, 5, False, torch.device("cpu"), plain_kernels)
+    slot_search = BeamSlotSearch(1, 3, max_length, 5, torch.device("cpu"), plain_kernels)
     best, nothing = slot_search.read_results(buffer, max_length)
     want = [Hypothesis([7], [-0.5, -0.25], -0.75, "eos"), Hypothesis([8, 9], [-0.5, -1.5], -2.0, "length")]
     assert best == want
@@ -174,14 +181,17 @@ def test_results_are_a_list_of_those_that_there_are() -> None:
 kernels = pytest.importorskip("dragoman.engines.cuda.kernels.search")
 
 
-@pytest.mark.parametrize(("size", "early_stopping", "rule", "V"), [(3, False, "mean", 7), (2, "never", "gnmt", 5)])
+@pytest.mark.parametrize(
+    ("size", "early_stopping", "rule", "V"), [(3, False, "mean", 7), (2, "never", "gnmt", 5), (3, True, "none", 6)]
+)
 def test_the_kernels_of_a_beam_find_what_the_beam_finds(
     size: int, early_stopping: bool | str, rule: str, V: int
 ) -> None:
     tables = Tables(torch.randint(2**31, ()).item(), 2, V)
     tables.longest.clamp_(max=3)
     tables.shortest.clamp_(max=2)
-    search = searches.build(Part("beam", {"beam": size, "early_stopping": early_stopping, "length_rule": Part(rule)}))
+    stopping = {"early_stopping": early_stopping, "patience": 1.5}
+    search = searches.build(Part("beam", {"beam": size, "length_rule": Part(rule), **stopping}))
     assert_same(tables.search(search), through_slots(tables, search, 2, kernels))
 
 
@@ -235,11 +245,15 @@ def test_ancestors_follow_the_parents() -> None:
 
 
 def test_only_searches_that_slots_can_run_are_served() -> None:
-    yes = [Part("greedy"), Part("beam"), Part("beam", {"early_stopping": "never", "length_rule": Part("gnmt")})]
+    yes = [
+        Part("greedy"),
+        Part("beam"),
+        Part("beam", {"early_stopping": "never", "length_rule": Part("gnmt")}),
+        Part("beam", {"early_stopping": True, "patience": 2.0}),
+    ]
     no = [
         Part("beam", {"coverage_penalty": 0.2}),
         Part("beam", {"finished_policy": "shrink"}),
-        Part("beam", {"early_stopping": True}),
         Part("sample"),
         Part("diverse"),
     ]

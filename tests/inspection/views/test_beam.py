@@ -99,7 +99,7 @@ def test_every_node_continues_its_parent_and_no_more_live_than_the_beam_holds(rn
 
 
 def test_a_reference_that_scores_higher_than_a_greedy_output_is_a_search_error(rnn: Pipeline) -> None:
-    pipeline = searching(rnn)
+    pipeline = searching(rnn, early_stopping=False)  # by which a beam of 1 is greedy search
     errors = 0
     for source in SOURCES:
         greedy = pipeline.predict([source], beam=1)[0]

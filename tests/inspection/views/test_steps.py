@@ -12,7 +12,7 @@ import torch
 
 from dragoman.core.errors import UserError
 from dragoman.core.generation import GenerationOptions
-from dragoman.core.types import EOS, Example
+from dragoman.core.types import BOS, EOS, PAD, Example
 from dragoman.data.batching import collate
 from dragoman.inference import ensemble
 from dragoman.inference.pipeline import Pipeline
@@ -35,6 +35,7 @@ def distribution(pipeline: Pipeline, source: str, tokens: list[int]) -> np.ndarr
     batch = collate([(pipeline.input_processor.encode_source(Example(source)), [*tokens, EOS])], [0])
     with torch.no_grad():
         logits = pipeline.model(batch).logits[0, len(tokens)].double().numpy()
+    logits[[PAD, BOS]] = -np.inf  # which are never generated
     return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()  # type: ignore[no-any-return]
 
 
@@ -50,7 +51,7 @@ def test_each_step_has_the_distribution_after_its_beginning(kind: str, request: 
             best = np.argsort(-log_p, kind="stable")[:5]
             assert step["log_prob"] == pytest.approx(log_p[step["id"]], abs=1e-5)
             assert step["rank"] == 1 + sum(log_p > log_p[step["id"]] + 1e-6)
-            assert step["entropy"] == pytest.approx(-(np.exp(log_p) * log_p).sum(), abs=1e-4)
+            assert step["entropy"] == pytest.approx(-(np.exp(log_p[EOS:]) * log_p[EOS:]).sum(), abs=1e-4)
             assert [one["id"] for one in step["top"]] == best.tolist()
             np.testing.assert_allclose([one["log_prob"] for one in step["top"]], log_p[best], atol=1e-5)
             assert [one["token"] for one in step["top"]] == pipeline.codec.target.pieces(best.tolist())
@@ -147,7 +148,7 @@ def test_an_ensemble_has_steps_too(rnn: Pipeline, no_attention: Pipeline) -> Non
     both = replace(rnn, model=ensemble.Ensemble([rnn.model, no_attention.model]), fast=False)
     step = trace_steps(both, "abc")["free"]["steps"][0]
     each = [np.exp(distribution(one, "abc", [])) for one in (rnn, no_attention)]
-    assert step["log_prob"] == pytest.approx(np.log(np.mean(each, 0))[step["id"]], abs=1e-5)
+    assert step["log_prob"] == pytest.approx(np.log(np.mean(each, 0)[step["id"]]), abs=1e-5)
 
 
 def test_what_has_no_steps_says_why(
@@ -175,4 +176,4 @@ def test_a_view_is_plain_data(kind: str, request: Any) -> None:
     pipeline = request.getfixturevalue(kind)
     view = trace_steps(pipeline, sources(kind)[0], None if kind == "language_model" else sources(kind)[1], top=1000)
     assert json.loads(json.dumps(view, allow_nan=False)) == view
-    assert len(view["free"]["steps"][0]["top"]) == len(pipeline.codec.target)
+    assert len(view["free"]["steps"][0]["top"]) == len(pipeline.codec.target) - 2  # all but <pad> and <s>

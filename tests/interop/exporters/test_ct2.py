@@ -24,10 +24,10 @@ from tests.interop.exporters.random_models import (
 from tests.interop.exporters.readme import run_readme
 
 from dragoman.checkpoint import model_folder
-from dragoman.core.errors import MissingExtra, UserError
+from dragoman.core.errors import UserError
 from dragoman.core.types import BOS, EOS, PAD, Example
 from dragoman.engines.length_batches import pad_ids
-from dragoman.interop.exporters import ExportOptions, ct2, export_model
+from dragoman.interop.exporters import ExportOptions, export_model
 from dragoman.interop.exporters.contents import unique_names
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -155,11 +155,3 @@ def test_a_model_that_ctranslate2_cannot_state_is_refused_in_one_sentence(
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing half-written stays"
-
-
-def test_without_ctranslate2_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_model(tmp_path / "model", transformers())
-    monkeypatch.setattr(ct2, "machine_blocker", lambda: "ctranslate2 is not installed")
-    with pytest.raises(MissingExtra, match=r"pip install 'dragoman\[ctranslate2\]'"):
-        export_model(tmp_path / "model", tmp_path / "out", "ct2")
-    assert not (tmp_path / "out").exists()

@@ -377,7 +377,7 @@ def marian(folder: Path, tags: bool = False, separate: bool = False) -> Case:
     )
     model = peak(transformers.MarianMTModel(config), 12 if separate else 1, 0.5 if separate else 0.3)
     set_end(model, 0, 4.6 if tags else 6.0, 1)
-    case = Case(folder, model, tokenizer, generate={"suppress_tokens": [pad]})
+    case = Case(folder, model, tokenizer)
     if tags:
         case.target_lang, case.source_text = "deu", lambda text: f">>deu<< {text}"
     return save(case, {"bad_words_ids": [[pad]], "early_stopping": "never", "length_penalty": 0.6})
@@ -390,7 +390,7 @@ def bart(folder: Path, forced: bool = True) -> Case:
     )
     model = peak(transformers.BartForConditionalGeneration(config), 2, 0.3)
     set_end(model, 2, 8.5, 2)
-    case = Case(folder, model, tokenizer, generate={"suppress_tokens": [1]})
+    case = Case(folder, model, tokenizer)
     return save(case, {"forced_bos_token_id": 0, "early_stopping": True, "length_penalty": 2.0} if forced else {})
 
 
@@ -406,7 +406,7 @@ def pegasus(folder: Path) -> Case:
     )
     model = peak(transformers.PegasusForConditionalGeneration(config), 3, 0.6)
     set_end(model, 1, 5.0, 3)
-    return save(Case(folder, model, tokenizer, generate={"suppress_tokens": [0]}), {})
+    return save(Case(folder, model, tokenizer), {})
 
 
 def mbart(folder: Path, kind: str = "MBart50Tokenizer") -> Case:
@@ -425,7 +425,7 @@ def mbart(folder: Path, kind: str = "MBart50Tokenizer") -> Case:
     )
     model = peak(transformers.MBartForConditionalGeneration(config), 4, 0.5)
     set_end(model, 2, 2.6 if is_50 else 5.5, 4)
-    generate = {"suppress_tokens": [1], **({"forced_bos_token_id": to} if is_50 else {})}
+    generate = {"forced_bos_token_id": to} if is_50 else {}
     return save(Case(folder, model, tokenizer, "en_XX", "ro_RO" if is_50 else "", generate=generate), {})
 
 
@@ -437,7 +437,7 @@ def m2m(folder: Path) -> Case:
     )
     model = peak(transformers.M2M100ForConditionalGeneration(config), 5, 0.6)
     set_end(model, 2, 1.5, 5)
-    generate = {"suppress_tokens": [1], "forced_bos_token_id": tokenizer.get_lang_id("fr")}
+    generate = {"forced_bos_token_id": tokenizer.get_lang_id("fr")}
     return save(Case(folder, model, tokenizer, "de", "fr", generate=generate), {})
 
 
@@ -463,7 +463,7 @@ def nllb(folder: Path, legacy: bool = False) -> Case:
     )
     built = peak(transformers.M2M100ForConditionalGeneration(config), 6, 0.3)
     set_end(built, 2, 2.6, 6)
-    generate = {"suppress_tokens": [1], "forced_bos_token_id": tokenizer.convert_tokens_to_ids("fra_Latn")}
+    generate = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("fra_Latn")}
     return save(Case(folder, built, tokenizer, "eng_Latn", "fra_Latn", generate=generate), {})
 
 
@@ -489,7 +489,7 @@ def t5(folder: Path, kind: str = "relu") -> Case:
         with torch.no_grad():
             model.shared.weight.mul_(24**0.5)
     set_end(model, 1, {"byt5": 5.0, "gated": 2.0}.get(kind, 3.0), 7)
-    return save(Case(folder, model, tokenizer, generate={"suppress_tokens": [0]}), {"early_stopping": kind == "gated"})
+    return save(Case(folder, model, tokenizer), {"early_stopping": kind == "gated"})
 
 
 CASES: dict[str, Callable[[Path], Case]] = {

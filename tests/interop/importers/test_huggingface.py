@@ -67,11 +67,19 @@ def test_logits_of_a_padded_batch_are_those_of_transformers(name: str, imported:
 
 
 def their_outputs(case: ImportedCase, lines: list[str], beams: int, **options: Any) -> list[list[int]]:
-    """Ids without the first symbol and </s>; a symbol that ours never emits is suppressed."""
+    """Ids without the first symbol and </s>; what ours never emits takes no part in the softmax.
+
+    Their suppress_tokens acts behind it, and their renormalize_logits behind no_repeat_ngram_size, too.
+    """
     theirs = case.theirs
     rows = theirs.encode(lines)
     x, mask = padded(rows, theirs.model.config.pad_token_id)
-    with torch.no_grad():
+    never = torch.tensor(case.target.rows[PAD : BOS + (not case.target.repeats_start)])
+
+    def leave_out(model: Any, inputs: Any, output: Any) -> None:
+        output.logits.index_fill_(-1, never, -torch.inf)
+
+    with torch.no_grad(), theirs.model.register_forward_hook(leave_out):
         outputs = theirs.model.generate(
             input_ids=x, attention_mask=mask.long(), num_beams=beams, **theirs.generate, **options
         )
@@ -118,9 +126,10 @@ def test_every_stopping_rule_and_length_penalty_means_the_same(
     case = imported("t5")
     lines = hf_models.texts(16, 6)
     changed = {"early_stopping": early_stopping, "length_penalty": length_penalty}
+    patience = {"patience": 1.0} if early_stopping is True else {}  # theirs is 1
     expected = their_outputs(case, lines, 4, **changed)
     whole = [i for i, ids in enumerate(expected) if len(ids) < hf_models.LONGEST - 1]
-    results = case.ours.predict(case.examples(lines), GenerationOptions(**changed))
+    results = case.ours.predict(case.examples(lines), GenerationOptions(**changed, **patience))
     assert len(whole) > 8
     assert [[case.target.rows[id] for id in results[i].ids] for i in whole] == [expected[i] for i in whole]
 
@@ -205,6 +214,7 @@ def test_settings_of_generation_have_our_names_and_what_has_no_place_is_said(cop
         "length_rule": "power",
         "length_penalty": 2.0,
         "early_stopping": True,
+        "patience": 1.0,
         "no_repeat_ngram_size": 3,
         "repetition_penalty": 1.2,
         "max_new_tokens": 140,  # without the start symbol and </s>

@@ -1,26 +1,25 @@
-"""Greedy search by CTranslate2 on a CPU, with the weights of a Transformer converted in memory.
+"""A Transformer's greedy and beam search on a CPU by CTranslate2, with the weights converted in memory.
 
-    model ─its weights under CTranslate2's names→ a temporary folder → Translator; the folder is then removed
-    sources ─sorted by length, cut into batches→ translate, `workers` batches at a time → results in the input's order
+    model ─its weights under CTranslate2's names→ files → ConvertedModel; the folder they were in is removed at once
+    sources → ConvertedModel (converted_model.py says how it is called) → n-best lists
 
-Requests for which its results would differ from ours have a blocker, and other engines decode them:
+Requests that it would answer otherwise have a blocker, and other engines decode them:
 
-    beam            it stops as soon as k hypotheses have finished, whatever active ones could still reach, and returns
-                    no log p of single tokens. (The length that it divides by counts </s>, as ours does.)
-    minimum length  it forbids </s> before the softmax, which renormalizes the rest; our log p are the model's own.
-                    (Scoring its output once more made it slower than our own engine from 16 sentences on.)
+    early_stopping  it stops once so many hypotheses have finished, whatever active ones could still reach
+    length rule     log p / n^α
+    minimum length  it forbids </s> before the softmax, which renormalizes the rest; our log p are the model's own
     positions       only those that are added to the embeddings: its relative schemes do not cover both sides
 
-It cannot forbid <pad> and <s> without renormalizing, so a sentence for which it generates one (a trained model never
-does) is decoded again by the reference; so is a source without any token but </s>, for which it generates nothing.
+It leaves to another function a sentence of whose results one is longer than it may be, an empty source, and what is
+longer than the positions that are written out.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,116 +27,85 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.core.errors import MissingExtra
-from dragoman.core.types import BOS, EOS, PAD, SPECIALS, Hypothesis
+from dragoman.core.types import BOS, PAD, Hypothesis
+from dragoman.engines.cpu.converted_model import ConvertedModel, ConvertedSearch, token_names
 from dragoman.engines.cpu.transformer_step import encoder_blocker, transformer_blocker
-from dragoman.engines.length_batches import CPU_BATCH_TOKENS, batch_by_length
-from dragoman.engines.reference import constraints_blocker, decode_with_reference
+from dragoman.engines.reference import constraints_blocker
 from dragoman.nn.blocks import TransformerStack
 from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
 from dragoman.nn.positions import acts_in_attention, is_additive
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints
+from dragoman.search.beam import Beam
 from dragoman.search.greedy import Greedy
+from dragoman.search.scoring import LengthRule, MeanLengthRule, NoLengthRule, PowerLengthRule
 
-BATCH_SIZE = 64  # sentences in a batch
-POLL_SECONDS = 0.0005  # between two checks whether a batch is done
 MAX_POSITIONS = 1024  # positions that are written out for a scheme without a maximum
+FORBIDDEN = -6e4  # a bias that leaves a token no probability, within the range of float16
+# Sources, search and constraints, of which only lengths count → n-best lists.
+Decode = Callable[[Sequence[Sequence[int]], Search, SearchConstraints], Sequence[list[Hypothesis]]]
 ACTIVATIONS = {F.relu: "RELU", F.gelu: "GELU", F.silu: "SWISH"}  # and a gelu with options is GELUTanh
 
 
 class CTranslate2Engine:
-    """Greedy search by CTranslate2."""
+    """Greedy and beam search by CTranslate2; another function decodes the sentences that it does not serve."""
 
     name = "ctranslate2"
 
-    def __init__(self, model: Seq2Seq, precision: str, workers: int = 1) -> None:
-        """`workers`: batches that are decoded at the same time, by a thread each. No blocker may hold."""
-        if machine_blocker() is not None:
-            raise MissingExtra("ctranslate2", "ctranslate2", "decoding by CTranslate2")
-        import ctranslate2
+    def __init__(
+        self,
+        model: Seq2Seq,
+        precision: str,
+        decode_rest: Decode,
+        workers: int = 1,
+        files: dict[str, bytes] | None = None,
+    ) -> None:
+        """`decode_rest` decodes the sentences that CTranslate2 does not. No blocker may hold.
 
-        self.model, self.token_names = model, token_names(model.frontend.table.num_embeddings)
-        with tempfile.TemporaryDirectory() as folder:
-            spec = build_spec(model)
-            spec.validate()
-            spec.optimize(quantization="int8" if precision == "int8" else None)
-            spec.save(folder)
-            self.translator = ctranslate2.Translator(
-                folder, compute_type=precision, inter_threads=workers, intra_threads=1
-            )
+        `workers`: batches that are decoded at the same time, by a thread each. `files`: what `convert_model` made of
+        the model, if it was called before.
+        """
+        self.decode_rest = decode_rest
+        sizes = model.frontend.table.num_embeddings, model.embedding.table.num_embeddings
+        files = files or convert_model(model, precision)
+        self.converted = ConvertedModel("", precision, sizes, position_limit(model), workers, files)
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
     ) -> list[list[Hypothesis]]:
-        """One hypothesis for every source, in their order, by greedy search."""
-        max_lengths = limits.max_lengths.tolist()
-        outputs = [TokenCollector(max_length) for max_length in max_lengths]
-        pending = []
-        for rows in batch_by_length([*map(len, sources)], CPU_BATCH_TOKENS, BATCH_SIZE):
-            pending += self.translator.translate_batch(
-                [[self.token_names[i] for i in sources[row]] for row in rows],
-                beam_size=1,
-                max_input_length=0,
-                max_decoding_length=max(max_lengths[row] for row in rows) + 1,  # to see whether </s> comes there
-                min_decoding_length=0,
-                return_scores=True,
-                asynchronous=True,
-                callback=token_callback([outputs[row] for row in rows]),
-            )
-        wait_for_results(pending, outputs)
-        results: list[list[Hypothesis]] = []
-        for row, output in enumerate(outputs):
-            if output.tokens and not {PAD, BOS}.intersection(output.tokens):
-                results.append([output.hypothesis()])
-                continue
-            only = SearchConstraints(limits.max_lengths[row : row + 1].cpu())
-            with torch.inference_mode():
-                results += decode_with_reference(self.model, [sources[row]], search, only)
+        """The n-best list of every source, in their order; hypotheses have log p of the whole, not of tokens."""
+        converted_search = convert_search(search)
+        assert isinstance(converted_search, ConvertedSearch), converted_search
+        results = self.converted.decode(sources, limits.max_lengths.tolist(), converted_search)
+        rest = [row for row, nbest in enumerate(results) if nbest is None]
+        if rest:
+            constraints = limits.select_lengths(rest, limits.max_lengths.device)
+            again = self.decode_rest([sources[row] for row in rest], search, constraints)
+            for row, nbest in zip(rest, again, strict=True):
+                results[row] = nbest
+        return [nbest or [] for nbest in results]
+
+    def add_token_log_probs(
+        self, sources: Sequence[Sequence[int]], nbest_lists: Sequence[Sequence[Hypothesis]]
+    ) -> list[list[Hypothesis]]:
+        """The same hypotheses with log p of their tokens, from one pass over each."""
+        missing = [(i, j) for i, nbest in enumerate(nbest_lists) for j, one in enumerate(nbest) if not one.log_probs]
+        scores = self.converted.score([(sources[i], nbest_lists[i][j].tokens) for i, j in missing])
+        results = [list(nbest) for nbest in nbest_lists]
+        for (i, j), log_probs in zip(missing, scores, strict=True):
+            one = results[i][j]
+            results[i][j] = replace(one, log_probs=log_probs[: len(one.tokens) + (one.finish_reason == "eos")])
         return results
 
 
-class TokenCollector:
-    """Collects the tokens of one sentence as they are generated."""
-
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
-        self.tokens: list[int] = []
-        self.log_probs: list[float] = []
-
-    def append(self, step: Any) -> bool:
-        """Add a token and its log p; returns true once there is one more than the maximum length, to stop."""
-        self.tokens.append(step.token_id)
-        self.log_probs.append(step.log_prob)
-        return len(self.tokens) > self.max_length
-
-    def hypothesis(self) -> Hypothesis:
-        """The tokens before </s>, or up to the maximum length, with their log p, score and finish reason."""
-        has_eos = self.tokens[-1] == EOS
-        n = len(self.tokens) - 1 if has_eos else self.max_length
-        log_probs = self.log_probs[: n + has_eos]
-        return Hypothesis(self.tokens[:n], log_probs, sum(log_probs), "eos" if has_eos else "length")
-
-
-def wait_for_results(pending: Sequence[Any], outputs: Sequence[TokenCollector]) -> None:
-    """Wait until all batches are done, open to signals, unlike CTranslate2's own waiting; an error stops them all."""
-    try:
-        for result in pending:
-            while not result.done():
-                time.sleep(POLL_SECONDS)
-            result.result()  # raises what went wrong
-    except BaseException:
-        for output in outputs:
-            output.max_length = -1  # stop at the next token
-        raise
-
-
-def token_callback(outputs: Sequence[TokenCollector]) -> Callable[[Any], bool]:
-    """CTranslate2's callback for each generated token of a batch (batch_id, token_id, log_prob); true stops it."""
-    return lambda step: outputs[step.batch_id].append(step)
-
-
 # -- our weights under its names ---------------------------------------------------------------------------------------
+
+
+def convert_model(model: Seq2Seq, precision: str) -> dict[str, bytes]:
+    """The files of a model in CTranslate2's format, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_spec(build_spec(model), folder, precision)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def build_spec(model: Seq2Seq, vocabularies: tuple[list[str], list[str]] | None = None) -> Any:
@@ -159,12 +127,20 @@ def build_spec(model: Seq2Seq, vocabularies: tuple[list[str], list[str]] | None 
         side.scale_embeddings = embedding.factor != 1.0
         (side.embeddings[0] if side is encoder else side.embeddings).weight = to_numpy(embedding.table.weight)
     set_linear(decoder.projection, model.output)
+    decoder.projection.bias = forbid_specials(model.output.bias, model.output.out_features)
     sizes = model.frontend.table.num_embeddings, model.embedding.table.num_embeddings
     source_names, target_names = vocabularies or (token_names(sizes[0]), token_names(sizes[1]))
     spec.register_source_vocabulary(source_names)
     spec.register_target_vocabulary(target_names)
     spec.config.layer_norm_epsilon = model.encoder.stack.blocks[0].mixer_norm.eps
     return spec
+
+
+def save_spec(spec: Any, folder: str, precision: str) -> None:
+    """Write a specification as CTranslate2's model, its weights rounded to the precision."""
+    spec.validate()
+    spec.optimize(quantization=None if precision == "float32" else precision)
+    spec.save(folder)
 
 
 def stack_options(stack: TransformerStack) -> dict[str, Any]:
@@ -218,6 +194,13 @@ def set_linear(spec: Any, *linears: nn.Linear) -> None:
         spec.bias = np.concatenate([to_numpy(linear.bias) for linear in linears])
 
 
+def forbid_specials(bias: Tensor | None, size: int) -> np.ndarray:
+    """The output bias, zeros without one, with the tokens lowered that are never generated."""
+    lowered = np.zeros(size, np.float32) if bias is None else to_numpy(bias)
+    lowered[[PAD, BOS]] = FORBIDDEN
+    return lowered
+
+
 def set_norm(spec: Any, norm: NormLayer) -> None:
     """Copy gain and, of a layer norm, bias into a norm specification."""
     assert isinstance(norm, (LayerNorm, RMSNorm))
@@ -229,11 +212,6 @@ def set_norm(spec: Any, norm: NormLayer) -> None:
 def to_numpy(x: Tensor) -> np.ndarray:
     """A float32 copy of a weight: CTranslate2 quantizes in place."""
     return x.detach().float().cpu().numpy().copy()
-
-
-def token_names(size: int) -> list[str]:
-    """CTranslate2's name of each token id: the special tokens' own names, else the number."""
-    return [*SPECIALS, *(str(i) for i in range(len(SPECIALS), size))]
 
 
 # -- which models and requests -----------------------------------------------------------------------------------------
@@ -273,20 +251,50 @@ def _stack_blocker(stack: TransformerStack) -> str | None:
     return None
 
 
+def position_limit(model: Seq2Seq) -> int:
+    """The longest source and output that a converted model decodes."""
+    return min(max_positions(model.encoder.stack), max_positions(model.decoder.stack))
+
+
 def search_blocker(model: Seq2Seq, search: Search, constraints: SearchConstraints) -> str | None:
     """Why CTranslate2 does not decode a request as we do; None: it does."""
-    if type(search) is not Greedy:
-        return "it runs greedy search as we do, and no other"
-    if (blocker := constraints_blocker(constraints)) is not None:
+    converted = convert_search(search)
+    blocker = converted if isinstance(converted, str) else constraints_blocker(constraints)
+    if blocker is not None:
         return blocker
+    if 2 * search.num_hypotheses > model.output.out_features:
+        return "its beam ranks twice as many tokens as it keeps hypotheses, and the vocabulary is smaller"
     if torch.as_tensor(constraints.min_lengths).any():
         return "a minimum length would renormalize its probabilities"
-    positions = min(max_positions(model.encoder.stack), max_positions(model.decoder.stack))
-    if len(constraints.max_lengths) and int(constraints.max_lengths.max()) >= positions:
-        return f"it has {positions} positions, and outputs may be longer"
     return None
 
 
-def machine_blocker() -> str | None:
-    """Why this machine does not have CTranslate2; None: it has."""
-    return None if importlib.util.find_spec("ctranslate2") is not None else "ctranslate2 is not installed"
+def convert_search(search: Search) -> ConvertedSearch | str:
+    """The search as CTranslate2 computes it, or why it computes another."""
+    if type(search) is Greedy:
+        return ConvertedSearch()
+    if type(search) is not Beam:
+        return f"it runs greedy and beam search, not {type(search).__name__}"
+    if search.finished_policy == "shrink":
+        return "its beam keeps its size (finished_policy: collect)"
+    if search.early_stopping is not True:
+        return "its beam stops once so many hypotheses have finished (early_stopping: true)"
+    if search.needs_attention:
+        return "its coverage penalty is another one"
+    penalty = length_penalty(search.length_rule)
+    if penalty is None:
+        return "its length rules are none, mean and power"
+    if search.num_hypotheses == 1:
+        return "a beam of 1 is greedy search to it"
+    return ConvertedSearch(search.num_hypotheses, penalty, search.max_finished / search.num_hypotheses)
+
+
+def length_penalty(rule: LengthRule) -> float | None:
+    """α of a length rule log p / n^α; None: it is another rule."""
+    if type(rule) is NoLengthRule:
+        return 0.0
+    if type(rule) is MeanLengthRule:
+        return 1.0
+    if type(rule) is PowerLengthRule and not rule.uncounted and rule.alpha >= 0:
+        return rule.alpha
+    return None

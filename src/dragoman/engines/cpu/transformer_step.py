@@ -36,11 +36,11 @@ from dragoman.nn.blocks import TransformerBlock, TransformerStack
 from dragoman.nn.decoders.transformer import TransformerDecoder
 from dragoman.nn.encoders.transformer import TransformerEncoder
 from dragoman.nn.layers import LayerNorm, NormLayer, RMSNorm
+from dragoman.nn.losses import output_log_probs
 from dragoman.nn.positions import PositionScheme, is_additive, may_rotate
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.nn.token_mixers import SelfAttention
 
-BLOCK = 64  # the vocabulary is padded to a multiple of this, so that a search can read logits block by block
 INITIAL_NODES = 8  # nodes for each hypothesis that a cache starts with
 ZERO = torch.zeros(1, 1, 1)  # the ignored summand of baddbmm
 Function = Callable[[Tensor], Tensor]
@@ -54,20 +54,20 @@ class BlockWeights:
     finding them in the modules took as long as the calls.
     """
 
-    def __init__(self, block: TransformerBlock, position: PositionScheme, precision: str) -> None:
+    def __init__(self, block: TransformerBlock, position: PositionScheme) -> None:
         self.is_pre_norm, self.mixer, self.position = block.is_pre_norm, block.mixer, position
         mixer, cross, feed = block.mixer, block.cross_attention, block.feedforward
         self.self_attention = BatchedAttention(mixer)
         self.rotates, self.has_bias = may_rotate(position), position.has_score_bias
-        self.qkv, self.o = pack_linears([mixer.Wq, mixer.Wk, mixer.Wv], precision), pack_linears([mixer.Wo], precision)
+        self.qkv, self.o = pack_linears([mixer.Wq, mixer.Wk, mixer.Wv]), pack_linears([mixer.Wo])
         self.widths = [mixer.Wq.out_features, mixer.Wk.out_features, mixer.Wv.out_features]
         self.mixer_norm, self.feedforward_norm = norm_function(block.mixer_norm), norm_function(block.feedforward_norm)
         if cross is not None and block.cross_norm is not None:
             self.cross_attention, self.cross_norm = BatchedAttention(cross), norm_function(block.cross_norm)
-            self.cross_q, self.cross_o = pack_linears([cross.Wq], precision), pack_linears([cross.Wo], precision)
+            self.cross_q, self.cross_o = pack_linears([cross.Wq]), pack_linears([cross.Wo])
         self.f = torch.relu_ if feed.f is F.relu else feed.f
-        self.W1 = pack_linears([feed.W1] if feed.W3 is None else [feed.W1, feed.W3], precision)
-        self.W2, self.gated = pack_linears([feed.W2], precision), feed.W3 is not None
+        self.W1 = pack_linears([feed.W1] if feed.W3 is None else [feed.W1, feed.W3])
+        self.W2, self.gated = pack_linears([feed.W2]), feed.W3 is not None
 
     def add_residual(self, x: Tensor, y: Tensor, norm: Function) -> Tensor:
         """x + y, written into the memory of y; post-norm: normalized."""
@@ -89,7 +89,7 @@ class BlockWeights:
 class BatchedAttention:
     """c = softmax(s q kᵀ) v for all heads, as two batched matrix products.
 
-    For so few queries the fused kernel takes 1.1 to 2.8 times as long. In bfloat16 decoding was no faster.
+    For so few queries the fused kernel takes 1.1 to 2.8 times as long.
     """
 
     def __init__(self, attention: MultiHeadAttention) -> None:
@@ -225,20 +225,18 @@ class TreeCache:
 class CPUTransformer:
     """A Seq2Seq with a Transformer decoder on repacked weights; has `encode`, `start` and `step` like the model."""
 
-    def __init__(self, model: Seq2Seq, precision: str) -> None:
+    def __init__(self, model: Seq2Seq) -> None:
         self.model = model
         self.stack: TransformerStack = model.decoder.stack
-        self.layers = [BlockWeights(block, position, precision) for block, position in self.stack.layers()]
+        self.layers = [BlockWeights(block, position) for block, position in self.stack.layers()]
         cross = [block.cross_attention for block, _ in self.stack.layers() if block.cross_attention is not None]
-        self.Wk = pack_linears([a.Wk for a in cross], precision)
-        self.Wv = pack_linears([a.Wv for a in cross], precision)
+        self.Wk = pack_linears([a.Wk for a in cross])
+        self.Wv = pack_linears([a.Wv for a in cross])
         self.table, self.factor = model.embedding.table.weight.detach(), model.embedding.factor
-        self.vocabulary_size = model.output.out_features
-        self.output = pack_linears([pad_output(model.output)], precision)
+        self.output = pack_linears([model.output])
         self.encoder: list[BlockWeights] | None = None
         if encoder_blocker(model) is None:
-            layers = model.encoder.stack.layers()
-            self.encoder = [BlockWeights(block, position, precision) for block, position in layers]
+            self.encoder = [BlockWeights(block, position) for block, position in model.encoder.stack.layers()]
         self.input_proj = None if isinstance(self.stack.input_proj, nn.Identity) else self.stack.input_proj
         self.first_norm, self.last_norm = (
             None if norm is None else norm_function(norm) for norm in (self.stack.embedding_norm, self.stack.norm)
@@ -304,12 +302,7 @@ class CPUTransformer:
 
     def step(self, tokens: Tensor, state: TreeCache) -> tuple[Tensor, TreeCache]:
         """tokens (B, k) → log p (B, k, V), as every search expects it, and the same cache, a position longer."""
-        log_p = torch.log_softmax(self.logits(tokens, state), -1)[:, : self.vocabulary_size]
-        return log_p.view(*tokens.shape, -1), state
-
-    def logits(self, tokens: Tensor, cache: TreeCache) -> Tensor:
-        """tokens (B, k) → logits (B · k, V padded by columns of −∞); the cache grows by a position."""
-        k = tokens.shape[1]
+        cache, k = state, tokens.shape[1]
         x = self.embed(tokens.reshape(-1), cache.t)  # (M, D)
         nodes = cache.new_nodes(k)
         masked = cache.attention_mask(nodes)
@@ -323,7 +316,8 @@ class CPUTransformer:
             x = layer.add_residual(x, layer.cross_o(c), layer.cross_norm)
             x = layer.feedforward(x)
         cache.t += 1
-        return self.output(x if self.last_norm is None else self.last_norm(x))
+        logits = self.output(x if self.last_norm is None else self.last_norm(x))
+        return output_log_probs(logits).view(*tokens.shape, -1), cache
 
     def embed(self, tokens: Tensor, t: int) -> Tensor:
         """The first block's input, (M, D), for tokens (M,) at position t: embedding, projection, position, norm."""
@@ -365,16 +359,6 @@ class CPUTransformer:
         if layer.has_bias:
             bias = position.score_bias(q, t, torch.from_numpy(cache.position[:, : cache.n]))
         return layer.self_attention.queries(q.transpose(1, 2).reshape(len(key), -1), k), bias
-
-
-def pad_output(output: nn.Linear) -> nn.Linear:
-    """The output layer padded to a multiple of BLOCK outputs; the added ones have a bias of −∞."""
-    spare = -output.out_features % BLOCK
-    padded = nn.Linear(output.in_features, output.out_features + spare, device="meta")
-    bias = output.weight.new_zeros(output.out_features) if output.bias is None else output.bias
-    padded.weight = nn.Parameter(F.pad(output.weight, (0, 0, 0, spare)), requires_grad=False)
-    padded.bias = nn.Parameter(F.pad(bias, (0, spare), value=-torch.inf), requires_grad=False)
-    return padded
 
 
 def stack_blocker(stack: TransformerStack) -> str | None:

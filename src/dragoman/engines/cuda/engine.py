@@ -39,6 +39,7 @@ from dragoman.engines.reference import constraints_blocker, decode_with_referenc
 from dragoman.nn.kernels.packed import supports_triton
 from dragoman.nn.seq2seq import Seq2Seq
 from dragoman.search import Search, SearchConstraints
+from dragoman.search.beam import Beam
 
 logger = logging.getLogger("dragoman")
 
@@ -117,10 +118,16 @@ class CUDAEngine:
                     logger.warning("The CUDA engine failed; the reference path takes over: %s", reason)
             return decode_with_reference(self.model, sources, search, limits)
 
+    def add_token_log_probs(
+        self, sources: Sequence[Sequence[int]], nbest_lists: Sequence[Sequence[Hypothesis]]
+    ) -> Sequence[Sequence[Hypothesis]]:
+        return nbest_lists  # which have them
+
     def decode_graph(self, search: Search, S: int, C: int, count: int) -> DecodeGraph:
         """A graph for sentences up to S and C tokens with up to `count` slots; the last few graphs are reused."""
         requested = min(round_up_power(count), max(self.max_rows // search.num_hypotheses, 1))
-        key = (type(search), search.num_hypotheses, getattr(search, "early_stopping", None), S, C)
+        stopping = (search.early_stopping, search.max_finished) if isinstance(search, Beam) else ()
+        key = (type(search), search.num_hypotheses, *stopping, S, C)
         graph = self.graphs.pop(key, None)
         if graph is None or requested > graph.requested:
             del graph

@@ -115,10 +115,24 @@ class BeamSlotSearch(SlotSearch):
 
     parent: Tensor
 
-    def __init__(self, B: int, k: int, R: int, V: int, exact: bool, device: torch.device, kernels: ModuleType) -> None:
-        """`exact`: stop only when no active hypothesis can ever beat a finished one (early_stopping: never)."""
+    def __init__(
+        self,
+        B: int,
+        k: int,
+        R: int,
+        V: int,
+        device: torch.device,
+        kernels: ModuleType,
+        exact: bool = False,
+        max_finished: int = 0,
+    ) -> None:
+        """`exact`: stop only when no active hypothesis can ever beat a finished one (early_stopping: never).
+
+        `max_finished`: stop when so many have finished (early_stopping: true); 0: not by their number.
+        """
         super().__init__(B, k, V, device, kernels)
-        self.exact = exact
+        self.exact, self.max_finished = exact, max_finished
+        self.finished_count = torch.zeros(B, dtype=torch.int32, device=device)
         zeros = torch.zeros(B, k, dtype=torch.int32, device=device)
         self.parent = zeros.clone()
         self.sums = torch.full((3, B, k), -math.inf, dtype=torch.float64, device=device)
@@ -139,17 +153,20 @@ class BeamSlotSearch(SlotSearch):
     def reset(self, slots: Tensor, limits: Tensor) -> None:
         super().reset(slots, limits)
         self.sums.index_copy_(1, slots, self.initial_sums.expand(-1, len(slots), -1))
+        self.finished_count.index_fill_(0, slots, 0)
 
     def slot_tensors(self) -> tuple[Tensor, ...]:
-        return self.parent, self.total, self.score, *self.finished, *self.backpointers
+        return self.parent, self.total, self.score, *self.finished, self.finished_count, *self.backpointers
 
     def advance(self, logits: Tensor, b: int, ancestry: Tensor | None) -> None:
         lengths = self.max_length, self.min_length
         state = self.t, self.token, self.parent, self.total, self.score, self.done, *lengths
         first, rows = [x[:b] for x in state], b * self.k
         candidates = self.values[:rows], self.candidates[:rows]
+        finished = self.finished, self.finished_count[:b]
+        stopping = self.exact, self.max_finished
         self.kernels.beam_step(
-            logits, self.V, *first, candidates, self.factors, self.backpointers, self.finished, ancestry, self.exact
+            logits, self.V, *first, candidates, self.factors, self.backpointers, *finished, ancestry, *stopping
         )
 
     def gather_results(self, slots: Tensor, length: int) -> Tensor:
@@ -222,8 +239,6 @@ def slot_search_blocker(search: Search) -> str | None:
         return f"it runs greedy and beam search, not {type(search).__name__}"
     if search.finished_policy == "shrink":
         return "its beam keeps its size (finished_policy: collect)"
-    if search.early_stopping is True:
-        return "its beam does not stop at the first k finished hypotheses (early_stopping: true)"
     if search.needs_attention:
         return "a coverage penalty needs the attention weights"
     if search.num_hypotheses > MAX_BEAM:
@@ -246,7 +261,8 @@ def build_slot_search(search: Search, B: int, R: int, V: int, device: torch.devi
     B = -(-B // 4) * 4  # so that the rows of its tensors are aligned: Triton compiles again for those that are not
     if isinstance(search, Beam):
         exact = search.early_stopping == "never"
-        return BeamSlotSearch(B, search.num_hypotheses, R, V, exact, device, kernels)
+        max_finished = search.max_finished if search.early_stopping is True else 0
+        return BeamSlotSearch(B, search.num_hypotheses, R, V, device, kernels, exact, max_finished)
     return GreedySlotSearch(B, R, V, device, kernels)
 
 

@@ -49,7 +49,7 @@ def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | No
 
     from dragoman.inspection.media_preview import build_media_preview, source_labels
     from dragoman.inspection.teacher_forcing import batch_of_one, prepare_pair, source_line
-    from dragoman.nn.losses import token_log_probs
+    from dragoman.nn.losses import output_log_probs, token_log_probs
 
     pair = prepare_pair(pipeline, source, target)
     batch, model = batch_of_one(pipeline, pair.row), pipeline.model.eval()
@@ -68,7 +68,7 @@ def compute_saliency(pipeline: Pipeline, source: str | Example, target: str | No
         # cuDNN's recurrent layers have no gradient outside training.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             output = model(batch)
-            log_p = token_log_probs(output.logits, output.gold)[0]  # (T,)
+            log_p = token_log_probs(output_log_probs(output.logits), output.gold)[0]  # (T,)
             rows = [
                 torch.cat([x[0].double().norm(dim=-1) for x in torch.autograd.grad(one, embedded, retain_graph=True)])
                 for one in log_p

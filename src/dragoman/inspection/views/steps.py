@@ -145,7 +145,7 @@ def choose_token(log_p: Tensor, ids: Sequence[int], constraints: SearchConstrain
 def _step_data(pipeline: Pipeline, log_p: Tensor, token: int, is_forced: bool, top: int) -> ViewData:
     from dragoman.inspection.attention_maps import entropy
 
-    best, ids = log_p.topk(min(top, len(log_p)))
+    best, ids = log_p.topk(min(top, int((log_p > -math.inf).sum())))
     pieces = pipeline.codec.target.pieces([token, *ids.tolist()])
     return {
         "id": token,

@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 from dragoman.checkpoint.model_folder import LoadedModel
-from dragoman.core.errors import MissingExtra, UserError
-from dragoman.engines.cpu.ctranslate2 import machine_blocker, max_positions
+from dragoman.core.errors import UserError
+from dragoman.engines.cpu.ctranslate2 import max_positions
 from dragoman.interop.exporters.contents import (
     SENTENCEPIECE,
     TOLERANCES,
@@ -36,8 +36,6 @@ DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold: equal models g
 
 def export_argos(loaded: LoadedModel, folder: Path, options: ExportOptions) -> Exported:
     """Write a package for argostranslate."""
-    if machine_blocker() is not None:
-        raise MissingExtra("ctranslate2", "ctranslate2", "exporting to argostranslate")
     codec = loaded.codec
 
     def refuse(problem: str) -> UserError:

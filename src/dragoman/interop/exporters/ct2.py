@@ -2,20 +2,17 @@
 
     model.bin  config.json  shared_vocabulary.json (or source_ and target_)  source.spm  target.spm
 
-The weights are laid out by the CPU engine's own conversion. Our greedy search never chooses <pad> and <s>; CTranslate2
-has no such rule, so their bias in the copy is so low that they cannot win.
+The weights are laid out by the CPU engine's own conversion.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from dragoman.checkpoint.model_folder import LoadedModel
-from dragoman.core.errors import MissingExtra, UserError
-from dragoman.core.types import BOS, EOS, PAD, SPECIALS, UNK
-from dragoman.engines.cpu.ctranslate2 import build_spec, machine_blocker, max_positions, model_blocker, to_numpy
+from dragoman.core.errors import UserError
+from dragoman.core.types import BOS, EOS, SPECIALS, UNK
+from dragoman.engines.cpu.ctranslate2 import build_spec, model_blocker, position_limit, save_spec
 from dragoman.interop.exporters.contents import (
     TOLERANCES,
     Exported,
@@ -30,18 +27,14 @@ from dragoman.interop.exporters.contents import (
     write_tokenizers,
 )
 
-FORBIDDEN = -6e4  # a bias that no token wins with, within the range of float16
-
 
 def export_ct2(loaded: LoadedModel, folder: Path, options: ExportOptions) -> Exported:
     """Write a model for ctranslate2.Translator."""
-    if machine_blocker() is not None:
-        raise MissingExtra("ctranslate2", "ctranslate2", "exporting to CTranslate2")
     ends_with_eos = check_source_template(loaded, "ct2")
     write_model(loaded, folder, options, ends_with_eos)
     codec, model = loaded.codec, loaded.model
     write_tokenizers(codec, folder)
-    positions = min(max_positions(model.encoder.stack), max_positions(model.decoder.stack))
+    positions = position_limit(model)
     limitations = [
         f"sources and outputs have at most {positions} tokens",
         "CTranslate2 gives at least one token unless it is called with min_decoding_length=0",
@@ -66,16 +59,10 @@ def write_model(loaded: LoadedModel, folder: Path, options: ExportOptions, ends_
     if (blocker := model_blocker(model, "float32")) is not None:
         raise UserError(f"{loaded.path}: cannot be exported to CTranslate2: {blocker}")
     spec = build_spec(model, (unique_names(codec.source.vocabulary), unique_names(codec.target.vocabulary)))
-    bias = model.output.bias
-    lowered = np.zeros(len(codec.target), np.float32) if bias is None else to_numpy(bias)
-    lowered[[PAD, BOS]] = FORBIDDEN
-    spec.decoder.projection.bias = lowered
     config = spec.config
     config.unk_token, config.bos_token, config.eos_token = SPECIALS[UNK], SPECIALS[BOS], SPECIALS[EOS]
     config.decoder_start_token, config.add_source_eos = SPECIALS[BOS], ends_with_eos
-    spec.validate()
-    spec.optimize(quantization=None if options.quantization == "float32" else options.quantization)
-    spec.save(str(folder))
+    save_spec(spec, str(folder), options.quantization)
 
 
 README_TEXT = """# A translation model for CTranslate2

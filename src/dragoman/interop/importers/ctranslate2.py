@@ -293,6 +293,7 @@ def read_model(folder: Path, options: ImportOptions) -> Imported:
                 "search": "beam",
                 "beam": DEFAULT_BEAM,
                 "early_stopping": True,
+                "patience": 1.0,
                 "max_new_tokens": DEFAULT_LENGTH,
                 "min_new_tokens": 1,
             },

@@ -473,6 +473,7 @@ def generation_settings(model: HuggingFaceModel) -> tuple[dict[str, Any], list[s
             "length_rule": "power",
             "length_penalty": number("length_penalty", 1.0),
             "early_stopping": stopping if stopping in (True, "never") else False,
+            **({"patience": 1.0} if stopping is True else {}),
         }
     if ngram := whole("no_repeat_ngram_size"):
         settings["no_repeat_ngram_size"] = ngram

@@ -352,7 +352,7 @@ def generation_settings(model: HuggingFaceModel, text: ImportedText) -> tuple[di
         if model.setting(key) is not None and key in settings:
             settings[key] += given
     if settings["search"] == "greedy":  # which is a beam of 1, so that a larger --beam finds the length rule
-        settings |= {"search": "beam", "beam": 1, "length_penalty": 1.0}
+        settings |= {"search": "beam", "beam": 1, "length_penalty": 1.0, "early_stopping": False}
     counts_end = model.model_type == MODEL_TYPE  # in transformers; CTranslate2 leaves </s> out
     settings["length_rule"] = {"name": "power", "uncounted": given + (not counts_end)}
     if suppressed := token_ids(model, "suppress_tokens"):

@@ -19,8 +19,9 @@ def test_the_best_of_a_vocabulary_of_several_parts_are_the_best_of_its_log_softm
     values = torch.zeros(rows, 4, device=device)
     tokens = torch.zeros(rows, 4, dtype=torch.int32, device=device)
     top_tokens(z, V, t, min_length, done, k, values, tokens)
-    log_p = z[:, :V].log_softmax(-1)
-    log_p[:, :2] = -torch.inf
+    allowed = z[:, :V].clone()
+    allowed[:, :2] = -torch.inf  # <pad> and <s> have no probability
+    log_p = allowed.log_softmax(-1)
     log_p[2:, 2] = -torch.inf
     want, indices = log_p.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(tokens[:, : k + 1].long(), indices[:, : k + 1])

@@ -1,6 +1,6 @@
 """The best tokens of each row of logits and their log p, without a log softmax of the whole vocabulary.
 
-    log p(y) = z_y − log Σ_y' e^z_y'
+    log p(y) = z_y − log Σ_y' e^z_y'        y, y' ∉ {<pad>, <s>}
 
     summarize_logits   of every 32 logits the largest; of every 4,096 m = max z and Σ e^(z−m)    one program for 4,096
     top_tokens         the n largest of log softmax(z), from that summary                        one for each row
@@ -37,7 +37,8 @@ def _summarize_logits(Z, DONE, TOPS, PARTS, V, stride, k, SIZE: tl.constexpr, GR
     if tl.load(DONE + row // k) == 0:
         i = tl.arange(0, SIZE)
         y = (part * SIZE + i)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        z = tl.load(Z + row.to(tl.int64) * stride + y, mask=y < V, other=-INFINITY).to(tl.float32)
+        is_token = (y < V) & (y != PAD_) & (y != BOS_)
+        z = tl.load(Z + row.to(tl.int64) * stride + y, mask=is_token, other=-INFINITY).to(tl.float32)
         top = tl.max(z, 1)
         m = tl.max(top, 0)
         total = tl.sum(tl.sum(tl.exp(z - tl.where(m == -INFINITY, 0.0, m)), 1), 0)

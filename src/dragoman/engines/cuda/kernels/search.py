@@ -176,9 +176,9 @@ def _reorder_ancestry(ANCESTRY, b, parent, rows, t, C, j, k: tl.constexpr, BLOCK
 @triton.jit
 def _beam_step(
     VALUES, CANDIDATES, T, TOKEN, PARENT, TOTAL, SCORE, DONE, MAX_LENGTH, FACTORS, TOKENS, PARENTS, LOG_PROBS,
-    FINISHED_SCORE, FINISHED_STEP, FINISHED_PARENT, FINISHED_LOG_PROB, FINISHED_HAS_EOS, ANCESTRY, C, R,
+    FINISHED_SCORE, FINISHED_STEP, FINISHED_PARENT, FINISHED_LOG_PROB, FINISHED_HAS_EOS, COUNT, ANCESTRY, C, R,
     k: tl.constexpr, PK: tl.constexpr, PN: tl.constexpr, P2: tl.constexpr, EXACT: tl.constexpr,
-    ANCESTORS: tl.constexpr, BLOCK: tl.constexpr,
+    MAX_FINISHED: tl.constexpr, ANCESTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One sentence per program: steps 2 to 5 of the header, from candidates to hypotheses, finished ones and DONE."""
     b = tl.program_id(0)
@@ -199,6 +199,8 @@ def _beam_step(
         last = tl.load(FINISHED_LOG_PROB + rows, mask=j < k, other=0.0)
         ended_by_eos = tl.load(FINISHED_HAS_EOS + rows, mask=j < k, other=0)
         new = tl.where(has_eos & (r < k), top * factor, -INFINITY)
+        count = tl.load(COUNT + b) + tl.sum((new > -INFINITY).to(tl.int32), 0)
+        tl.store(COUNT + b, count)
         finished, step, origin, last, ended_by_eos, extended = _add_finished(
             finished, step, origin, last, ended_by_eos, new, parent, token_log_p, t, j, r, k, PK
         )
@@ -240,7 +242,10 @@ def _beam_step(
         if EXACT:
             reachable = tl.maximum(most * tl.load(FACTORS + t + 2), most * tl.load(FACTORS + max_length + 1))
         worst = tl.sum(tl.where(j == k - 1, finished, 0.0), 0)
-        is_done = at_limit | ((worst > -INFINITY) & (reachable <= worst)) | (most == -INFINITY)
+        is_enough = (worst > -INFINITY) & (reachable <= worst)
+        if MAX_FINISHED > 0:
+            is_enough = count >= MAX_FINISHED
+        is_done = at_limit | is_enough | (most == -INFINITY)
         if is_done:
             tl.store(DONE + b, 1)
         else:
@@ -252,7 +257,8 @@ def _beam_step(
 def beam_step(
     z: Tensor, V: int, t: Tensor, token: Tensor, parent: Tensor, total: Tensor, score: Tensor, done: Tensor,
     max_length: Tensor, min_length: Tensor, candidates: Sequence[Tensor], factors: Tensor,
-    backpointers: Sequence[Tensor], finished: Sequence[Tensor], ancestry: Tensor | None, exact: bool,
+    backpointers: Sequence[Tensor], finished: Sequence[Tensor], count: Tensor, ancestry: Tensor | None, exact: bool,
+    max_finished: int,
 ) -> None:  # fmt: skip
     """Take a step of beam search in every slot: logits (B · k, ≥ V) update the other tensors; see BeamSlotSearch."""
     (B, k), (values, tokens) = token.shape, candidates
@@ -260,8 +266,8 @@ def beam_step(
     a = tokens if ancestry is None else ancestry
     _beam_step[(B,)](
         values, tokens, t, token, parent, total, score, done, max_length, factors, *backpointers, *finished,
-        a, a.shape[-1], backpointers[0].shape[1], k, power(k), values.shape[-1], power(2 * k),
-        exact, ancestry is not None, 64, num_warps=1 if k < 9 else 4,
+        count, a, a.shape[-1], backpointers[0].shape[1], k, power(k), values.shape[-1], power(2 * k),
+        exact, max_finished, ancestry is not None, 64, num_warps=1 if k < 9 else 4,
     )  # fmt: skip
 
 
