@@ -83,6 +83,7 @@ def python_answer(case: dict[str, Any], table: Tensor) -> dict[str, Any]:
             length_rule=rule,
             finished_policy=options["finishedPolicy"],
             early_stopping=options["earlyStopping"],
+            patience=options["patience"],
         )
     )
     source = TableStep(table)
@@ -91,8 +92,12 @@ def python_answer(case: dict[str, Any], table: Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["collect", "shrink"])
-@pytest.mark.parametrize("stopping", [False, True, "never"])
-def test_a_beam_keeps_and_drops_what_pythons_does(engine_page: Any, policy: str, stopping: bool | str) -> None:
+@pytest.mark.parametrize(
+    ("stopping", "patience"), [(False, 1.0), ("never", 1.0), (True, 1.0), (True, 1.5), (True, 2.0), (True, 3.0)]
+)
+def test_a_beam_keeps_and_drops_what_pythons_does(
+    engine_page: Any, policy: str, stopping: bool | str, patience: float
+) -> None:
     cases, expected = [], []
     for seed in range(40):
         longest = 1 + seed % 8
@@ -102,6 +107,7 @@ def test_a_beam_keeps_and_drops_what_pythons_does(engine_page: Any, policy: str,
                 "beam": 1 + seed % 6,
                 "lengthRule": RULES[seed % len(RULES)],
                 "earlyStopping": stopping,
+                "patience": patience,
                 "finishedPolicy": policy,
                 "coveragePenalty": 0,
             },

@@ -61,6 +61,7 @@ OPTIONS = (
     "nbest",
     "length_penalty",
     "early_stopping",
+    "patience",
     "finished_policy",
     "coverage_penalty",
     "max_new_tokens",

@@ -3,14 +3,14 @@
    At each step:
      1. extend every active hypothesis by its k + 1 best tokens (at most one of them is </s>)
      2. rank all extensions by log p of the whole hypothesis
-     3. those among the first k that chose </s> are finished: the best k finished ones are kept, by score
+     3. those among the first k that chose </s> are finished: the best of the finished ones are kept, by score
      4. the best k others stay active
      5. the search is done at the maximum length, where active hypotheses fill the free slots among the finished ones,
         truncated; or earlier, by `earlyStopping`:
 
+        true    round(patience · k) have finished; of these the best k are the results
         false   k have finished, and no active hypothesis currently beats the worst of them
         never   k have finished, and no active hypothesis can still beat the worst of them
-        true    k have finished
 
    With `finishedPolicy: shrink` every finished hypothesis narrows the beam by one, until none is active.
 
@@ -29,6 +29,7 @@ const EMPTY_HYPOTHESIS = { tokens: [], logProbs: [], total: 0, score: 0, coverag
  * @property {number} beam  k
  * @property {(logP: number, n: number) => number} lengthRule
  * @property {boolean | "never"} earlyStopping
+ * @property {number} patience  of `earlyStopping: true`
  * @property {"collect" | "shrink"} finishedPolicy
  * @property {number} coveragePenalty
  */
@@ -59,7 +60,7 @@ export const searchBeam = async (step, options, constraints, onStep, trace = nul
     ({ active, finished, parents } = advanced);
     if (t === constraints.maxLength || isDone(active, finished, t, options, constraints)) break;
   }
-  return finished.map(({ tokens, logProbs, score, hasEos }) => ({
+  return finished.slice(0, options.beam).map(({ tokens, logProbs, score, hasEos }) => ({
     tokens,
     logProbs,
     score,
@@ -72,12 +73,22 @@ function advanceBeam(logP, active, finished, t, options, { maxLength }, trace) {
   const extended = extendHypotheses(logP, active, t, options);
   const slots = options.finishedPolicy === "shrink" ? k - finished.length : k;
   const newlyFinished = extended.filter(({ hasEos }, i) => hasEos && i < slots);
-  let kept = bestByScore([...finished, ...newlyFinished]).slice(0, k);
+  let kept = bestByScore([...finished, ...newlyFinished]).slice(0, maxFinished(options));
   if (t === maxLength) kept = addTruncated(kept, active, newlyFinished, k);
   const mayStay = ({ hasEos }, i) => !hasEos && (options.finishedPolicy === "collect" || i < slots);
   const stay = extended.filter(mayStay).slice(0, k);
-  trace?.push(...describeStep(extended, newlyFinished, kept, stay, t, slots, t === maxLength));
+  trace?.push(...describeStep(extended, newlyFinished, kept, stay, t, slots, t === maxLength, maxFinished(options)));
   return { active: stay, finished: kept, parents: stay.map(({ parent }) => parent) };
+}
+
+/** How many finished hypotheses are kept until the end; that many stop the search where `earlyStopping` is true. */
+function maxFinished({ beam, patience, earlyStopping }) {
+  return earlyStopping === true ? roundHalfToEven(patience * beam) : beam;
+}
+
+function roundHalfToEven(x) {
+  const rounded = Math.round(x);
+  return rounded - x === 0.5 && rounded % 2 === 1 ? rounded - 1 : rounded;
 }
 
 /** The 2k best extensions in order. */
@@ -114,11 +125,11 @@ function bestByScore(hypotheses) {
   return hypotheses.sort((one, other) => other.score - one.score);
 }
 
-/** Fill free slots among the finished with active hypotheses at the maximum length that did not just finish. */
+/** Fill free slots among the first k with active hypotheses at the maximum length that did not just finish. */
 function addTruncated(finished, active, newlyFinished, k) {
   const justFinished = new Set(newlyFinished.map(({ parent }) => parent));
   const truncated = active.filter((_, i) => !justFinished.has(i)).map((one) => ({ ...one, hasEos: false }));
-  return [...finished, ...bestByScore(truncated)].slice(0, k);
+  return [...finished, ...bestByScore(truncated).slice(0, Math.max(k - finished.length, 0))];
 }
 
 function addCoverage(active, attention) {
@@ -134,24 +145,25 @@ function addCoverage(active, attention) {
 }
 
 /** Whether no step can change the result, or `earlyStopping` says so. */
-function isDone(active, finished, t, { beam: k, lengthRule, earlyStopping, finishedPolicy }, { maxLength }) {
+function isDone(active, finished, t, options, { maxLength }) {
+  const { lengthRule, earlyStopping, finishedPolicy } = options;
   if (active.length === 0) return true;
-  if (finishedPolicy === "shrink" || finished.length < k) return false;
+  if (finishedPolicy === "shrink" || finished.length < maxFinished(options)) return false;
   if (earlyStopping === true) return true;
   const best = active[0].total; // what coverage adds is at most 0
   const reachable =
     earlyStopping === "never"
       ? Math.max(lengthRule(best, t + 2), lengthRule(best, maxLength + 1))
       : lengthRule(best, t + 1);
-  return !(reachable > finished[k - 1].score);
+  return !(reachable > finished.at(-1).score);
 }
 
 /** The extensions of a step as plain data, each with its fate and the reason; the parent of the first is node 0. */
-function describeStep(extended, newlyFinished, finished, stay, t, slots, isOver) {
+function describeStep(extended, newlyFinished, finished, stay, t, slots, isOver, maxKept) {
   const [ended, best, kept] = [new Set(newlyFinished), new Set(finished), new Set(stay)];
   return extended.map((one) => {
     let [fate, reason] = ["dropped", `not among the best ${slots}`];
-    if (ended.has(one)) [fate, reason] = ["finished", best.has(one) ? "" : `${slots} that finished score higher`];
+    if (ended.has(one)) [fate, reason] = ["finished", best.has(one) ? "" : `${maxKept} that finished score higher`];
     else if (one.hasEos) reason = `</s>, but not among the best ${slots}`;
     else if (isOver) reason = "the maximum length was reached";
     else if (kept.has(one)) [fate, reason] = ["kept", ""];

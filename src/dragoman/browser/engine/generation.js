@@ -5,7 +5,7 @@ import { buildLengthRule } from "./length_rules.js";
 import { UNK_ID } from "./text_vocabulary.js";
 
 const SEARCHES = ["beam", "greedy"];
-const BEAM_OPTIONS = ["length_rule", "length_penalty", "early_stopping", "finished_policy", "coverage_penalty"];
+const BEAM_OPTIONS = ["length_rule", "length_penalty", "early_stopping", "patience", "finished_policy", "coverage_penalty"];
 const MAX_BEAM = 100; // more would take all memory of a page
 
 const isCount = (value) => Number.isInteger(value) && value >= 1;
@@ -21,6 +21,7 @@ const OPTION_CHECKS = {
   length_rule: [(value) => isText(value) || isText(value?.name), "none, mean, power or gnmt"],
   length_penalty: [(value) => value === null || Number.isFinite(value), "a number"],
   early_stopping: [(value) => [true, false, "never"].includes(value), "true, false or never"],
+  patience: [(value) => Number.isFinite(value) && value >= 1 && value <= 100, "a number from 1 to 100"],
   finished_policy: [(value) => ["collect", "shrink"].includes(value), "collect or shrink"],
   coverage_penalty: [isAmount, "a number, at least 0"],
   max_new_tokens: [(value) => value === null || isCount(value), "a whole number, at least 1"],
@@ -49,6 +50,9 @@ export function resolveOptions(own, overrides = {}) {
   if ("beam" in overrides && !("search" in overrides)) {
     options.search = overrides.beam === 1 && options.nbest === 1 ? "greedy" : "beam";
   }
+  if ("patience" in overrides && (overrides.early_stopping ?? true) !== true) {
+    throw new Error(`patience is ${overrides.patience}; it needs early_stopping: true`);
+  }
   const unused = BEAM_OPTIONS.find((name) => name in overrides && options.search === "greedy");
   if (unused) throw new Error(`${unused} is not an option of the search 'greedy': set search to beam`);
   return options;
@@ -65,6 +69,7 @@ export function beamOptions(options) {
     beam: options.beam,
     lengthRule: buildLengthRule(options.length_rule, options.length_penalty),
     earlyStopping: options.early_stopping,
+    patience: options.patience,
     finishedPolicy: options.finished_policy,
     coveragePenalty: options.coverage_penalty,
   };
@@ -73,7 +78,7 @@ export function beamOptions(options) {
 /**
  * The constraints of one source: its length in tokens, the ids that its target begins with, and the model's limit.
  *
- *   maxLength = max_new_tokens, or ⌊max_length_ratio · S⌋ + max_length_extra
+ *   maxLength = max_new_tokens, or max(⌊max_length_ratio · S⌋ + max_length_extra, length of the given tokens)
  *   minLength = max(min_new_tokens, ⌊min_length_ratio · S⌋)
  *
  * @param {object} request  {sourceLength, targetPrefix: ids, encodePhrase: text → ids, maxPositions: number | null}
@@ -82,8 +87,8 @@ export function beamOptions(options) {
 export function buildConstraints(options, { sourceLength, targetPrefix, encodePhrase, maxPositions }) {
   const prefix = options.prefix === "" ? [] : encodeKnown(options.prefix, encodePhrase);
   const given = targetPrefix.length;
-  let minLength = Math.max(scaleLength(sourceLength, options.min_length_ratio), options.min_new_tokens);
-  let maxLength = scaleLength(sourceLength, options.max_length_ratio) + options.max_length_extra;
+  let minLength = Math.max(Math.floor(options.min_length_ratio * sourceLength), options.min_new_tokens);
+  let maxLength = Math.floor(options.max_length_ratio * sourceLength) + options.max_length_extra;
   maxLength = Math.max(maxLength, given + prefix.length);
   if (options.max_new_tokens !== null) maxLength = options.max_new_tokens;
   maxLength = Math.max(maxLength, minLength, 1);
@@ -99,11 +104,6 @@ export function buildConstraints(options, { sourceLength, targetPrefix, encodePh
   if (options.repetition_penalty !== 1) processors.push(penalizeRepetition(options.repetition_penalty));
   if (!options.allow_unk) processors.push(forbidUnk);
   return { maxLength, minLength, processors };
-}
-
-/** ⌊ratio · S⌋ in float32, as in Python. */
-function scaleLength(length, ratio) {
-  return Math.floor(Math.fround(length * Math.fround(ratio)));
 }
 
 function encodeKnown(text, encodePhrase) {

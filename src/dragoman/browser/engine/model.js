@@ -12,6 +12,7 @@ import { buildHead } from "./heads.js";
 import { buildPointer } from "./pointer.js";
 import { BOS_ID } from "./special_ids.js";
 import { FloatBuffer } from "./tensors.js";
+import { EOS_ID } from "./text_vocabulary.js";
 
 /** The model of a header's `model` options, from its weights. */
 export function buildModel(options, weights) {
@@ -57,19 +58,27 @@ export function buildModel(options, weights) {
     state.first = null;
     const y = embed(targetTable, last, options.scale_target, embedded.take(k * width));
     const result = decoder.step(y, k, state.decoder, record);
-    const logP = logSoftmax(output.apply(result.o, k), k);
-    if (pointer === null) return { logP, attention: result.attention };
+    const logits = output.apply(result.o, k);
+    if (pointer === null) return { logP: outputLogProbs(logits, k), attention: result.attention };
+    const logP = logSoftmax(logits, k);
     const a = pointer.addCopies(logP, result.o, y, k, state.source);
-    return { logP, attention: result.attention ?? a };
+    return { logP: outputLogProbs(logP, k), attention: result.attention ?? a };
   }
 
   /** log p (n, V) of labels, n, and the weights of attention pooling, or null. */
   function labelScores(ids, record = null) {
     const { o, n, attention } = head.hidden(encode(ids, record));
-    return { logP: logSoftmax(output.apply(o, n), n), n, attention };
+    return { logP: outputLogProbs(output.apply(o, n), n), n, attention };
   }
 
   return { options, head, vocabularySize: output.rows, start, step, labelScores };
+}
+
+/** log p (n, V) of the tokens that a model may generate, in place; −∞ for <pad> and <s>, the first two, which it may not. */
+function outputLogProbs(z, n) {
+  const V = z.length / n;
+  for (let start = 0; start < z.length; start += V) z.fill(-Infinity, start, start + EOS_ID);
+  return logSoftmax(z, n);
 }
 
 /** z (n, V) ← z − log Σ exp z of each row, in place. */

@@ -49,7 +49,8 @@ function chooseToken(logP, ids, constraints) {
 }
 
 function describePosition(codec, logP, token, forced, top) {
-  const best = topTokens(logP, 0, logP.length, top);
+  const possible = logP.reduce((count, x) => count + (x > -Infinity ? 1 : 0), 0);
+  const best = topTokens(logP, 0, logP.length, Math.min(top, possible));
   const pieces = codec.target.pieces([token, ...best.tokens]);
   return {
     id: token,
