@@ -23,6 +23,7 @@ ENGINE = Path(__file__).parents[2] / "src" / "dragoman" / "browser" / "engine"
 HOME = "http://dragoman.test/"
 STRICT_POLICY = "default-src 'none'; script-src 'self'"
 POLICY = STRICT_POLICY + " 'wasm-unsafe-eval'"  # which WebAssembly needs, and nothing else
+POLICIES = {"strict": STRICT_POLICY, "worker": POLICY + "; worker-src blob:"}
 
 LOAD = """async ([header, tensors]) => {
     const { loadModel } = await import("/model_loading.js");
@@ -64,7 +65,7 @@ def engine_page() -> Iterator[Any]:
 def answer_request(route: Any) -> None:
     """Answer a request of the page with a module of the engine, or with an empty page."""
     name = route.request.url.removeprefix(HOME)
-    headers = {"Content-Security-Policy": STRICT_POLICY if name == "strict" else POLICY}
+    headers = {"Content-Security-Policy": POLICIES.get(name, POLICY)}
     if name.endswith(".js"):
         route.fulfill(body=(ENGINE / name).read_text("utf-8"), content_type="text/javascript", headers=headers)
     else:

@@ -22,6 +22,7 @@ from tests.browser_engine.small_models import (
 )
 
 from dragoman.browser import model_data as exporting
+from dragoman.browser.engine_script import join_engine
 from dragoman.browser.model_data import browser_blocker, model_data, unpack_tensors
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
@@ -161,6 +162,75 @@ def test_a_page_that_forbids_webassembly_gets_the_same_answers(engine_page: Any)
         scores.append([one["log_prob"] for one in EngineModel(page).predict(random_texts(5), {})])
     page.close()
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+# -- the worker and its memory -----------------------------------------------------------------------------------------
+
+WORKER = """async ([script, header, tensors, texts]) => {
+    const start = `onmessage = async ({ data: { header, buffer, texts, options } }) => {
+        const predictor = buildPredictor(header, await loadModel(header, buffer));
+        postMessage("loaded");
+        postMessage(await predictor.predict(texts, options));
+    };`;
+    const url = URL.createObjectURL(new Blob([script, start], { type: "text/javascript" }));
+    const { buffer } = Uint8Array.from(atob(tensors), (character) => character.charCodeAt(0));
+    async function predict(texts, options, until) {
+        const worker = new Worker(url);
+        const answer = await new Promise((resolve, reject) => {
+            worker.onmessage = ({ data }) => until(data) && resolve(data);
+            worker.onerror = ({ message }) => reject(new Error(message));
+            worker.postMessage({ header, buffer, texts, options });
+        });
+        worker.terminate();
+        return answer;
+    }
+    const endless = { beam: 100, max_new_tokens: 1000000 };
+    const stopped = await predict(["abc"], endless, (data) => data === "loaded"); // it is terminated as it decodes
+    return [stopped, await predict(texts, { beam: 3 }, Array.isArray)];
+}"""
+
+
+def test_a_worker_of_one_script_answers_and_can_be_terminated(engine_page: Any) -> None:
+    pipeline, texts = small_pipeline(RNN, RNN), random_texts(4)
+    header, data = model_data(pipeline, "float32")
+    page = engine_page.context.browser.new_page()
+    page.route("**/*", answer_request)
+    page.goto(HOME + "worker")
+    script = join_engine()
+    stopped, found = page.evaluate(
+        WORKER, [script, json.loads(json.dumps(header)), base64.b64encode(data).decode(), texts]
+    )
+    page.close()
+    assert stopped == "loaded"
+    assert find_difference(reference_predictions(pipeline, texts, {"beam": 3}), found) is None
+
+
+ALLOCATED = """async ([header, tensors]) => {
+    const { loadModel } = await import("/model_loading.js");
+    const { buffer } = Uint8Array.from(atob(tensors), (character) => character.charCodeAt(0));
+    const { Memory } = WebAssembly;
+    let bytes = 0;
+    WebAssembly.Memory = function openMemory(descriptor) {
+        bytes += 65536 * descriptor.initial;
+        return new Memory(descriptor);
+    };
+    const model = await loadModel(header, buffer);
+    WebAssembly.Memory = Memory;
+    structuredClone(buffer, { transfer: [buffer] }); // the file is gone, and the model needs it no more
+    const { logP } = model.step([1], model.start([4, 5, 2]));
+    return [bytes, logP.slice(2).every((x) => Number.isFinite(x))];
+}"""
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("int8", 1.3), ("float16", 2.2), ("float32", 1.2)])
+def test_a_model_in_memory_takes_little_more_than_its_weights(engine_page: Any, precision: Any, copies: float) -> None:
+    pipeline = small_pipeline(TRANSFORMER, TRANSFORMER | {"feedforward": 1024}, width=256)
+    header, data = model_data(pipeline, precision)
+    allocated, is_usable = engine_page.evaluate(
+        ALLOCATED, [json.loads(json.dumps(header)), base64.b64encode(data).decode()]
+    )
+    assert is_usable
+    assert allocated <= copies * len(data)
 
 
 # -- constraints and options -------------------------------------------------------------------------------------------

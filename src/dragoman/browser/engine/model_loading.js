@@ -23,32 +23,52 @@ export const loadModel = async (header, buffer, { onProgress = () => {}, signal 
   if (sha256(new Uint8Array(buffer)) !== header.sha256) {
     throw new Error("the model's weights are not those that were exported: the file was changed; get it again");
   }
-  const kernel = useKernel ? openKernel(header, buffer) : null;
-  const memory = kernel === null ? buffer : kernel.bytes.buffer;
-  const room = kernel === null ? null : { memory, at: alignAddress(buffer.byteLength) };
+  const kernel = useKernel ? openKernel(header) : null;
+  const memory = buildTensorMemory(kernel);
   const tensors = new Map();
   for (const [i, entry] of header.tensors.entries()) {
     await pause();
-    const tensor = readTensor(entry, memory, buffer.byteLength, room);
+    const tensor = readTensor(entry, buffer, memory);
     for (const name of entry.names) tensors.set(name, tensor);
     onProgress((i + 1) / header.tensors.length);
   }
   return buildModel(header.model, new WeightTable(tensors, kernel?.multiply ?? multiplyPlain));
 };
 
-/** The kernel with the tensors in its memory, and room for those to decode; null where there can be none. */
-function openKernel({ tensors }, buffer) {
-  const decoded = tensors.reduce((sum, { dtype, shape }) => sum + (dtype === "float16" ? decodedSize(shape) : 0), 0);
+/** The kernel, with room for all tensors in its memory; null where there can be none. */
+function openKernel({ tensors }) {
+  const size = tensors.reduce((sum, { dtype, shape }) => sum + keptSize(dtype, shape), 0);
   const matrices = tensors.map(({ shape }) => shape).filter(({ length }) => length === 2);
   const largest = (dimension) => matrices.reduce((max, shape) => Math.max(max, shape[dimension]), 1);
-  const kernel = buildProductKernel(alignAddress(buffer.byteLength) + decoded, largest(0), largest(1));
-  kernel?.bytes.set(new Uint8Array(buffer));
-  return kernel;
+  return buildProductKernel(size, largest(0), largest(1));
 }
 
-/** The bytes of a tensor in float32. */
-function decodedSize(shape) {
-  return alignAddress(4 * countNumbers(shape));
+/** The bytes of a tensor in memory: int8 with its scales, everything else in float32. */
+function keptSize(dtype, shape) {
+  const count = countNumbers(shape);
+  return dtype === "int8" ? alignAddress(count) + alignAddress(4 * shape[0]) : alignAddress(4 * count);
+}
+
+/** Where tensors are kept: in the kernel's memory, one after the other, so that their file can be forgotten. */
+function buildTensorMemory(kernel) {
+  let end = 0;
+
+  function allocate(Numbers, count) {
+    if (kernel === null) return new Numbers(count);
+    const values = new Numbers(kernel.bytes.buffer, end, count);
+    end = alignAddress(end + values.byteLength);
+    return values;
+  }
+
+  /** Numbers of the file; without a kernel they stay there. */
+  function keep(stored) {
+    if (kernel === null) return stored;
+    const values = allocate(stored.constructor, stored.length);
+    values.set(stored);
+    return values;
+  }
+
+  return { allocate, keep };
 }
 
 function countNumbers(shape) {
@@ -69,32 +89,26 @@ function checkHeader(header, size) {
   }
 }
 
-/** {shape, matrix, values} from the first `size` bytes of a buffer: a matrix, or of what is none its numbers. */
-function readTensor({ names: [name], shape, dtype, offset, scales }, buffer, size, room) {
+/** {shape, matrix, values} of a tensor: a matrix, or of what is none its numbers. */
+function readTensor({ names: [name], shape, dtype, offset, scales }, buffer, memory) {
   const count = countNumbers(shape);
-  checkExtent(name, dtype in BYTES_PER_NUMBER && offset + count * BYTES_PER_NUMBER[dtype] <= size);
-  const values = dtype === "float16" ? decodeNumbers(buffer, offset, shape, room) : readNumbers(dtype, buffer, offset, count);
+  checkExtent(name, dtype in BYTES_PER_NUMBER && offset + count * BYTES_PER_NUMBER[dtype] <= buffer.byteLength);
+  const values = readNumbers(dtype, buffer, offset, count, memory);
   if (dtype !== "int8") {
     checkFinite(name, values);
     return { shape, matrix: null, values };
   }
-  checkExtent(name, scales + 4 * shape[0] <= size);
-  const rowScales = readNumbers("float32", buffer, scales, shape[0]);
+  checkExtent(name, scales + 4 * shape[0] <= buffer.byteLength);
+  const rowScales = readNumbers("float32", buffer, scales, shape[0], memory);
   checkFinite(name, rowScales);
   return { shape, matrix: new Matrix(shape[0], shape[1], values, rowScales), values: null };
 }
 
 /** Numbers are little-endian, as are all machines that browsers run on. */
-function readNumbers(dtype, buffer, offset, count) {
-  if (dtype === "int8") return new Int8Array(buffer, offset, count);
-  return new Float32Array(buffer, offset, count);
-}
-
-/** A float16 tensor in float32, in the room of the kernel if there is one, which then multiplies it. */
-function decodeNumbers(buffer, offset, shape, room) {
-  const count = countNumbers(shape);
-  const values = room === null ? new Float32Array(count) : new Float32Array(room.memory, room.at, count);
-  if (room !== null) room.at += decodedSize(shape);
+function readNumbers(dtype, buffer, offset, count, memory) {
+  if (dtype === "int8") return memory.keep(new Int8Array(buffer, offset, count));
+  if (dtype === "float32") return memory.keep(new Float32Array(buffer, offset, count));
+  const values = memory.allocate(Float32Array, count);
   new Uint16Array(buffer, offset, count).forEach((bits, i) => {
     values[i] = decodeFloat16(bits);
   });
