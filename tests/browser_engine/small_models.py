@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -11,10 +12,11 @@ from tests.codec_learning import learn_codec
 from dragoman import config as configs
 from dragoman.core.generation import GenerationOptions
 from dragoman.core.registry import Part
-from dragoman.core.types import EOS
+from dragoman.core.types import EOS, Example
 from dragoman.data.objectives import objectives
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inference.prediction import Prediction
+from dragoman.text.codec import Codec
 
 ALPHABET = "abcdefgh"
 LABELS = ["x", "y", "z", "w"]
@@ -36,15 +38,16 @@ def small_pipeline(
     seed: int = 0,
     larger: float = 1.5,
     ends: float = 0.5,
+    codec: Codec | None = None,
     **model: Any,
 ) -> Pipeline:
-    """A model over characters. Its weights are `larger` than a new model's, so that outputs are definite."""
+    """A model with a codec, by default of characters; weights are `larger` than new ones: outputs are definite."""
     is_one_sequence = objective in ONE_SEQUENCE
     joint = joint or is_one_sequence or pointer is not None
     tie = "embeddings" if is_one_sequence else tie
     value = {
         "data": {"train": "nowhere.tsv", "max_source": 12, "max_target": 12},
-        "tokenizer": {"source": "characters", "joint": joint},
+        "tokenizer": {"source": codec.source.kind if codec else "characters", "joint": joint},
         "model": {
             "width": 16,
             "tie": tie,
@@ -59,15 +62,10 @@ def small_pipeline(
     }
     config = configs.validate(value, "a test")
     part = Part("characters")
-    codec = learn_codec(
-        part,
-        part,
-        joint,
-        "nfc",
-        [ALPHABET, "a b"],
-        LABELS if head else [ALPHABET, "a b"],
-        [*objectives[objective].extra_symbols],
-    )
+    if codec is None:
+        targets = LABELS if head else [ALPHABET, "a b"]
+        extra = [*objectives[objective].extra_symbols]
+        codec = learn_codec(part, part, joint, "nfc", [ALPHABET, "a b"], targets, extra)
     torch.manual_seed(seed)
     built = configs.build_model(config, len(codec.source), len(codec.target))
     with torch.no_grad():
@@ -86,7 +84,9 @@ def random_texts(count: int, seed: int = 0, longest: int = 9) -> list[str]:
     return ["".join(random.choices(ALPHABET, k=random.randint(1, longest))) for _ in range(count)]
 
 
-def reference_predictions(pipeline: Pipeline, texts: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
+def reference_predictions(
+    pipeline: Pipeline, texts: Sequence[str | Example], options: dict[str, Any]
+) -> list[dict[str, Any]]:
     """What the reference path predicts, as JSON data with the fields that the engine's predictions have."""
     values = {name: value for name, value in options.items() if name not in ("attention", "trace")}
     reports = {name: bool(options.get(name)) for name in ("attention", "trace")}

@@ -20,12 +20,14 @@ from tests.browser_engine.small_models import (
     reference_predictions,
     small_pipeline,
 )
+from tests.codec_learning import learn_codec
 
 from dragoman.browser import model_data as exporting
 from dragoman.browser.engine_script import join_engine
 from dragoman.browser.model_data import browser_blocker, model_data, unpack_tensors
 from dragoman.core.errors import UserError
 from dragoman.core.registry import Part
+from dragoman.core.types import Example
 from dragoman.inference.pipeline import Pipeline
 from dragoman.inspection.views.alignment import compute_alignment
 from dragoman.inspection.views.beam import trace_beam
@@ -38,6 +40,7 @@ from dragoman.nn.normalizers import normalizers
 from dragoman.nn.positions import positions
 from dragoman.nn.scores import scores
 from dragoman.nn.token_mixers import mixers
+from dragoman.text.codec import CodecLearner, build_codec, copy_slot_symbols
 
 Load = Callable[..., EngineModel]
 
@@ -309,23 +312,131 @@ def test_a_prediction_can_be_canceled_between_two_steps(engine_page: Any, load_e
 # -- views -------------------------------------------------------------------------------------------------------------
 
 
+def check_views(engine: EngineModel, pipeline: Pipeline, source: str, target: str) -> dict[str, Any]:
+    """Hold the views of a source and a target beside Python's; returns the alignment."""
+    steps = engine.call(
+        "traceSteps", "predictor", source, {"target": target, "prefix": [5], "top": 4}, module="view_data"
+    )
+    expected = trace_steps(pipeline, source, target, prefix=[5], top=4)
+    assert find_difference({"view": "steps"} | expected, steps) is None
+    beam = engine.call("traceBeam", "predictor", source, {"beam": 3}, module="view_data")
+    assert find_difference({"view": "beam"} | trace_beam(pipeline, source, beam=3), beam) is None
+    for own in (target, None):
+        alignment: dict[str, Any] = engine.call(
+            "computeAlignment", "predictor", source, {"target": own}, module="view_data"
+        )
+        wanted = {"view": "alignment"} | compute_alignment(pipeline, source, own)
+        wanted["soft_blocker"] = alignment["soft_blocker"]  # Python's names options of the command line
+        # Weights are rounded to 4 digits, so that two may differ by one unit of the last.
+        assert find_difference(wanted, alignment, tolerance=2e-4) is None
+    return alignment
+
+
 @pytest.mark.parametrize("name", ["luong", "convs2s", "transformer", "cheap decoder", "decoder-only"])
 def test_views_have_the_data_of_pythons(load_engine: Load, name: str) -> None:
     pipeline = small_pipeline(**FAMILIES[name] | {"generation": {"max_length_ratio": 1.0, "max_length_extra": 4}})
+    check_views(load_engine(pipeline), pipeline, "ab cd", "b ad")
+
+
+LINE = "the old bridge crosses the river near a mill and the new road goes by the sea"
+WORDS = LINE.split(" ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "is_merged"), [("bpe", "bpe", True), ("words", "bpe", True), ("words", "words", False)]
+)
+def test_an_alignment_of_words_is_merged_from_pieces(
+    load_engine: Load, kind: str, target: str, is_merged: bool
+) -> None:
+    parts = [Part(name, {"size": 60, "byte_fallback": False} if name == "bpe" else {}) for name in (kind, target)]
+    lines = [" ".join(WORDS[i : i + 5]) for i in range(12)]
+    codec = learn_codec(*parts, False, "nfc", lines, lines, [])
+    pipeline = small_pipeline(TRANSFORMER, RNN, codec=codec)
+    names = {"source": parts[0], "target": parts[1]}
+    tokenizer = pipeline.config.tokenizer.model_copy(update=names)
+    pipeline.config = pipeline.config.model_copy(update={"tokenizer": tokenizer})
+    alignment = check_views(load_engine(pipeline), pipeline, "the new mill goes", "a xy road")
+    assert (alignment["words"] is not None) is is_merged
+    if is_merged:
+        assert alignment["words"]["source"] == ["the", "new", "mill", "goes", "</s>"]
+
+
+@pytest.mark.parametrize(
+    ("view", "source", "options", "sentence"),
+    [
+        ("traceSteps", " ", {}, "the source is blank; give a text"),
+        ("computeAlignment", "a" * 2000, {}, "the source has 2,001 tokens, and the model reads 24; shorten it"),
+        ("computeAlignment", "a", {"target": "b" * 24}, "the target has 25 tokens, and the model reads 24; shorten it"),
+        ("traceSteps", "a", {"target": "b" * 24}, "the target has 25 tokens, and the model reads 24; shorten it"),
+        ("traceSteps", "a", {"prefix": [5, 2]}, "the prefix has the token 2; allowed are ids from 3 to"),
+        ("traceSteps", "a", {"prefix": [9999]}, "the prefix has the token 9999; allowed are ids from 3 to"),
+    ],
+)
+def test_a_view_refuses_in_a_sentence_what_python_refuses(
+    load_engine: Load, view: str, source: str, options: dict[str, Any], sentence: str
+) -> None:
+    pipeline = small_pipeline(**FAMILIES["convs2s"])  # with positions for 24 tokens
+    computed: Callable[..., Any] = trace_steps if view == "traceSteps" else compute_alignment
+    with pytest.raises(UserError, match=sentence):
+        computed(pipeline, source, **options)
+    with pytest.raises(Exception, match=sentence):
+        load_engine(pipeline).call(view, "predictor", source, options, module="view_data")
+
+
+# -- copy slots and languages ------------------------------------------------------------------------------------------
+
+
+def test_words_that_the_vocabulary_lacks_are_copied_from_the_source(load_engine: Load) -> None:
+    lines = [LINE]
+    codec = learn_codec(Part("words"), Part("words"), True, "nfc", lines, lines, copy_slot_symbols(2))
+    pipeline = small_pipeline(RNN, RNN, pointer="additive", joint=True, codec=codec, larger=2.5)
+    texts = ["the quokka near the zebra", "quokka zebra okapi quokka", "a bridge", "okapi okapi"]
     engine = load_engine(pipeline)
-    steps = engine.call(
-        "traceSteps", "predictor", "abc", {"target": "bad", "prefix": [5], "top": 4}, module="view_data"
-    )
-    expected = trace_steps(pipeline, "abc", "bad", prefix=[5], top=4)
-    assert find_difference({"view": "steps"} | expected, steps) is None
-    beam = engine.call("traceBeam", "predictor", "abc", {"beam": 3}, module="view_data")
-    assert find_difference({"view": "beam"} | trace_beam(pipeline, "abc", beam=3), beam) is None
-    alignment = engine.call("computeAlignment", "predictor", "abc", {"target": "bad"}, module="view_data")
-    wanted = {"view": "alignment"} | compute_alignment(pipeline, "abc", "bad")
-    for name_of_part in ("words", "soft_blocker"):  # the engine does not merge pieces
-        wanted[name_of_part] = alignment[name_of_part]
-    # Weights are rounded to 4 digits, so that two may differ by one unit of the last.
-    assert find_difference(wanted, alignment, tolerance=2e-4) is None
+    copied = 0
+    for sources, options in ((texts, GREEDY), (texts, BEAM), (texts[:2], {"prefix": "a zebra", "beam": 2})):
+        expected, found = reference_predictions(pipeline, sources, options), engine.predict(sources, options)
+        assert find_difference(expected, found) is None
+        copied += sum("quokka" in one["text"] or "okapi" in one["text"] for one in found)
+    assert copied > 1
+    check_views(engine, pipeline, texts[0], "the zebra near the quokka")
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("<from:{from}>? <to:{to}>? {text} </s>", "{text} </s>"),
+        ("{text} </s> <lang:{from}>", "<lang:{to}> {text} </s>"),
+    ],
+)
+def test_languages_of_a_call_are_those_of_an_example(load_engine: Load, source: str, target: str) -> None:
+    symbols = [f"<{role}:{code}>" for role in ("from", "to", "lang") for code in ("en", "de")]
+    part = Part("characters")
+    templates: dict[str, Any] = {"source_template": source, "target_template": target}
+    learner = CodecLearner(build_codec(part, part, True, "nfc", **templates))
+    learner.add_source("a b c d e f g h")
+    pipeline = small_pipeline(TRANSFORMER, RNN, codec=learner.finish(symbols), joint=True)
+    engine, texts = load_engine(pipeline), random_texts(3)
+    answers = []
+    for languages in ({"source_lang": "en", "target_lang": "de"}, {"source_lang": "de", "target_lang": "en"}):
+        examples = [Example(text, **languages) for text in texts]
+        for options in (GREEDY, BEAM):
+            expected = reference_predictions(pipeline, examples, options)
+            found = engine.predict(texts, options | languages)
+            assert find_difference(expected, found) is None
+            answers.append([one["log_prob"] for one in found])
+        alignment = engine.call("computeAlignment", "predictor", texts[0], {"beam": 1, **languages}, module="view_data")
+        wanted = {"view": "alignment"} | compute_alignment(pipeline, examples[0], beam=1)
+        assert find_difference(wanted, alignment, tolerance=2e-4) is None
+        steps = engine.call("traceSteps", "predictor", texts[0], languages, module="view_data")
+        assert find_difference({"view": "steps"} | trace_steps(pipeline, examples[0]), steps) is None
+        beam = engine.call("traceBeam", "predictor", texts[0], languages, module="view_data")
+        assert find_difference({"view": "beam"} | trace_beam(pipeline, examples[0]), beam) is None
+    assert answers[0] != answers[2]
+    with pytest.raises(Exception, match=r"the language tag <.*:xx> was not in the training data"):
+        engine.predict(texts, {"source_lang": "xx", "target_lang": "de"})
+    if target.startswith("<lang"):
+        with pytest.raises(Exception, match="the model needs the target language of every text; give target_lang"):
+            engine.predict(texts, {"source_lang": "en"})
 
 
 # -- what cannot be exported or loaded ---------------------------------------------------------------------------------

@@ -459,7 +459,7 @@ def test_language_tags_stand_where_the_templates_say(engine: Engine, source: str
         try:
             return method(to_example("the bridge", "the bridge", languages))
         except UserError as error:
-            return re.sub("; give --(source|target)-lang.*", r"; give \1Language", str(error))
+            return re.sub("; give --(source|target)-lang.*", r"; give \1_lang", str(error))
 
     assert found[:2] == [codec.source_languages, codec.target_languages]
     cases = [*LANGUAGES, {"sourceLanguage": "hu", "targetLanguage": "hu"}]

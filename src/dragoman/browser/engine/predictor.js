@@ -52,13 +52,14 @@ export function buildPredictor(header, model) {
     }
     const input = inputs.encodeInput(text, languages);
     const positions = header.limits.max_target_positions;
+    const maxPositions = positions === null || !model.options.is_decoder_only ? positions : positions - input.source.length;
     const constraints = buildConstraints(options, {
       sourceLength: input.source.length,
       targetPrefix: codec.targetPrefix(languages),
       encodePhrase: (phrase) => codec.encodePhrase(phrase, text),
-      maxPositions: positions === null || !model.options.is_decoder_only ? positions : positions - input.source.length,
+      maxPositions,
     });
-    return { text, input, options, constraints, languages, sourceTokens: inputs.sourceLabels(input) };
+    return { text, input, options, constraints, languages, maxPositions, sourceTokens: inputs.sourceLabels(input) };
   }
 
   /** The text of target ids; that of a language model includes the source. */
@@ -129,5 +130,5 @@ export function buildPredictor(header, model) {
     return predictions;
   }
 
-  return { codec, model, predict, prepareRequest, decodeText };
+  return { codec, model, continuesText, stride: header.inputs.stride, predict, prepareRequest, decodeText };
 }

@@ -149,7 +149,7 @@ function symbolIds(tokenizer, items, { sourceLanguage, targetLanguage }) {
   for (const item of items) {
     const missing = languages.find(([role, language]) => item.includes(role) && !language);
     if (missing && item.endsWith("?")) continue;
-    if (missing) throw new Error(`the model needs the ${missing[2]} language of every text; give ${missing[2]}Language`);
+    if (missing) throw new Error(`the model needs the ${missing[2]} language of every text; give ${missing[2]}_lang`);
     let symbol = item.replace(/\?$/, "");
     for (const [role, language] of languages) symbol = symbol.replaceAll(role, () => language ?? "");
     const id = tokenizer.vocabulary.symbolId(symbol);

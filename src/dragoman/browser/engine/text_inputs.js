@@ -20,6 +20,7 @@ export function buildInputs(codec, data) {
     const withoutEnd = data.continues_text || data.has_source_eos ? ids : ids.slice(0, -1);
     const secondIds = second === null || isBlankText(first) ? null : codec.encodeSecondSource(second);
     return {
+      fullLength: withoutEnd.length,
       source: truncateIds(withoutEnd, data.max_source_length),
       secondSource: secondIds && truncateIds(secondIds, data.max_second_source_length),
       isTruncated: withoutEnd.length > data.max_source_length || secondIds?.length > data.max_second_source_length,

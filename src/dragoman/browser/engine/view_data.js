@@ -1,19 +1,39 @@
-/* The data of the views "steps", "beam" and "alignment", in the shapes that dragoman.inspection.views returns. */
+/* The data of the views "steps", "beam" and "alignment", in the shapes that dragoman.inspection.views returns.
+
+   Each takes options: those of its view in Python, `signal`, and the languages `source_lang` and `target_lang`. */
 
 import { applyConstraints } from "./constraints.js";
 import { recordAttention } from "./decoding.js";
 import { pauseRegularly } from "./pauses.js";
 import { BOS_ID } from "./special_ids.js";
+import { isBlankText } from "./text_unicode.js";
 import { EOS_ID } from "./text_vocabulary.js";
 import { topTokens } from "./top_tokens.js";
+import { mergeWords } from "./word_alignment.js";
 
 const DIGITS = 1e4; // of a weight
+
+/** What is asked of a view: a text that the model reads whole. */
+function prepareView(predictor, text, languages) {
+  const request = predictor.prepareRequest(text, languages);
+  const { isTruncated, fullLength } = request.input;
+  if (isBlankText(text) && !predictor.continuesText) throw new Error("the source is blank; give a text");
+  if (isTruncated) checkLength("source", fullLength, request.input.source.length);
+  return request;
+}
+
+function checkLength(side, count, limit) {
+  if (limit === null || count <= limit) return;
+  const [found, most] = [count, limit].map((n) => n.toLocaleString("en"));
+  throw new Error(`the ${side} has ${found} tokens, and the model reads ${most}; shorten it`);
+}
 
 // -- steps --------------------------------------------------------------------------------------------------------------
 
 /** The most probable next tokens at each step of a greedy search, from a prefix of ids on and along a target. */
-export const traceSteps = async (predictor, text, { target = null, prefix = [], top = 8, signal = null } = {}) => {
-  const request = predictor.prepareRequest(text, {});
+export const traceSteps = async (predictor, text, { target = null, prefix = [], top = 8, signal = null, ...languages } = {}) => {
+  checkPrefix(predictor, prefix);
+  const request = prepareView(predictor, text, languages);
   const forced = target === null ? null : predictor.codec.encodeTarget(target, text, request.languages);
   const pause = pauseRegularly(signal);
   const free = await decodeSteps(predictor, request, prefix, top, pause);
@@ -22,11 +42,19 @@ export const traceSteps = async (predictor, text, { target = null, prefix = [], 
   return { view: "steps", source_text: text, prefix, free, forced: along, diverges };
 };
 
+function checkPrefix({ model }, prefix) {
+  const wrong = prefix.find((id) => !Number.isInteger(id) || id <= EOS_ID || id >= model.vocabularySize);
+  if (wrong === undefined) return;
+  throw new Error(`the prefix has the token ${wrong}; allowed are ids from ${EOS_ID + 1} to ${model.vocabularySize - 1}`);
+}
+
 /** Decode along the forced tokens, then greedily until </s> or the maximum length; describe each step. */
 async function decodeSteps({ model, codec, decodeText }, request, forced, top, pause) {
   const [ids, steps] = [[], []];
+  const given = forced.filter((id) => id !== EOS_ID).length;
+  checkLength("target", given + 1, request.maxPositions);
   const state = model.start(request.input.source);
-  const maxLength = Math.max(request.constraints.maxLength, forced.filter((id) => id !== EOS_ID).length);
+  const maxLength = Math.max(request.constraints.maxLength, given);
   for (let t = 0; t <= maxLength; t++) {
     await pause();
     const logP = model.step([t > 0 ? ids[t - 1] : BOS_ID], state).logP.slice();
@@ -78,8 +106,9 @@ function entropyOf(a) {
 // -- beam ---------------------------------------------------------------------------------------------------------------
 
 /** Every hypothesis that a beam search kept and dropped. */
-export const traceBeam = async (predictor, text, { beam = 5, signal = null } = {}) => {
-  const best = await predictor.predict(text, { search: "beam", beam, nbest: beam, trace: true, signal });
+export const traceBeam = async (predictor, text, { beam = 5, signal = null, ...languages } = {}) => {
+  const { options } = prepareView(predictor, text, { search: "beam", beam, nbest: beam, ...languages });
+  const best = await predictor.predict(text, { search: "beam", beam, nbest: beam, trace: true, signal, ...languages });
   const predictions = [best, ...best.alternatives].filter(({ score }) => score > -Infinity);
   const nodes = best.trace.map(({ piece, token, ...rest }) => ({
     ...rest,
@@ -91,7 +120,6 @@ export const traceBeam = async (predictor, text, { beam = 5, signal = null } = {
   const tree = new Map(nodes.map((node) => [`${node.parent} ${node.token_id}`, node]));
   const results = predictions.map((one) => describeResult(one, tree));
   if (predictions.length > 0) for (const node of findPath(tree, idsWithEnd(predictions[0]))) node.best = true;
-  const { options } = predictor.prepareRequest(text, { search: "beam", beam });
   const rule = options.length_rule.name ?? options.length_rule;
   return { view: "beam", source_text: text, beam, rule, nodes, results, reference: null, verdict: null };
 };
@@ -121,20 +149,23 @@ function describeResult(prediction, tree) {
 // -- alignment ----------------------------------------------------------------------------------------------------------
 
 /** Which source tokens each target token attends to, layer by layer and head by head. */
-export const computeAlignment = async (predictor, text, { target = null, beam, signal = null } = {}) => {
-  const { codec, model, prepareRequest, predict, decodeText } = predictor;
-  const request = prepareRequest(text, {});
+export const computeAlignment = async (predictor, text, { target = null, beam, signal = null, ...languages } = {}) => {
+  const { codec, model, stride, predict, decodeText } = predictor;
+  const request = prepareView(predictor, text, languages);
   const source = request.input.source;
   const given = target === null ? null : codec.encodeTarget(target, text, request.languages);
-  const ids = given ?? [...(await predict(text, beam === undefined ? { signal } : { beam, signal })).ids, EOS_ID];
+  const search = beam === undefined ? languages : { beam, ...languages };
+  const ids = given ?? [...(await predict(text, { signal, ...search })).ids, EOS_ID];
+  checkLength("target", ids.length, request.maxPositions);
   const { logProbs, alignment, layers } = await recordAttention(model, source, ids, pauseRegularly(signal));
   const pieces = codec.target.pieces(ids);
   const own = model.options.is_decoder_only ? { tokens: [...request.sourceTokens, "<s>", ...pieces.slice(0, -1)] } : {};
   const maps = splitKinds(layers, model.options.is_decoder_only, source.length, ids.length);
+  const words = alignment && mergeWords(codec, stride, request.sourceTokens, source, ids, alignment);
   return {
     view: "alignment",
     source_text: text,
-    target_text: decodeText(request, ids.slice(0, -1)),
+    target_text: target ?? decodeText(request, ids.slice(0, -1)),
     has_user_target: target !== null,
     source: request.sourceTokens,
     target: pieces,
@@ -145,7 +176,7 @@ export const computeAlignment = async (predictor, text, { target = null, beam, s
     soft_blocker: alignment === null ? "the alignment shows attention from target to source, and the decoder has none" : null,
     maps: maps.map((layer) => ({ ...describeLayer(layer), ...(layer.kind === "decoder" ? own : {}) })),
     left_out: [],
-    words: null,
+    words: words && { ...words, soft: words.soft.map(roundRow) },
     media_preview: null,
     ablated: [],
     log_prob_ablated: null,
