@@ -1,7 +1,7 @@
 """Models in one HTML file that opens anywhere, and a model as ES modules for pages and for Node.
 
     name → Pipeline ─export_page→ OUT.html       the playground, the engine, and the models as text in data blocks
-    Pipeline ─export_modules→ folder             index.js, its types, engine/*.js, model.json, weights.bin, manifest.json
+    Pipeline ─export_modules→ folder             index.js, types, engine/*.js, model.json, weights.bin, manifest.json
 
 A data block is base64 of bytes, compressed where that makes it smaller. The page's script holds the size and the
 SHA-256 of each header, a header those of its weights, and the page's policy allows the script by its hash.

@@ -26,9 +26,10 @@ PLAYGROUND_WORDS = {
     "<p>Give a model a text, an image or a sound and see how it arrives at its answer.</p>": f"<p>{ABOUT}</p>",
     "<noscript><p>This page is drawn by a script of the same server; please allow it to run.</p></noscript>": "",
 }
+TITLE = '<h1 id="title">Dragoman</h1>'  # of the page of one box
 SIMPLE_WORDS = {
     "<noscript><p>This page needs a script of the same server; please allow it to run.</p></noscript>": "",
-    "</main>": '  <p class="note"><a href="#">How the model arrives at it</a></p>\n</main>',
+    "</main>": '  <p class="note"><a href="#">Show how the model arrives at its answer</a></p>\n</main>',
 }
 
 
@@ -51,9 +52,10 @@ def render_page(title: str, script: str, blocks: Mapping[str, str]) -> str:
         f"style-src {csp_hash(style)}; img-src data:; connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
     name = html.escape(title.encode("utf-8", "replace").decode())
+    titled = SIMPLE_WORDS | {TITLE: f'<h1 id="title">{name}</h1>'}
     templates = "".join(
         f'<template id="{id}-template">\n{read_body(file, words | {"static/page/icon.svg": icon})}</template>\n'
-        for id, file, words in (("page", "index", PLAYGROUND_WORDS), ("simple", "simple", SIMPLE_WORDS))
+        for id, file, words in (("page", "index", PLAYGROUND_WORDS), ("simple", "simple", titled))
     )
     data = "".join(
         f'<script type="application/octet-stream" id="{id}">{text}</script>\n' for id, text in blocks.items()
