@@ -93,7 +93,7 @@ def python_answer(case: dict[str, Any], table: Tensor) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", ["collect", "shrink"])
 @pytest.mark.parametrize(
-    ("stopping", "patience"), [(False, 1.0), ("never", 1.0), (True, 1.0), (True, 1.5), (True, 2.0), (True, 3.0)]
+    ("stopping", "patience"), [(False, 2.0), ("never", 2.0), (True, 1.0), (True, 1.5), (True, 2.0), (True, 3.0)]
 )
 def test_a_beam_keeps_and_drops_what_pythons_does(
     engine_page: Any, policy: str, stopping: bool | str, patience: float

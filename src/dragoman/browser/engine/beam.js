@@ -74,7 +74,7 @@ function advanceBeam(logP, active, finished, t, options, { maxLength }, trace) {
   const slots = options.finishedPolicy === "shrink" ? k - finished.length : k;
   const newlyFinished = extended.filter(({ hasEos }, i) => hasEos && i < slots);
   let kept = bestByScore([...finished, ...newlyFinished]).slice(0, maxFinished(options));
-  if (t === maxLength) kept = addTruncated(kept, active, newlyFinished, k);
+  if (t === maxLength) kept = addTruncated(kept, active, newlyFinished);
   const mayStay = ({ hasEos }, i) => !hasEos && (options.finishedPolicy === "collect" || i < slots);
   const stay = extended.filter(mayStay).slice(0, k);
   trace?.push(...describeStep(extended, newlyFinished, kept, stay, t, slots, t === maxLength, maxFinished(options)));
@@ -125,11 +125,11 @@ function bestByScore(hypotheses) {
   return hypotheses.sort((one, other) => other.score - one.score);
 }
 
-/** Fill free slots among the first k with active hypotheses at the maximum length that did not just finish. */
-function addTruncated(finished, active, newlyFinished, k) {
+/** Append active hypotheses at the maximum length that did not just finish: they fill what is free of the k results. */
+function addTruncated(finished, active, newlyFinished) {
   const justFinished = new Set(newlyFinished.map(({ parent }) => parent));
   const truncated = active.filter((_, i) => !justFinished.has(i)).map((one) => ({ ...one, hasEos: false }));
-  return [...finished, ...bestByScore(truncated).slice(0, Math.max(k - finished.length, 0))];
+  return [...finished, ...bestByScore(truncated)];
 }
 
 function addCoverage(active, attention) {
