@@ -28,9 +28,11 @@ from dragoman.browser.description import describe_model, read_license
 from dragoman.browser.page_script import read_page_modules, to_literal
 from dragoman.checkpoint import kept_examples, model_folder, packing
 from dragoman.core.errors import RunError, UserError
+from dragoman.core.registry import Part
 from dragoman.core.types import Example
 from dragoman.inference.pipeline import Pipeline, load
 from dragoman.inspection.views import alignment, beam, find_view, steps
+from dragoman.text.codec import CodecLearner, build_codec
 
 MARKUP = "<img src=x onerror=alert(1)>"
 DAMAGED = re.compile("cut short|changed")
@@ -225,6 +227,28 @@ def test_a_model_without_a_view_has_no_tab_for_it(
     assert hidden == ({"Alignment"} if name == "language model" else {"Alignment", "Beam tree", "Steps"})
 
 
+def test_a_model_of_several_languages_offers_them(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    part = Part("characters")
+    learner = CodecLearner(
+        build_codec(part, part, True, "nfc", source_template="<to:{to}> {text} </s>", target_template="{text} </s>")
+    )
+    learner.add_source("a b c d e f g h")
+    codec = learner.finish(["<to:de>", "<to:fr>"])
+    pipeline = small_pipeline(TRANSFORMER, TRANSFORMER, codec=codec, joint=True, ends=-3.0)
+    export.export_page({"tagged": pipeline}, tmp_path / "tagged.html", "float32")
+    tab, shown = open_tab(), []
+    for language in ("de", "fr"):
+        tab.go(tmp_path / "tagged.html", f"source=abcd&language={language}&reference=abc")
+        example = Example("abcd", target_lang=language)
+        [best] = pipeline.predict([example], beam=5)
+        assert fields(tab.tab.locator("#panel-result"), "text") == [best.text]
+        panel, expected = tab.choose("alignment"), alignment.compute_alignment(pipeline, example, beam=5)
+        assert are_printed(fields(panel, "log_prob"), [expected["log_prob"]])
+        shown.append(best.log_prob)
+    assert shown[0] != shown[1]
+    assert tab.tab.locator("#language option").all_text_contents() == ["de", "fr"]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_is_described_as_the_server_does_it(name: str) -> None:
     pipeline = small_pipeline(**FAMILIES[name])
@@ -261,7 +285,7 @@ def test_the_page_of_one_box_answers_and_leads_to_the_playground(
     tab.tab.wait_for_selector("#ask", state="visible")
     tab.tab.locator("#source").fill("abc\nde")
     tab.tab.locator("#predict").click()
-    tab.tab.wait_for_function("document.querySelector('#answer').textContent !== ''")
+    tab.tab.locator("#answer:not(:empty)").wait_for()
     answers = [one.text for one in models[MARKUP].predict(["abc", "de"])]
     assert tab.tab.locator("#answer").text_content() == "\n".join(answers)
     tab.tab.get_by_role("link", name="Show how the model").click()
@@ -310,7 +334,9 @@ def test_a_source_of_a_million_characters_is_refused_and_one_of_no_known_script_
     open_tab: Callable[..., Tab], file: Path, models: Any
 ) -> None:
     tab = open_tab().go(file)
-    tab.ask("ab" * 500_000)
+    tab.tab.evaluate("document.querySelector('#source').value = 'ab'.repeat(500_000)")  # typing them takes longer
+    tab.tab.locator("#predict").click()
+    tab.settled()
     refused = tab.tab.locator("#panel-result .refusal").text_content()
     assert refused == "the source has 1,000,000 characters; give at most 50,000"
     for text in ("a" * 50_000, "𒀀𒁀 ሰላም 👩‍👩‍👧 \u202e", "\n"):

@@ -67,12 +67,6 @@ async function scoreInputs({ inputs, model }, predictor, signal) {
 
 /** A view of an input {source, source_lang, target_lang}. */
 function ofOneSource(compute, { source, source_lang, target_lang }, predictor, options) {
-  const languages = { source_lang, target_lang };
-  const inLanguages = {
-    ...predictor,
-    prepareRequest: (text, others) => predictor.prepareRequest(text, { ...languages, ...others }),
-    predict: (texts, others) => predictor.predict(texts, { ...languages, ...others }),
-  };
-  const given = Object.entries(options).filter(([, value]) => value !== undefined);
-  return compute(inLanguages, source, Object.fromEntries(given));
+  const given = Object.entries({ ...options, source_lang, target_lang }).filter(([, value]) => value !== undefined);
+  return compute(predictor, source, Object.fromEntries(given));
 }

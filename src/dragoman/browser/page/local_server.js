@@ -47,10 +47,11 @@ async function startWorkers(onProgress) {
 async function openModel({ name, ...data }, index, source, onProgress) {
   const worker = new Worker(source);
   const waiting = new Map();
-  let count = 0;
+  let [count, isBroken] = [0, false];
 
   /** The answer of the worker to a message. */
   function send(message, signal) {
+    if (isBroken) return Promise.reject(new Refusal(BROKEN, 500));
     const id = (count += 1);
     return new Promise((resolve, reject) => {
       const stop = () => {
@@ -62,6 +63,7 @@ async function openModel({ name, ...data }, index, source, onProgress) {
         signal?.removeEventListener("abort", stop);
         waiting.delete(id);
         if ("answer" in settled) resolve(JSON.parse(settled.answer));
+        else if (isBroken) reject(new Refusal(BROKEN, 500));
         else reject(new Refusal(settled.refusal, 422, { field: "inputs" }));
       });
       signal?.addEventListener("abort", stop, { once: true });
@@ -75,7 +77,8 @@ async function openModel({ name, ...data }, index, source, onProgress) {
   });
   worker.addEventListener("error", (event) => {
     event.preventDefault();
-    for (const settle of [...waiting.values()]) settle({ refusal: BROKEN });
+    isBroken = true;
+    for (const settle of [...waiting.values()]) settle({});
   });
 
   const texts = { header: takeText(`header-${index}`), weights: takeText(`weights-${index}`) };
