@@ -181,6 +181,7 @@ def test_the_views_are_those_of_python(open_tab: Callable[..., Tab], file: Path,
     panel, expected = tab.choose("alignment"), alignment.compute_alignment(model, text, beam=3)
     assert are_printed(fields(panel, "log_prob"), [expected["log_prob"]])
     panel.locator("summary").first.click()
+    panel.locator('[data-field="weight"]').first.wait_for()
     weights = [x for row in expected["soft"] for x in row]
     assert are_printed(fields(panel, "weight"), weights, 1e-2)
     heads = [head for layer in expected["maps"] if layer["kind"] == "cross" for head in layer["heads"]]
@@ -191,6 +192,7 @@ def test_the_views_are_those_of_python(open_tab: Callable[..., Tab], file: Path,
     assert fields(panel, "text") == [one["text"] or "(empty)" for one in traced["results"]]
     assert are_printed(fields(panel, "score"), [one["score"] for one in traced["results"]])
     panel.locator("summary").last.click()
+    panel.locator('[data-field="fate"]').first.wait_for()
     assert sorted(fields(panel, "fate")) == sorted(node["fate"] for node in traced["nodes"])
 
     panel = tab.choose("steps")
