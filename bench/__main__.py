@@ -1,4 +1,4 @@
-"""python -m bench train|decode|texts|loader|startup|growth|serve|shards: measure, print a table, and ratios last."""
+"""python -m bench train|decode|texts|loader|startup|growth|serve|shards|browser: measure, print a table."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "loader": "tokens a second of the batches alone",
     "startup": "seconds until something happens",
     "growth": "tokens a second and memory against length, batch, depth and vocabulary",
+    "browser": "a model in Chromium: exactness, sizes, seconds and memory of each precision",
     "shards": "bulk work: speed and memory beside plain predict, and how a ledger grows",
     "serve": "requests a second of the server, against a loop without batching; and what it does when too many come",
 }

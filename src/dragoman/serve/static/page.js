@@ -172,12 +172,13 @@ function closeEnds({ element, answer }) {
 /** What the views may ask the page to do, in this column. */
 function actionsOf({ end, model }) {
   const [prefix, off] = [`prefix${end}`, `off${end}`];
+  const turnHead = (name, isOff) => {
+    const others = namesOf(state[off]).filter((other) => other !== name);
+    go({ [off]: (isOff ? [...others, name] : others).join(",") });
+  };
   return {
     force: (ids) => go({ [prefix]: ids.length ? fromTrail([...trail(state[prefix]), ids]) : "" }),
-    head: (name, isOff) => {
-      const others = namesOf(state[off]).filter((other) => other !== name);
-      go({ [off]: (isOff ? [...others, name] : others).join(",") });
-    },
+    head: model.has_head_switches === false ? null : turnHead,
     metric: (metric) => go({ metric }),
     open: (view, { model: name = model.name, source, target }) => {
       go({ source, reference: target ?? "", view, model: name, model2: "", prefix: "", off: "" });

@@ -55,12 +55,13 @@ class Words(LookupTokenizer):
 def split_chunk(chunk: str) -> tuple[str, ...]:
     """Split a chunk without spaces into words and punctuation; its leading marker stays with the first."""
     tokens: list[str] = []
-    for in_word, run in groupby(chunk[1:], _is_word_character):
+    for in_word, run in groupby(chunk[1:], is_word_character):
         characters = list(run)
         tokens.extend(["".join(characters)] if in_word else characters)
     return (chunk[0] + tokens[0], *tokens[1:])
 
 
-def _is_word_character(character: str) -> bool:
+def is_word_character(character: str) -> bool:
+    """Whether words consist of such characters."""
     # Python counts combining marks as no letters, but Hindi vowels and decomposed accents are such marks.
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
