@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dragoman import config as configs
 from dragoman import training
+from dragoman.browser.export import export_page
 from dragoman.config import Config
 from dragoman.core import files, yaml
 from dragoman.core.errors import MissingExtra
@@ -47,12 +48,13 @@ class Demo:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The scores, examples and picture of a finished demo."""
+    """The scores, examples, picture and page of a finished demo."""
 
     scores: list[str]
     rows: list[tuple[bool, str, str, str]]  # whether it is correct, source, result, reference
     example: Prediction
     picture: Path | None
+    page: Path  # the model in one HTML file
     count: int
     seconds: float
 
@@ -132,7 +134,7 @@ def estimate_steps(demo: Demo, overrides: list[str], seconds: float, folder: Pat
 
 
 def evaluate(demo: Demo, folder: Path) -> DemoResult:
-    """Score the model on the test set, choose example rows, and draw attention.png if matplotlib is installed."""
+    """Score the model on the test set, choose example rows, draw attention.png (with matplotlib), write demo.html."""
     model = pipeline.load(folder)
     examples = list(read_pairs(folder / "data" / "test.tsv", extra_targets=True))
     assessment = assess(model, examples, demo.metrics, beam=1)
@@ -147,9 +149,12 @@ def evaluate(demo: Demo, folder: Path) -> DemoResult:
         draw_attention(folder / "attention.png", panels)
     except MissingExtra:
         picture = None
+    page = folder / "demo.html"
+    export_page({demo.name: model}, page)
     label_scores(assessment.scores, detect_task(model.config, examples))
     scores = [str(score) for score in assessment.scores.values()]
-    return DemoResult(scores, _sample_rows(assessment), predictions[0], picture, len(examples), assessment.seconds)
+    rows = _sample_rows(assessment)
+    return DemoResult(scores, rows, predictions[0], picture, page, len(examples), assessment.seconds)
 
 
 def _sample_rows(assessment: Assessment) -> list[tuple[bool, str, str, str]]:

@@ -56,6 +56,7 @@ def _print_result(result: DemoResult, folder: Path, demo: Demo) -> None:
     print_text(f"\nrun folder  {folder}")
     if result.picture is not None:
         print_text(f"picture     {result.picture}")
+    print_text(f"page        {result.page}: the model itself; open it in a browser, or send it to somebody")
     print_text("try next:")
     for command in (
         f'echo "{demo.example}" | {program_name()} predict {folder}',

@@ -8,7 +8,7 @@
      5. the search is done at the maximum length, where active hypotheses fill the free slots among the finished ones,
         truncated; or earlier, by `earlyStopping`:
 
-        true    round(patience · k) have finished; of these the best k are the results
+        true    round(patience · k) have finished, one for k = 1; of these the best k are the results
         false   k have finished, and no active hypothesis currently beats the worst of them
         never   k have finished, and no active hypothesis can still beat the worst of them
 
@@ -83,7 +83,7 @@ function advanceBeam(logP, active, finished, t, options, { maxLength }, trace) {
 
 /** How many finished hypotheses are kept until the end; that many stop the search where `earlyStopping` is true. */
 function maxFinished({ beam, patience, earlyStopping }) {
-  return earlyStopping === true ? roundHalfToEven(patience * beam) : beam;
+  return earlyStopping === true && beam > 1 ? roundHalfToEven(patience * beam) : beam;
 }
 
 function roundHalfToEven(x) {

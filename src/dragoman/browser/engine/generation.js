@@ -21,7 +21,7 @@ const OPTION_CHECKS = {
   length_rule: [(value) => isText(value) || isText(value?.name), "none, mean, power or gnmt"],
   length_penalty: [(value) => value === null || Number.isFinite(value), "a number"],
   early_stopping: [(value) => [true, false, "never"].includes(value), "true, false or never"],
-  patience: [(value) => Number.isFinite(value) && value >= 1 && value <= 100, "a number from 1 to 100"],
+  patience: [(value) => Number.isFinite(value) && value >= 1 && value <= 4, "a number from 1 to 4"],
   finished_policy: [(value) => ["collect", "shrink"].includes(value), "collect or shrink"],
   coverage_penalty: [isAmount, "a number, at least 0"],
   max_new_tokens: [(value) => value === null || isCount(value), "a whole number, at least 1"],
