@@ -7,6 +7,7 @@ that it makes fails the test that caused it, unless the test expects it.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import os
@@ -305,6 +306,7 @@ def test_texts_and_names_are_shown_literally(open_tab: Callable[..., Tab], file:
         tab.choose(view)
         tab.ask(source)
     assert source in tab.tab.locator("#panel-alignment").text_content()
+    assert tab.tab.locator("#incomplete").count() == 0
     tab.tab.locator(".card summary").click()
     assert MARKUP in tab.tab.locator(".card").inner_text()
     assert tab.tab.title().startswith(MARKUP)
@@ -356,6 +358,22 @@ def test_what_is_asked_meanwhile_replaces_what_was_asked(open_tab: Callable[...,
     assert fields(tab.tab.locator("#panel-result"), "text") == [models[MARKUP].predict(["abc"], beam=5)[0].text]
 
 
+def test_what_is_replaced_stops_computing(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    endless = {"search": "greedy", "max_new_tokens": 10_000_000}
+    pipeline = small_pipeline(**FAMILIES["bahdanau"], ends=-1e4, generation=endless)
+    export.export_page({"endless": pipeline}, tmp_path / "endless.html", "float32")
+    tab = open_tab()
+    tab.tab.goto(f"{(tmp_path / 'endless.html').as_uri()}#source=abc&beam=1&nbest=1")
+    tab.tab.locator("#waiting").wait_for()
+    tab.ask(" ")  # a model answers this without a search, and does so only when the other one has ended
+    assert fields(tab.tab.locator("#panel-result"), "text") == ["(empty)"]
+    tab.choose("batch")
+    tab.tab.evaluate(DROP, [".drop:has(#batch-table)", "words.txt", "abc\nde\n"])
+    tab.tab.get_by_role("button", name="Predict all").click()
+    tab.tab.get_by_role("button", name="Cancel").click()
+    tab.tab.get_by_text("Cancelled. 0 of 2 rows done.").wait_for()
+
+
 # -- damaged files -----------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +383,8 @@ def damaged_pages(page: str) -> dict[str, tuple[str, int]]:
     [header] = re.findall(r'id="header-0">([^<]+)<', page)
     middle = len(weights) // 2
     swapped = weights[:middle] + ("A" if weights[middle] != "A" else "B") + weights[middle + 1 :]
-    other = base64.b64encode(b"{}").decode()
+    content = gzip.decompress(base64.b64decode(header)) if "small" in page else b"{}"
+    other = encode_block(content.replace(b'"small"', b'"large"'))["text"]
     return {
         "in the script": (page[: page.index("const bundled") + 5000], 0),
         "before the weights": (page[: page.index(weights)], 0),
@@ -507,7 +526,8 @@ def test_the_modules_answer_in_node_as_python_does(folder: Path, models: Any, tm
 
 
 def test_the_modules_answer_in_a_page_and_notice_changes(chromium: Any, folder: Path, models: Any) -> None:
-    home, damaged = "http://dragoman.test/", {"model.json": b" ", "weights.bin": b"\0\0\0\0", "manifest.json": b"!"}
+    home, damaged = "http://dragoman.test/", {"weights.bin": b"\0\0\0\0", "manifest.json": b"!"}
+    damaged["model.json"] = (folder / "model.json").read_bytes().replace(b'"beam":5', b'"beam":6')
     damage: dict[str, bytes] = {}
 
     def answer(route: Any) -> None:

@@ -38,8 +38,8 @@ def export_page(
     today: str | None = None,
 ) -> int:
     """Write models into one HTML file and return its size; UserError if the engine cannot compute one of them."""
-    files.make_folder(out.parent)
     page = build_page(pipelines, precision, today or date.today().isoformat()).encode()
+    files.make_folder(out.parent)
     with files.open_output(out, inputs) as file:
         file.write(page)
     return len(page)

@@ -93,15 +93,15 @@ def export_page(models: Sequence[str], out: Path, precision: Precision) -> None:
     """Write models into one HTML file."""
     from dragoman.browser import export
     from dragoman.cli.serve import parse_model_arguments
-    from dragoman.core.files import check_output, make_folder
+    from dragoman.core.files import check_output
     from dragoman.inference import pipeline
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: a page is a file whose name ends in .html")
     paths = parse_model_arguments([options.fetch_model(model) for model in models])
     inputs = [file for path in paths.values() for file in model_files(path)]
-    make_folder(out.parent)
-    check_output(out, inputs)
+    if out.parent.is_dir():
+        check_output(out, inputs)  # before the models are loaded
     pipelines = {name: pipeline.load(path, "cpu", reference=True) for name, path in paths.items()}
     size = export.export_page(pipelines, out, precision, inputs=inputs)
     options.print_to_stderr(f"wrote {out} ({size / 1e6:,.1f} MB)")
