@@ -45,8 +45,9 @@ def predict_stream(
     request = pipeline.request(options, attention=attention, trace=trace, token_log_probs=token_log_probs)
     predict = partial(pipeline.predict_window, request=request)
     inputs = zip(sources, itertools.repeat(request.options), strict=False)
-    smallest = SMALLEST_THREADED if pipeline.engine_name(request) == "ctranslate2" else SMALLEST
-    return map_windows(pipeline, predict, inputs, count_workers(pipeline, workers), smallest)
+    count = count_workers(pipeline, workers)
+    has_threads = count > 1 and pipeline.engine_name(request) == "ctranslate2"
+    return map_windows(pipeline, predict, inputs, count, SMALLEST_THREADED if has_threads else SMALLEST)
 
 
 def score_stream(
