@@ -123,6 +123,7 @@ def their_translate(path: Path, folder: Path, options: argparse.Namespace) -> Tr
     translator = ctranslate2.Translator(
         str(folder / "ct2"), compute_type=options.precision, inter_threads=options.threads, intra_threads=1
     )
+    torch.set_num_threads(options.threads)  # it sets its own number for all of OpenMP
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(folder / "ct2" / f"{side}.spm"))
         for side in ("source", "target")

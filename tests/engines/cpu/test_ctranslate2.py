@@ -184,6 +184,16 @@ def test_int8_says_nearly_the_same_and_leaves_the_model_as_it_was() -> None:
     assert sum(apart) / len(apart) < 0.1
 
 
+def test_torch_keeps_its_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        open_engine(model(), "float32")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_nothing_is_left_behind_by_a_conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     open_engine(model(), "int8")

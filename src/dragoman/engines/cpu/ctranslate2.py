@@ -68,7 +68,9 @@ class CTranslate2Engine:
         self.decode_rest = decode_rest
         sizes = model.frontend.table.num_embeddings, model.embedding.table.num_embeddings
         files = files or convert_model(model, precision)
+        threads = torch.get_num_threads()
         self.converted = ConvertedModel("", precision, sizes, position_limit(model), workers, files)
+        torch.set_num_threads(threads)  # CTranslate2 sets its own number for all of OpenMP
 
     def __call__(
         self, sources: Sequence[Sequence[int]], search: Search, limits: SearchConstraints
