@@ -290,7 +290,7 @@ def test_a_source_that_is_empty_or_too_long_or_unknown_is_answered_as_in_python(
         ({"beams": 3}, "no option called 'beams'"),
         ({"beam": 0}, "beam is 0; it must be a whole number"),
         ({"nbest": 9, "beam": 3}, "nbest 9 needs a beam of at least 9"),
-        ({"patience": 0.5}, "patience is 0.5; it must be a number from 1 to 100"),
+        ({"patience": 0.5}, "patience is 0.5; it must be a number from 1 to 4"),
         ({"patience": 3.0, "early_stopping": False}, "patience is 3; it needs early_stopping: true"),
         ({"prefix": "щ"}, "not covered by the model's vocabulary"),
         ({"beam": 1, "early_stopping": True}, "set search to beam"),

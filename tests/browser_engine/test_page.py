@@ -574,3 +574,10 @@ def test_the_card_of_a_packed_model_has_its_license_and_the_page_an_example(tmp_
     described = describe_model("m", packed)
     assert described["example"] == {"source": "abc", "source_lang": None, "target_lang": None}
     assert described["views"][-1] == "examples"
+
+
+def test_the_page_that_the_readme_links_to_pronounces_a_word(open_tab: Callable[..., Tab]) -> None:
+    """`dragoman demo` wrote it; it is written anew where the engine or the format of its data changes."""
+    page = open_tab().go(Path(__file__).parents[2] / "docs" / "demo.html").ask("dragoman")
+    assert "D R AE G" in page.tab.locator("#panel-result").inner_text()
+    assert not page.wrong

@@ -142,7 +142,7 @@ export function table(caption, headings, rows) {
 }
 
 function inTop(heading) {
-  return make("th", { scope: "col" }, heading);
+  return heading === "" ? make("td") : make("th", { scope: "col" }, heading); // a header without a text is none
 }
 
 function inRow(content, index) {
