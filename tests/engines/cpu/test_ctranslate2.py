@@ -114,6 +114,20 @@ def test_the_n_best_lists_of_a_beam_are_ours(name: str, options: str) -> None:
     assert others <= 1
 
 
+def test_log_p_itself_as_the_score_ends_no_search_sooner() -> None:
+    """CTranslate2 stops at the first finished hypothesis that leads where its length penalty is 0."""
+    built, sources = model(), some_sources(60)
+    with torch.no_grad():
+        built.output.bias[EOS] += 2.0  # so that many hypotheses end
+    search, limits = early_beam(beam=5, length_rule=Part("none")), SearchConstraints(torch.full((60,), 40))
+    found = open_engine(built, "float32")(sources, search, limits)
+    expected = search_by_reference(built, sources, search, limits)
+    same = [
+        [a.tokens for a in ours] == [b.tokens for b in theirs] for ours, theirs in zip(found, expected, strict=True)
+    ]
+    assert sum(same) >= 59  # a tie within rounding aside
+
+
 @pytest.mark.parametrize("search", [GREEDY, early_beam(beam=3)], ids=["greedy", "beam"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_batches_that_may_take_little_time_give_the_same_results(search: Search, precision: str) -> None:
